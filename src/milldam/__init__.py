@@ -1,0 +1,44 @@
+"""milldam: any amount of text into training-ready tokens in a fixed amount of memory.
+
+    >>> import milldam
+    >>> store = milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2/")   # doctest: +SKIP
+    >>> store = milldam.open("corpus.milldam")                                          # doctest: +SKIP
+    >>> store[0]                                                                        # doctest: +SKIP
+    array([1212,  318, ...], dtype=uint16)
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from milldam.api import open, tokenize
+    from milldam.errors import MilldamError
+    from milldam.memory import Budget
+    from milldam.store import Store
+
+__all__ = ["Budget", "MilldamError", "Store", "__version__", "open", "tokenize"]
+
+__version__ = _version("milldam")
+
+# Loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy alone.
+_HOMES = {
+    "Budget": "milldam.memory",
+    "MilldamError": "milldam.errors",
+    "Store": "milldam.store",
+    "open": "milldam.api",
+    "tokenize": "milldam.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'milldam' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,27 @@
+"""The library's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from milldam.store import Store, open_store
+
+open = open_store
+
+
+def tokenize(inputs: str | Path | Sequence[str | Path], out: str | Path, *, tokenizer: str | Path, **options: Any) -> Store:
+    """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
+
+    Finds finished work and goes on from there; a store that is up to date is opened as it is.
+
+    >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
+    Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
+    """
+    from milldam.config import make_config
+    from milldam.tokenizing import tokenize_to_store
+
+    config = make_config(inputs, out, options | {"tokenizer": str(tokenizer), "format": "store"})
+    tokenize_to_store(config)
+    return open_store(out)

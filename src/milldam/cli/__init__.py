@@ -1,0 +1,62 @@
+"""The command line: the only place that prints or exits.
+
+Results go to standard output, progress and messages to standard error. Commands import what they need when they run, so that
+`milldam --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from milldam import __version__
+from milldam.cli.completion import completion
+from milldam.cli.demo import demo
+from milldam.cli.inspect import inspect
+from milldam.cli.stats import stats
+from milldam.cli.status import status
+from milldam.cli.tokenize import tokenize
+from milldam.cli.verify import verify
+from milldam.errors import MilldamError
+
+EXIT_INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """Turns milldam's errors into a few lines and an exit code; a traceback only with --debug."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MilldamError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"milldam: {error}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("\nInterrupted.", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"milldam: unexpected {type(error).__name__}: {error}", err=True)
+            click.echo("This is a bug in milldam; run it again with `milldam --debug ...` for the traceback.", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="milldam")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(debug: bool) -> None:
+    """Any amount of text into training-ready tokens, in a fixed amount of memory.
+
+    \b
+    milldam tokenize corpus.jsonl -o corpus.milldam --tokenizer gpt2/ --memory 512MB
+    milldam verify corpus.milldam
+    """
+
+
+for command in (completion, demo, inspect, stats, status, tokenize, verify):
+    main.add_command(command)

@@ -1,0 +1,85 @@
+"""`milldam stats`: what is in a store, from its manifest and index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from milldam.store import Store
+
+_LONGEST_COUNTED = 1 << 20
+_QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def stats(store: Path, as_json: bool) -> None:
+    """Show counts, sizes and the lengths of documents.
+
+    \b
+    milldam stats corpus.milldam
+    """
+    from milldam.store import open_store
+
+    figures = collect(open_store(store))
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            click.echo(f"{name}:")
+            for key, inner in value.items():
+                click.echo(f"  {key + ':':<16}{_shown(inner)}")
+        else:
+            click.echo(f"{name + ':':<18}{_shown(value)}")
+
+
+def collect(store: Store) -> dict[str, Any]:
+    """All figures; memory does not grow with the store."""
+    manifest = store.manifest
+    lengths = _lengths(store)
+    return {
+        "store": str(store.path),
+        "documents": len(store),
+        "tokens": store.tokens,
+        "characters": manifest.characters,
+        "text_bytes": manifest.text_bytes,
+        "characters_per_token": round(manifest.characters / max(1, store.tokens), 4),
+        "bytes_per_token": round(manifest.text_bytes / max(1, store.tokens), 4),
+        "dtype": manifest.dtype,
+        "vocab_size": manifest.vocab_size,
+        "tokenizer": manifest.tokenizer["name"],
+        "eos": manifest.tokenizer["eos_token"],
+        "bos": manifest.tokenizer["bos_token"],
+        "engine": manifest.engine,
+        "shards": len(manifest.shards),
+        "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
+        "tokens_per_document": lengths,
+        "dropped": manifest.dropped,
+    }
+
+
+def _lengths(store: Store) -> dict[str, float]:
+    """Quantiles by counting: exact up to a million tokens a document."""
+    import numpy as np
+
+    counts = np.zeros(_LONGEST_COUNTED + 1, dtype=np.int64)
+    longest = 0
+    for lengths in store.document_lengths():
+        longest = max(longest, int(lengths.max()))
+        found = np.bincount(np.minimum(lengths, _LONGEST_COUNTED))
+        counts[: len(found)] += found
+    reached = np.cumsum(counts)
+    quantiles = {
+        name: int(np.searchsorted(reached, max(1, np.ceil(share * reached[-1])))) for name, share in _QUANTILES.items()
+    }
+    return quantiles | {"longest": longest, "mean": round(store.tokens / max(1, len(store)), 1)}
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

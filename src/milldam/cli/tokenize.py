@@ -1,0 +1,136 @@
+"""`milldam tokenize`: text to tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from milldam.config import TokenizeConfig
+    from milldam.tokenizing import Summary
+
+EXIT_INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store, or file for --format npy.")
+@click.option("--tokenizer", required=True, help="Folder, file or Hub name of the tokenizer.")
+@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree, such as 512MB. [default: half of what is free]")
+@click.option("--workers", type=int, help="Cores to use. [default: all]")
+@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]")
+@click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
+@click.option("--text-column", metavar="NAME", help="Field with the text; dots for nested fields. [default: the obvious one]")
+@click.option("--documents", type=click.Choice(["file", "line", "paragraph"]), default="file", show_default=True,
+              help="In .txt files: what is a document.")
+@click.option("--separator", metavar="TEXT", help="In .txt files: documents end at this text. \\n and \\t are understood.")
+@click.option("--input-format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+              help="What the input is, when its name does not say.")
+@click.option("--eos", default="auto", show_default=True, metavar="TOKEN", help="Token after each document: auto, none or its text.")
+@click.option("--bos", default="none", show_default=True, metavar="TOKEN", help="Token before each document: none, auto or its text.")
+@click.option("--special-text", type=click.Choice(["special", "plain"]), default="special", show_default=True,
+              help="The text of a special token inside a document: the special token, as HF has it, or plain text.")
+@click.option("--invalid-utf8", type=click.Choice(["reject", "replace", "strict"]), default="reject", show_default=True,
+              help="Records that are not UTF-8: set aside, repair with U+FFFD, or stop.")
+@click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
+@click.option("--engine", type=click.Choice(["auto", "gigatoken", "huggingface"]), default="auto", show_default=True,
+              help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers.")
+@click.option("--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write.")
+@click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+def tokenize(inputs: tuple[str, ...], out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Turn text into a token store (or one .npy file), in a fixed amount of memory.
+
+    INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .csv, .tsv, .parquet, .arrow, each
+    also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on where it stopped.
+
+    \b
+    milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/
+    milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
+    milldam tokenize corpus.txt --format npy --tokenizer gpt2/
+    """
+    from milldam.cli.progress import make_observer
+    from milldam.config import make_config
+    from milldam.npy import tokenize_to_npy
+    from milldam.tokenizing import tokenize_to_store
+
+    if options["separator"] is not None:
+        options["separator"] = options["separator"].replace("\\n", "\n").replace("\\t", "\t")
+    config = make_config(inputs, out, options)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    job = tokenize_to_npy if config.format == "npy" else tokenize_to_store
+    try:
+        with make_observer(quiet=quiet) as observer:
+            summary = job(config, observer)
+    except KeyboardInterrupt:
+        _explain_interrupt(config)
+    _show(summary, as_json=as_json, quiet=quiet)
+
+
+def _as_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _explain_interrupt(config: TokenizeConfig) -> NoReturn:
+    from milldam.run import Run
+
+    click.echo("\nInterrupted. Every finished shard is safe.", err=True)
+    work = config.out if config.format == "store" else config.out.with_name(f".{config.out.name}.milldam")
+    records = Run(work).records()
+    done = len({record.unit for record in records if record.last})
+    click.echo(f"{done} units are done. To go on, run the same command again:", err=True)
+    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
+    sys.exit(EXIT_INTERRUPTED)
+
+
+def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(summary) | {"out": str(summary.out)}))
+    elif not quiet:
+        click.echo("\n".join(summary_lines(summary)))
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The closing lines: what was made, at what rate, in how much memory."""
+    from milldam.memory import format_size
+
+    if summary.up_to_date:
+        return [f"{summary.out} is up to date: {summary.documents:,} documents, {summary.tokens:,} tokens."]
+    ratio = summary.characters / max(1, summary.tokens)
+    rate = summary.text_bytes / max(summary.seconds, 1e-9)
+    lines = [
+        f"{summary.out}: {summary.documents:,} documents, {summary.tokens:,} tokens"
+        f" from {format_size(summary.text_bytes)} of text ({ratio:.2f} characters a token)",
+        f"{summary.seconds:.1f} s, {format_size(rate)}/s, {summary.workers} workers, {summary.engine}",
+    ]
+    total = sum(summary.stages.values()) or 1.0
+    lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
+    lines += _memory_lines(summary.memory)
+    if summary.dropped:
+        lines.append("Dropped: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.dropped.items()))
+    rejects = summary.out / "rejects.jsonl"
+    if rejects.exists():
+        lines.append(f"Rejected records are in {rejects}")
+    if summary.inexact_cuts:
+        lines.append(f"Warning: {summary.inexact_cuts} cuts in giant documents could not be proved exact.")
+    return lines
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
+    from milldam.memory import format_size
+
+    lines = ["Memory (anonymous, whole process tree):"]
+    lines += [f"  {name + ':':<8}{format_size(memory[name])}" for name in ("start", "peak", "final")]
+    share = memory["peak"] / memory["budget"]
+    lines[2] += f" of {format_size(memory['budget'])} ({share:.0%})"
+    stages = (f"{name} {format_size(one['peak'])}" for name, one in memory["stages"].items())
+    return [*lines, f"  peak by stage: {', '.join(stages)}", f"  file-backed, apart: {format_size(memory['peak_file_backed'])}"]

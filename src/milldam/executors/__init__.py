@@ -1,0 +1,42 @@
+"""Where units are worked on: in this process (serial), or in several (local).
+
+An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state once, and the
+callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
+
+Report = Callable[[str, Any], None]
+"""(kind, value): "part" with a record to keep, "progress" with counters."""
+Work = Callable[[Any, Report], None]
+
+
+class Task(Protocol):
+    """What a worker does. It must pickle."""
+
+    def start(self) -> Work:
+        """Build the state of one worker; the callable does an assignment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a worker tells."""
+
+    worker: int
+    pid: int
+    unit: int
+    kind: str
+    value: Any = None
+
+
+class Executor(Protocol):
+    def run(self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]) -> None:
+        """Work on every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out."""
+        ...

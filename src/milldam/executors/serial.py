@@ -1,0 +1,17 @@
+"""One unit after another, in this process: no start-up, the least memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from milldam.executors import DONE, Event, Task
+
+
+class SerialExecutor:
+    def run(self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]) -> None:
+        work = task.start()
+        for unit in units:
+            work(assign(unit), lambda kind, value, unit=unit: on_event(Event(0, os.getpid(), unit, kind, value)))
+            on_event(Event(0, os.getpid(), unit, DONE))

@@ -1,0 +1,58 @@
+"""The worker process: takes a task, then one assignment after another, over the socket it inherited."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from milldam.errors import MilldamError
+from milldam.executors import DONE
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    # Ctrl-C reaches the whole group: only the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _serve(connection)
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        sys.exit(1)
+
+
+def _serve(connection: Connection) -> None:
+    task = connection.recv()
+    try:
+        work = task.start()
+        while True:
+            assignment = connection.recv()
+            work(assignment, lambda kind, value: connection.send((kind, value)))
+            connection.send((DONE, None))
+    except MilldamError as error:
+        connection.send(("error", error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        connection.send(("error", _as_sent(error)))
+
+
+def _as_sent(error: Exception) -> Any:
+    """A bug in a worker, with its traceback: that does not pickle by itself."""
+    return RuntimeError(f"{error!r} in a worker\n{traceback.format_exc()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Writing that survives a crash: temporary name, fsync, rename, fsync of the folder.
+
+A reader sees a file whole or not at all, whenever the power fails. Every file is hashed while it is
+written (xxh3, 128 bits), so that the record of it can be checked later.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+from milldam.errors import ResourceError
+
+TEMPORARY_SUFFIX = ".tmp"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in a file that is being written."""
+
+    size: int
+    hash: xxhash.xxh3_128
+
+
+class NewFile:
+    """A file that appears under its name only when it is committed.
+
+    with NewFile(path) as new:
+        new.write(b"...")
+        record = new.commit()     # {"bytes": 3, "xxh3": "..."}
+
+    Left without a commit, it is removed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        # The process id keeps a leftover of a killed run and its successor apart.
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        self._hash = xxhash.xxh3_128()
+        with explain_os_errors(path):
+            self._file = self._temporary.open("wb", buffering=0)
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self.size += len(view)
+        with explain_os_errors(self.path):
+            while view:
+                written = self._file.write(view)
+                view = view[written:]
+
+    def mark(self) -> Mark:
+        """Remember this point, to come back to it with `rewind`."""
+        return Mark(self.size, self._hash.copy())
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget what was written since the mark."""
+        self.size, self._hash = mark.size, mark.hash.copy()
+        with explain_os_errors(self.path):
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
+
+    def commit(self) -> dict[str, Any]:
+        """Make it durable under its name; its size and hash."""
+        with explain_os_errors(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.rename(self.path)
+            sync_folder(self.path.parent)
+        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
+
+    def discard(self) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._file.closed:
+            self.discard()
+
+
+def write_file(path: Path, data: bytes) -> dict[str, Any]:
+    """Write a small file at once, durably."""
+    with NewFile(path) as new:
+        new.write(data)
+        return new.commit()
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_file(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON for people and machines, the same bytes for the same value."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """The xxh3 of a file's bytes, read in blocks."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_bytes(data: bytes) -> str:
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Clear what killed runs left behind; call it only while holding the folder's lock."""
+    for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """Turn the system's refusals on writing into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"The disk is full: {path} could not be written.\n"
+                "Everything finished so far is safe. Free some space and run the same command again."
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o.") from None
+        raise

@@ -1,0 +1,298 @@
+"""Memory: how much there is, how much we may use, how much is used.
+
+`Budget` is the limit for the whole process tree: given, or half of what the cgroup or the machine
+leaves. `Monitor` samples the tree into a CSV timeline and keeps start, peak and final per stage.
+
+What counts against the budget is anonymous and shared memory: what the kernel can't take back.
+File-backed pages (memory-mapped files, libraries) are clean, are reclaimed at will, and are reported apart.
+A page shared by two processes counts twice, so the figures err on the safe side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from milldam.errors import ConfigError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+SAMPLE_SECONDS = 0.2
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from a size as people write it.
+
+    >>> parse_size("512MB"), parse_size("1.5GiB"), parse_size(4096)
+    (512000000, 1610612736, 4096)
+    """
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*([\d_]*\.?\d+)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ConfigError(f'"{text}" is not a size. Write it as 512MB, 2GB or 1.5GiB.')
+    return int(float(match[1].replace("_", "")) * _UNITS[match[2].upper()])
+
+
+def format_size(size: float) -> str:
+    """A size for people.
+
+    >>> format_size(512_000_000), format_size(1_234), format_size(12)
+    ('512 MB', '1.2 KB', '12 B')
+    """
+    for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= scale:
+            number = f"{size / scale:.1f}" if size < 100 * scale else f"{size / scale:.0f}"
+            return f"{number.removesuffix('.0')} {unit}"
+    return f"{int(size)} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit in bytes for the anonymous and shared memory of the whole process tree."""
+
+    limit_bytes: int
+    origin: str
+    """Where the limit comes from, for the printed plan."""
+
+    @classmethod
+    def of(cls, memory: str | int | None) -> Budget:
+        """The budget from a user's setting; None means half of what is available here."""
+        if memory is not None:
+            return cls(parse_size(memory), "given")
+        available, origin = available_bytes()
+        return cls(available // 2, f"half of the {format_size(available)} that {origin} leaves")
+
+
+def available_bytes() -> tuple[int, str]:
+    """What could still be allocated, and what sets that limit: the machine or a cgroup."""
+    machine = _machine_available()
+    limits = [(machine, "this machine")]
+    limits += [(max(0, limit - used), "the memory cgroup") for limit, used in _cgroup_limits()]
+    return min(limits)
+
+
+def _machine_available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _cgroup_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[tuple[int, int]]:
+    """(limit, use that can't be reclaimed) of every memory cgroup above this process, v1 and v2."""
+    found: list[tuple[int, int]] = []
+    if not proc.exists():
+        return found
+    for line in proc.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for base in (root, root / "unified"):
+                found += _walk_up(base, path, "memory.max", "anon")
+        elif "memory" in controllers.split(","):
+            found += _walk_up(root / "memory", path, "memory.limit_in_bytes", "total_rss")
+    return found
+
+
+def _walk_up(base: Path, path: str, limit_name: str, used_key: str) -> list[tuple[int, int]]:
+    found = []
+    folder = base / path.lstrip("/")
+    # Inside a container the path may belong to the host's tree: then only the mounted root is visible.
+    if not folder.exists():
+        folder = base
+    while folder == base or base in folder.parents:
+        limit = _read_word(folder / limit_name)
+        if limit is not None and limit.isdigit() and int(limit) < 2**60:
+            found.append((int(limit), _stat_value(folder / "memory.stat", used_key)))
+        folder = folder.parent
+    return found
+
+
+def _read_word(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _stat_value(path: Path, key: str) -> int:
+    for line in (_read_word(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Memory of one process, or the sum over several."""
+
+    anonymous: int = 0
+    """Bytes the kernel can't drop: private anonymous and shared memory."""
+    file: int = 0
+    """Bytes of mapped files, which the kernel takes back at will."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.anonymous + other.anonymous, self.file + other.file)
+
+
+def usage(pid: int | str = "self") -> Usage:
+    """The memory of a process now; zero when it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return _usage_without_proc(pid)
+    kilobytes = {name: int(value) for name, value in re.findall(rb"Rss(\w+):\s+(\d+)", status)}
+    anonymous = kilobytes.get(b"Anon", 0) + kilobytes.get(b"Shmem", 0)
+    return Usage(anonymous * 1024, kilobytes.get(b"File", 0) * 1024)
+
+
+def _usage_without_proc(pid: int | str) -> Usage:
+    """Where there is no /proc: resident memory, counted whole as anonymous."""
+    if Path("/proc/self").exists():
+        return Usage()
+    import psutil
+
+    try:
+        return Usage(int(psutil.Process(None if pid == "self" else int(pid)).memory_info().rss))
+    except psutil.Error:
+        return Usage()
+
+
+def process_tree() -> list[int]:
+    """This process and all its descendants."""
+    import psutil
+
+    try:
+        return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    except psutil.Error:
+        return [os.getpid()]
+
+
+def _load_malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return None
+
+
+_malloc_trim = _load_malloc_trim()
+
+
+def release() -> None:
+    """Give freed memory back to the kernel: what the allocators keep counts against the budget."""
+    if "pyarrow" in __import__("sys").modules:
+        import pyarrow
+
+        pyarrow.default_memory_pool().release_unused()
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+@dataclass(slots=True)
+class StageMemory:
+    """Memory of the tree while one stage ran."""
+
+    start: Usage
+    peak: Usage
+    final: Usage
+
+
+@dataclass
+class Monitor:
+    """Samples the process tree a few times a second; use it as a context manager.
+
+    Writes `seconds,stage,pid,anonymous_bytes,file_bytes`, a row a process, to the timeline. After five
+    minutes only one sample a second is written (the peak is still kept from all of them), which
+    bounds a day's run to some tens of megabytes of disk. Holds no history in memory.
+    """
+
+    timeline: Path
+    stage: str = "start"
+    stages: dict[str, StageMemory] = field(default_factory=dict)
+    now: Usage = Usage()
+    peak: Usage = Usage()
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="milldam-monitor", daemon=True)
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Monitor:
+        self._file: IO[str] = self.timeline.open("a", encoding="utf-8")
+        if self._file.tell() == 0:
+            self._file.write("seconds,stage,pid,anonymous_bytes,file_bytes\n")
+        self.sample()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.sample()
+        self._file.close()
+
+    def enter_stage(self, stage: str) -> None:
+        """Book what follows under another stage."""
+        self.sample()
+        self.stage = stage
+        self.sample()
+
+    def sample(self, write: bool = True) -> Usage:
+        """Measure the tree once, now."""
+        with self._lock:
+            each = [(pid, usage(pid)) for pid in process_tree()]
+            self.now = sum((one for _, one in each), Usage())
+            self._book(self.now)
+            if write:
+                seconds = time.monotonic() - self._started
+                rows = (f"{seconds:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
+                self._file.writelines(rows)
+            return self.now
+
+    def _book(self, total: Usage) -> None:
+        booked = self.stages.setdefault(self.stage, StageMemory(total, total, total))
+        booked.final = total
+        booked.peak = _larger(booked.peak, total)
+        self.peak = _larger(self.peak, total)
+
+    def _watch(self) -> None:
+        written = 0.0
+        while not self._stop.wait(SAMPLE_SECONDS):
+            elapsed = time.monotonic() - self._started
+            due = elapsed < 300 or elapsed - written >= 1
+            self.sample(write=due)
+            if due:
+                written = elapsed
+                self._file.flush()
+
+    def summary(self) -> dict[str, object]:
+        """Start, peak and final, whole and per stage, in bytes of anonymous memory (file-backed apart)."""
+        first = next(iter(self.stages.values())).start
+        return {
+            "start": first.anonymous,
+            "peak": self.peak.anonymous,
+            "final": self.now.anonymous,
+            "peak_file_backed": self.peak.file,
+            "stages": {
+                name: {"start": s.start.anonymous, "peak": s.peak.anonymous, "final": s.final.anonymous}
+                for name, s in self.stages.items()
+            },
+        }
+
+
+def _larger(one: Usage, other: Usage) -> Usage:
+    return Usage(max(one.anonymous, other.anonymous), max(one.file, other.file))

@@ -1,0 +1,75 @@
+"""`NAME.npy`: all tokens of the input in one 1-D file for `np.load(mmap_mode="r")`, written as a stream.
+
+The tokens are made as a store in a work folder beside it (so that it resumes like one), joined, and the folder is removed. Beside the
+file stays `NAME.npy.json`, which says what it was made from; without it nobody could tell whether the file is fresh. Disk: twice the
+file while it is joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from milldam.config import TokenizeConfig
+from milldam.errors import ConfigError, MismatchError
+from milldam.files import NewFile, json_bytes, write_file
+from milldam.store import open_store
+from milldam.store.manifest import Manifest, Shard
+from milldam.tokenizing import Observer, Summary, tokenize_to_store
+
+_BLOCK_TOKENS = 1 << 20
+
+
+def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) -> Summary:
+    """Do the job, or what is left of it; a file that is up to date is left alone."""
+    npy, sidecar = config.out, config.out.with_name(config.out.name + ".json")
+    if npy.suffix != ".npy":
+        raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
+    work = npy.with_name(f".{npy.name}.milldam")
+    if npy.exists() and not config.overwrite and not work.exists():
+        work.mkdir()
+        _restore_identity(sidecar, npy, work)
+    summary = tokenize_to_store(dataclasses.replace(config, out=work), observer)
+    if not summary.up_to_date or not npy.exists():
+        _join(work, npy)
+        manifest = Manifest.read(work)
+        write_file(sidecar, json_bytes(_facts(manifest)))
+    shutil.rmtree(work)
+    return dataclasses.replace(summary, out=npy)
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    facts = dataclasses.asdict(manifest) | {"documents": manifest.documents, "tokens": manifest.tokens}
+    return {"format": "milldam npy", **facts}
+
+
+def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
+    """Let the run compare itself with the file that exists, by the manifest kept beside it."""
+    try:
+        facts = json.loads(sidecar.read_bytes())
+    except (OSError, ValueError):
+        work.rmdir()
+        raise MismatchError(
+            f"{npy} exists, and there is no {sidecar.name} that says what it was made from. Replace it with --overwrite."
+        ) from None
+    names = {field.name for field in dataclasses.fields(Manifest)}
+    shards = tuple(Shard(**shard) for shard in facts.pop("shards"))
+    Manifest(**{name: value for name, value in facts.items() if name in names}, shards=shards).write(work)
+    (work / "run").mkdir()
+
+
+def _join(work: Path, npy: Path) -> None:
+    store = open_store(work)
+    header = {"descr": npy_format.dtype_to_descr(store.dtype), "fortran_order": False, "shape": (store.tokens,)}
+    with NewFile(npy) as new:
+        npy_format.write_array_header_1_0(new, header)
+        for tokens in store.shard_tokens():
+            for start in range(0, len(tokens), _BLOCK_TOKENS):
+                new.write(memoryview(np.ascontiguousarray(tokens[start : start + _BLOCK_TOKENS])))
+        new.commit()

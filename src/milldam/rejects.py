@@ -1,0 +1,62 @@
+"""The rejects of all parts -> `rejects.jsonl` in the output folder, in plan order, with the line in the whole file.
+
+A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject to place. Streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from milldam.files import NewFile
+from milldam.run import Run
+from milldam.sources.compression import open_bytes, read_blocks
+
+NAME = "rejects.jsonl"
+_BLOCK = 1 << 20
+
+
+def gather_rejects(run: Run) -> None:
+    """Write the file; remove it when there is nothing to write."""
+    path = run.out / NAME
+    parts = sorted(run.folder.glob("rejects-*.jsonl"))
+    if not parts:
+        path.unlink(missing_ok=True)
+        return
+    lines = _LineCounter()
+    with NewFile(path) as new:
+        for reject in _read(parts):
+            origin = reject.pop("origin", 0)
+            if origin and "line" in reject:
+                reject["line"] += lines.before(reject["file"], origin)
+            new.write((json.dumps(reject, ensure_ascii=False) + "\n").encode())
+        new.commit()
+
+
+def _read(parts: list[Path]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        with part.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+class _LineCounter:
+    """Line ends before a byte of a file; asked in ascending order, it reads each file once."""
+
+    def __init__(self) -> None:
+        self._file, self._position, self._count = "", 0, 0
+
+    def before(self, file: str, position: int) -> int:
+        if file != self._file or position < self._position:
+            self._file, self._position, self._count = file, 0, 0
+        with open_bytes(file) as source:
+            source.seek(self._position)
+            for block in read_blocks(source, None, _BLOCK):
+                block = block[: position - self._position]
+                self._count += block.count(b"\n")
+                self._position += len(block)
+                if self._position >= position:
+                    break
+        return self._count

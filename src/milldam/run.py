@@ -1,0 +1,315 @@
+"""The run folder: what was planned, what is done, who is at work. It makes a job resumable.
+
+    plan.json       settings and input fingerprint: what this run is
+    inputs.jsonl    every input file with size and version, to name what changed
+    units.jsonl     the units, one a line, in plan order
+    records.jsonl   a line per finished part of a unit, appended and synced after its shard is durable
+    rejects-*.jsonl records that could not be read, a file per part that has any
+    status.json     what is going on now, for `milldam status`
+    memory.csv      the memory timeline
+    lock            held while a run is at work
+
+Nothing here is held in memory whole, however many units there are: units are read as they are handed out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.files import explain_os_errors, hash_bytes, json_bytes, remove_temporaries, write_json
+from milldam.memory import format_size
+from milldam.store.manifest import NAME as MANIFEST
+from milldam.store.manifest import Manifest, Shard
+
+RUN_FOLDER = "run"
+FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a result depends on: two runs with equal identities give equal bytes."""
+
+    settings: dict[str, Any]
+    input: dict[str, Any]
+    """Number of files, bytes, and a fingerprint of names, sizes and versions."""
+
+    def differences(self, other: Identity) -> list[str]:
+        """What differs, a line each; empty when nothing does."""
+        names = dict.fromkeys([*self.settings, *other.settings])
+        found = [
+            f"{name}: {_short(other.settings.get(name))} (made with {_short(self.settings.get(name))})"
+            for name in names
+            if self.settings.get(name) != other.settings.get(name)
+        ]
+        if self.input != other.input:
+            found.append(
+                f"input: {other.input['files']:,} files, {format_size(other.input['bytes'])}"
+                f" (made from {self.input['files']:,} files, {format_size(self.input['bytes'])})"
+            )
+        return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A finished part of a unit: at most one shard, durable before this is written."""
+
+    unit: int
+    part: int
+    shard: dict[str, Any] | None
+    dropped: dict[str, int]
+    batches: int
+    """Batches of the unit that are done with this part: where a resumed unit goes on."""
+    last: bool
+    """The unit is complete."""
+    inexact_cuts: int = 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is recorded as done: per unit, how many parts and batches, and whether it is complete."""
+
+    complete: set[int] = field(default_factory=set)
+    partial: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """unit -> (parts, batches) of the units that are not complete."""
+    documents: int = 0
+
+
+class Run:
+    """A locked output folder with its plan and records; use it as a context manager."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out / RUN_FOLDER
+        self._lock = FileLock(self.folder / "lock")
+        self.progress = _Progress()
+
+    def __enter__(self) -> Run:
+        _refuse_foreign(self.out)
+        with explain_os_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise ConfigError(
+                    f"{self.out}: another run is at work in this folder. `milldam status {self.out}` shows it."
+                ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    # ---- what the folder holds ----
+
+    def state(self) -> str:
+        if (self.out / MANIFEST).exists():
+            return FINISHED
+        return UNFINISHED if (self.folder / "plan.json").exists() else NEW
+
+    def identity(self) -> Identity:
+        """The identity of what is in the folder, finished or not."""
+        if self.state() == FINISHED:
+            manifest = Manifest.read(self.out)
+            return Identity(manifest.settings, manifest.input)
+        value = json.loads((self.folder / "plan.json").read_bytes())
+        return Identity(value["settings"], value["input"])
+
+    def require_same(self, identity: Identity) -> None:
+        """Refuse to go on with, or to reuse, what was made from something else."""
+        differences = self.identity().differences(identity)
+        if differences:
+            state = "was made" if self.state() == FINISHED else "holds an unfinished run that was started"
+            listed = "\n".join(f"  {line}" for line in differences)
+            changed = "".join(f"    {line}\n" for line in self._changed_inputs())
+            raise MismatchError(
+                f"{self.out} {state} from other settings or input:\n{listed}\n{changed}"
+                "Choose another folder, or replace it with --overwrite."
+            )
+
+    def _changed_inputs(self) -> Iterator[str]:
+        """The first few files that are new, gone or changed."""
+        before, now = self.folder / "inputs.jsonl", self.folder / "inputs.new.jsonl"
+        if not (before.exists() and now.exists()):
+            return
+        with before.open() as old, now.open() as new:
+            shown = 0
+            for was, is_ in zip(old, new, strict=False):
+                if was != is_ and shown < 5:
+                    shown += 1
+                    yield _describe_change(json.loads(was), json.loads(is_))
+
+    # ---- a new run ----
+
+    def clear(self) -> None:
+        """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
+        (self.out / MANIFEST).unlink(missing_ok=True)
+        for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
+            path.unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.name not in ("lock", "inputs.new.jsonl"):
+                path.unlink(missing_ok=True)
+
+    def write_inputs(self, files: Iterable[Any]) -> dict[str, Any]:
+        """List the input into the run folder; its number, size and fingerprint."""
+        count = size = 0
+        fingerprint = hash_bytes(b"")
+        with explain_os_errors(self.folder), (self.folder / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
+            for file in files:
+                line = json.dumps(asdict(file), ensure_ascii=False)
+                fingerprint = hash_bytes((fingerprint + line).encode())
+                listing.write(line + "\n")
+                count, size = count + 1, size + file.size
+        return {"files": count, "bytes": size, "fingerprint": fingerprint}
+
+    def read_inputs(self) -> Iterator[dict[str, Any]]:
+        with (self.folder / "inputs.new.jsonl").open(encoding="utf-8") as listing:
+            for line in listing:
+                yield json.loads(line)
+
+    def start(self, identity: Identity, units: Iterable[Any]) -> int:
+        """Write the plan durably, the identity last; how many units it has."""
+        count = 0
+        with explain_os_errors(self.folder), (self.folder / "units.jsonl").open("w", encoding="utf-8") as lines:
+            for unit in units:
+                lines.write(json.dumps(unit.as_json(), ensure_ascii=False) + "\n")
+                count += 1
+            lines.flush()
+            os.fsync(lines.fileno())
+        (self.folder / "inputs.new.jsonl").replace(self.folder / "inputs.jsonl")
+        write_json(self.folder / "plan.json", {"settings": identity.settings, "input": identity.input, "units": count})
+        return count
+
+    # ---- going on ----
+
+    def resume(self) -> int:
+        """Read the records; drop those whose files are gone. How many units there are."""
+        (self.folder / "inputs.new.jsonl").unlink(missing_ok=True)
+        remove_temporaries(self.out)
+        self._mend_records()
+        for record in self.records():
+            self._book(record)
+        return int(json.loads((self.folder / "plan.json").read_bytes())["units"])
+
+    def _mend_records(self) -> None:
+        """Keep the records up to the first that is torn or whose shard is missing or of another size."""
+        path = self.folder / "records.jsonl"
+        if not path.exists():
+            return
+        good: list[bytes] = []
+        lines = path.read_bytes().splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n") and self._holds(line):
+                good.append(line)
+        if len(good) != len(lines):
+            temporary = path.with_suffix(".new")
+            temporary.write_bytes(b"".join(good))
+            temporary.replace(path)
+
+    def _holds(self, line: bytes) -> bool:
+        try:
+            shard = json.loads(line)["shard"]
+        except (ValueError, KeyError):
+            return False
+        return shard is None or all(_has_size(self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for x in ("bin", "idx"))
+
+    def _book(self, record: PartRecord) -> None:
+        done = self.progress
+        done.documents += record.shard["documents"] if record.shard else 0
+        if record.last:
+            done.complete.add(record.unit)
+            done.partial.pop(record.unit, None)
+        else:
+            done.partial[record.unit] = (record.part + 1, record.batches)
+
+    def records(self) -> Iterator[PartRecord]:
+        path = self.folder / "records.jsonl"
+        if path.exists():
+            with path.open(encoding="utf-8") as lines:
+                for line in lines:
+                    yield PartRecord(**json.loads(line))
+
+    def add(self, record: PartRecord) -> None:
+        """Record a part whose shard is durable: from here on it is never made again."""
+        line = json.dumps(asdict(record), ensure_ascii=False) + "\n"
+        with explain_os_errors(self.folder), (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._book(record)
+
+    def pending(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """(unit, (parts, batches) already done) of every unit that is not complete, in plan order."""
+        with (self.folder / "units.jsonl").open(encoding="utf-8") as lines:
+            for index, line in enumerate(lines):
+                if index not in self.progress.complete:
+                    yield parse(json.loads(line)), self.progress.partial.get(index, (0, 0))
+
+    def done_so_far(self, index: int) -> tuple[int, int]:
+        """(parts, batches) recorded of a unit by now."""
+        return self.progress.partial.get(index, (0, 0))
+
+    # ---- what is going on, for another terminal ----
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        value = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **status}
+        temporary = self.folder / "status.json.new"
+        with explain_os_errors(temporary):
+            temporary.write_bytes(json_bytes(value))
+            temporary.replace(self.folder / "status.json")
+
+    def is_locked(self) -> bool:
+        """Whether a run is at work here, seen from another process."""
+        if not (self.folder / "lock").exists():
+            return False
+        try:
+            with self._lock.acquire(timeout=0):
+                return False
+        except Timeout:
+            return True
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _describe_change(was: dict[str, Any], now: dict[str, Any]) -> str:
+    if was["path"] != now["path"]:
+        return f"{now['path']} (was {was['path']})"
+    if was["size"] != now["size"]:
+        return f"{now['path']}: {now['size']:,} bytes (was {was['size']:,})"
+    return f"{now['path']}: modified since"
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Never mix our files with somebody else's."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).exists() and not (out / RUN_FOLDER).exists():
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+
+
+def shards_in_order(run: Run) -> tuple[Shard, ...]:
+    """Every recorded shard, in plan order whatever the order of work."""
+    records = sorted((r.unit, r.part, r.shard) for r in run.records() if r.shard is not None)
+    return tuple(Shard(**shard) for _, _, shard in records)
+
+
+def require_complete(run: Run, units: int) -> None:
+    if len(run.progress.complete) != units:
+        raise StoreError(f"{run.out}: {units - len(run.progress.complete)} units are not done.")

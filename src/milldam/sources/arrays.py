@@ -1,0 +1,117 @@
+"""Arrow arrays of text: built without a Python object per document, checked, and cut to a bounded size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from milldam.sources.batch import OnReject, Reject, TextRules, decode_text, stop_or_reject
+
+BATCH_BYTES = 2 << 20
+
+Bytes = npt.NDArray[np.uint8]
+_INK = ~np.isin(np.arange(256), list(b" \t\r\n"))
+MakeReject = Callable[[int, str, str, bytes], Reject]
+"""(position in the array, reason, detail, the record's bytes) -> a reject that says where."""
+
+
+def from_offsets(data: Bytes, offsets: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """An array of byte strings that lie end to end in `data`."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def split_at(data: bytes, separator: bytes) -> pa.LargeBinaryArray:
+    """The pieces between separators, empty ones included."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    starts = _occurrences(data, separator)
+    keep = np.ones(len(array), dtype=bool)
+    for k in range(len(separator)):
+        keep[starts + k] = False
+    # Taking out separators moves everything behind them.
+    moved = len(separator) * np.arange(len(starts))
+    offsets = np.concatenate(([0], starts - moved, [len(array) - len(separator) * len(starts)]))
+    return from_offsets(array[keep], offsets.astype(np.int64))
+
+
+def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
+    """The stretches of lines between blank ones, each with its line ends."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    stops = np.flatnonzero(array == 10) + 1
+    if not len(stops) or stops[-1] != len(array):
+        stops = np.append(stops, len(array))
+    starts = np.concatenate(([0], stops[:-1]))
+    ink = np.concatenate(([0], np.cumsum(_INK[array])))
+    blank = ink[stops] == ink[starts]
+    keep = np.repeat(~blank, stops - starts)
+    kept = np.concatenate(([0], np.cumsum(keep)))
+    begins = ~blank & np.concatenate(([True], blank[:-1]))
+    return from_offsets(array[keep], np.append(kept[starts[begins]], kept[-1]).astype(np.int64))
+
+
+def split_lines(data: bytes) -> pa.LargeBinaryArray:
+    """The lines, without their ends (\\n or \\r\\n)."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    newlines = np.flatnonzero(array == 10)
+    lines = newlines + 1  # where each line begins, but for the first
+    if b"\r\n" not in data:
+        # Taking out one byte a line moves everything behind it by one.
+        offsets = np.concatenate(([0], lines - np.arange(1, len(lines) + 1), [len(array) - len(lines)]))
+        return from_offsets(array[array != 10], offsets.astype(np.int64))
+    keep = array != 10
+    before = newlines[newlines > 0] - 1
+    keep[before[array[before] == 13]] = False
+    kept = np.concatenate(([0], np.cumsum(keep)))
+    return from_offsets(array[keep], np.concatenate(([0], kept[lines], [kept[-1]])).astype(np.int64))
+
+
+def _occurrences(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
+    found = [match.start() for match in re.finditer(re.escape(separator), data)]
+    return np.array(found, dtype=np.int64)
+
+
+def checked_text(
+    array: pa.Array, rules: TextRules, on_reject: OnReject, make_reject: MakeReject
+) -> pa.LargeStringArray:
+    """The same documents as valid UTF-8 without nulls; what is neither goes to the rejects."""
+    if array.null_count == 0:
+        try:
+            return array.cast(pa.large_string())
+        except pa.ArrowInvalid:
+            pass
+    kept: list[str] = []
+    for position, value in enumerate(array.cast(pa.large_binary())):
+        raw = value.as_py()
+        text, problem = decode_text(raw, rules) if raw is not None else (None, "the text is null")
+        if text is not None:
+            kept.append(text)
+        else:
+            reason = "not_utf8" if raw is not None else "no_text"
+            stop_or_reject(make_reject(position, reason, problem, raw or b""), rules, on_reject)
+    return pa.array(kept, pa.large_string())
+
+
+def without_blank(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Leave out what is no document: lines and stretches of nothing but white space."""
+    blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+    return texts.filter(pc.invert(blank)) if pc.any(blank).as_py() else texts
+
+
+def bounded(array: pa.Array) -> Iterator[pa.Array]:
+    """Slices of about `BATCH_BYTES`, without a copy; a larger document stands alone."""
+    if array.nbytes <= BATCH_BYTES or len(array) <= 1:
+        if len(array):
+            yield array
+        return
+    half = len(array) // 2
+    yield from bounded(array[:half])
+    yield from bounded(array[half:])
+
+
+def character_count(texts: pa.LargeStringArray) -> int:
+    return int(pc.sum(pc.utf8_length(texts)).as_py() or 0)

@@ -1,0 +1,116 @@
+"""Which field holds the text: the one named "text", else the one candidate there is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from milldam.errors import InputError, did_you_mean
+from milldam.sources.compression import Truncated, open_bytes, peek_standard_input
+from milldam.sources.giant import GiantLine
+from milldam.sources.lines import BOM, LINE
+from milldam.sources.listing import STDIN
+from milldam.sources.records import WHOLE, Block, record_blocks
+from milldam.sources.table_text import csv_header
+from milldam.sources.tables import open_schema, text_columns
+from milldam.sources.units import Slice
+
+_USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story", "completion")
+_FILES = 100
+_RECORDS = 100
+
+
+def find_text_column(slices: Iterable[Slice], wanted: str | None, spool: str | None) -> str | None:
+    """The text column by the head of the first file that has records; None for plain text.
+
+    Raises InputError when the wanted column is missing, or when it can't be told which one is meant.
+    """
+    path = ""
+    for slice in itertools.islice(slices, _FILES):
+        if slice.format == "txt":
+            return None
+        path = slice.path
+        fields = list(dict.fromkeys(_text_fields(slice, spool)))
+        if fields:
+            return _obvious(fields, path) if wanted is None else _require(wanted, fields, path)
+    raise InputError(f"{path}: no record with text in it: is it empty, or cut off? Look at its first line.")
+
+
+def _require(wanted: str, fields: list[str], path: str) -> str:
+    if wanted not in fields:
+        names = ", ".join(f'"{name}"' for name in fields)
+        hint = did_you_mean(wanted, fields)
+        raise InputError(f'{path}: no text in a field "{wanted}"; found text in {names}.{hint} Set --text-column.')
+    return wanted
+
+
+def _obvious(fields: list[str], path: str) -> str:
+    if "text" in fields:
+        return "text"
+    usual = [name for name in fields if name.split(".")[-1].lower() in _USUAL]
+    for candidates in (usual, fields):
+        if len(candidates) == 1:
+            return candidates[0]
+    names = ", ".join(f'"{name}"' for name in fields)
+    raise InputError(f"{path}: several fields hold text: {names}. Say which one: --text-column {fields[0]}")
+
+
+def _text_fields(slice: Slice, spool: str | None) -> Iterable[str]:
+    if slice.format in ("csv", "tsv"):
+        return csv_header(slice.path, slice.compression, slice.format)
+    if slice.format == "jsonl":
+        return _json_fields(slice, spool)
+    return [name for name, _ in text_columns(open_schema(slice, spool))]
+
+
+def _json_fields(slice: Slice, spool: str | None) -> list[str]:
+    fields: dict[str, None] = {}
+    for record in _first_records(slice, spool):
+        fields |= dict.fromkeys(_string_fields(record, ""))
+    return list(fields)
+
+
+def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
+    if slice.path == STDIN:
+        yield from _parsed(peek_standard_input())
+        return
+    try:
+        with open_bytes(slice.path) as file:
+            blocks = record_blocks(file, slice.compression, LINE, 0, None)
+            first = next(blocks, None)
+            if first is not None and first.kind == WHOLE:
+                yield from _parsed(first.data.removeprefix(BOM))
+            elif first is not None:
+                yield GiantLine.outline(_giant_parts(first, blocks), spool)
+    except (Truncated, ValueError):
+        return
+
+
+def _parsed(data: bytes) -> Iterator[Any]:
+    for line in data.split(b"\n")[:_RECORDS]:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def _giant_parts(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
+    yield first.data
+    for block in blocks:
+        if block.kind == WHOLE:
+            return
+        yield block.data
+
+
+def _string_fields(record: Any, prefix: str) -> list[str]:
+    if not isinstance(record, dict):
+        return []
+    found = []
+    for name, value in record.items():
+        if isinstance(value, str):
+            found.append(prefix + name)
+        elif isinstance(value, dict):
+            found += _string_fields(value, f"{prefix}{name}.")
+    return found

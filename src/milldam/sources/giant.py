@@ -1,0 +1,137 @@
+"""One JSON line of any size -> the text of one field, in parts of bounded size.
+
+The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that the ordinary parser
+reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped in parts. Memory: one part and
+the skeleton, at most `_LARGEST_SKELETON`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+_PART = 1 << 20
+_LONG_STRING = 1 << 16
+_LARGEST_SKELETON = 16 << 20
+_MARK = "\ue000milldam string "
+_QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
+# A cut must not fall into an escape, between the halves of a surrogate pair, or into a UTF-8 character.
+_UNFINISHED = re.compile(rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|\\u[0-9a-fA-F]{0,3}|\\|[\xc2-\xf4][\x80-\xbf]*)\Z")
+
+
+class GiantLine:
+    """Fed the parts of a line in order; gives the text once the last part is there."""
+
+    def __init__(self, path: list[str], spool: str | None) -> None:
+        self._path, self._spool = path, spool
+        self._file: IO[bytes] | None = None
+
+    def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, bool]]:
+        """(part of the text, whether it is the last); raises ValueError when the line holds no such text."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._spool)
+        self._file.write(data)
+        if last:
+            file, self._file = self._file, None
+            with file:
+                yield from self._read(file)
+
+    @staticmethod
+    def outline(parts: Iterable[bytes], spool: str | None) -> Any:
+        """The line's value with its long strings replaced by short ones: enough to see its fields."""
+        with tempfile.TemporaryFile(dir=spool) as file:
+            for part in parts:
+                file.write(part)
+            return json.loads(_scan(file)[0])
+
+    def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
+        skeleton, strings = _scan(file)
+        value: Any = json.loads(skeleton)
+        for name in self._path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, str):
+            raise ValueError(f'no text in field "{".".join(self._path)}"')
+        if not value.startswith(_MARK):
+            yield value, True
+            return
+        start, stop = strings[int(value.removeprefix(_MARK))]
+        _check_utf8(file, start, stop)
+        yield from _unescape(file, start, stop)
+
+
+def _scan(file: IO[bytes]) -> tuple[str, list[tuple[int, int]]]:
+    """The line with long strings marked, and where on disk each of those lies."""
+    skeleton, strings = bytearray(), []
+    for is_string, start, stop in _spans(file):
+        if is_string and stop - start > _LONG_STRING:
+            skeleton += json.dumps(f"{_MARK}{len(strings)}").encode()
+            strings.append((start, stop))
+        else:
+            text = _bytes_at(file, start, stop)
+            skeleton += b'"' + text + b'"' if is_string else text
+        if len(skeleton) > _LARGEST_SKELETON:
+            raise ValueError("the line is too large, even without its long strings")
+    return skeleton.decode("utf-8"), strings
+
+
+def _spans(file: IO[bytes]) -> Iterator[tuple[bool, int, int]]:
+    """(inside a string, start, stop) of the stretches between quotes, quotes left out."""
+    inside, start, position = False, 0, 0
+    skip_to = 0
+    file.seek(0)
+    while block := file.read(_PART):
+        for match in _QUOTE_OR_ESCAPE.finditer(block):
+            at = position + match.start()
+            if at < skip_to:
+                continue
+            if match[0] == b"\\":
+                skip_to = at + 2
+                continue
+            yield inside, start, at
+            inside, start = not inside, at + 1
+        position += len(block)
+        file.seek(position)
+    if inside:
+        raise ValueError("a string is not closed")
+    yield False, start, position
+
+
+def _bytes_at(file: IO[bytes], start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start)
+
+
+def _check_utf8(file: IO[bytes], start: int, stop: int) -> None:
+    """Before anything is handed on: bytes that are no UTF-8 reject the whole line."""
+    for _ in _unescape(file, start, stop):
+        pass
+
+
+def _unescape(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[str, bool]]:
+    held = b""
+    while start < stop:
+        block = held + _bytes_at(file, start, min(stop, start + _PART))
+        start = min(stop, start + _PART)
+        cut = len(block)
+        if start < stop and (unfinished := _unfinished(block)) is not None:
+            cut = unfinished
+        held = block[cut:]
+        try:
+            text = json.loads(b'"' + block[:cut] + b'"')
+            text.encode("utf-8")
+        except UnicodeError as error:
+            raise ValueError(f"not UTF-8 ({error.reason})") from None
+        yield text, start >= stop
+
+
+def _unfinished(block: bytes) -> int | None:
+    tail = max(0, len(block) - 16)
+    match = _UNFINISHED.search(block, tail)
+    if match is None:
+        return None
+    # An escaped backslash before it would make the "escape" plain text: count them back.
+    slashes = len(block[: match.start()]) - len(block[: match.start()].rstrip(b"\\"))
+    return match.start() - 1 if slashes % 2 else match.start()

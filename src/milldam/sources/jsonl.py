@@ -1,0 +1,146 @@
+"""JSON Lines -> documents. A block of lines is parsed by Arrow at once, without a Python object per document.
+
+When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two objects
+on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a fixed size, so the
+result does not depend on workers or memory. A line too large for memory goes through giant.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from milldam.sources.arrays import bounded
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
+from milldam.sources.compression import Truncated, open_bytes
+from milldam.sources.giant import GiantLine
+from milldam.sources.lines import BOM, LINE, make_line_reject
+from milldam.sources.records import WHOLE, Block, record_blocks
+from milldam.sources.units import Slice
+
+_MISSING = object()
+
+
+class Malformed(Exception):
+    """A line that holds no usable document: (reason, detail)."""
+
+
+def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
+    reader = _Reader(slice, rules, on_reject)
+    giant = GiantLine(reader.path, spool)
+    with open_bytes(slice.path) as file:
+        blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
+        try:
+            for number, block in enumerate(blocks):
+                if number == 0 and slice.start == 0 and block.data.startswith(BOM):
+                    block = replace(block, data=block.data.removeprefix(BOM))
+                if block.kind == WHOLE:
+                    yield from reader.read_block(block)
+                else:
+                    yield from reader.read_giant(giant, block)
+        except Truncated as error:
+            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+
+
+class _Reader:
+    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject) -> None:
+        assert rules.text_column is not None
+        self.path = rules.text_column.split(".")
+        self._slice, self._rules, self._on_reject = slice, rules, on_reject
+        schema = pa.schema([(self.path[0], _nested_type(self.path[1:]))])
+        self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+
+    def read_block(self, block: Block) -> Iterator[Batch]:
+        texts = self._parse_block(block.data)
+        if texts is None:
+            texts = self._parse_lines(block)
+        parts = list(bounded(texts))
+        for part in parts:
+            yield Batch(part, bytes_read=len(block.data) // len(parts))
+        if not parts:
+            yield Batch(texts, bytes_read=len(block.data))
+
+    def _parse_block(self, data: bytes) -> pa.LargeStringArray | None:
+        """All texts of a flawless block; None when any line needs a closer look."""
+        options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
+            column = table.column(0)
+            for name in self.path[1:]:
+                column = pc.struct_field(column, name)
+            texts = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+            texts.validate(full=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return None
+        lines = data.count(b"\n") + (not data.endswith(b"\n"))
+        return texts if texts.null_count == 0 and len(texts) == lines else None
+
+    def _parse_lines(self, block: Block) -> pa.LargeStringArray:
+        texts = []
+        for number, line in enumerate(block.data.split(b"\n"), start=block.line):
+            if not line.strip():
+                continue
+            try:
+                texts.append(text_of_line(line, self.path, self._rules))
+            except Malformed as error:
+                self._reject(block, number, *error.args, raw=line)
+        return pa.array(texts, pa.large_string())
+
+    def read_giant(self, giant: GiantLine, block: Block) -> Iterator[Batch]:
+        try:
+            for text, last in giant.feed(block.data, last=block.kind != "part"):
+                yield Batch(pa.array([text], pa.large_string()), open=not last)
+        except ValueError as error:
+            self._reject(block, block.line, "bad_json", str(error), raw=b"")
+        yield Batch(pa.array([], pa.large_string()), bytes_read=len(block.data))
+
+    def _reject(self, block: Block, line: int, reason: str, detail: str, raw: bytes) -> None:
+        reject = make_line_reject(self._slice, block, line, reason, detail, raw)
+        stop_or_reject(reject, self._rules, self._on_reject)
+
+
+def _nested_type(path: list[str]) -> pa.DataType:
+    return pa.struct([(path[0], _nested_type(path[1:]))]) if path else pa.large_string()
+
+
+def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
+    """The document on one line; raises Malformed with what is wrong."""
+    decoded, problem = decode_text(line, rules)
+    if decoded is None:
+        raise Malformed("not_utf8", problem)
+    try:
+        record = json.loads(decoded)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("bad_json", str(error)) from None
+    text = find_field(record, path)
+    if text is _MISSING:
+        found = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
+        raise Malformed("no_field", f'no field "{".".join(path)}"; found {found or "none"}')
+    if not isinstance(text, str):
+        raise Malformed("no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text')
+    return _without_surrogates(text, rules)
+
+
+def find_field(record: Any, path: list[str]) -> Any:
+    """The value at a dotted path, or a marker that there is none."""
+    for name in path:
+        if not isinstance(record, dict) or name not in record:
+            return _MISSING
+        record = record[name]
+    return record
+
+
+def _without_surrogates(text: str, rules: TextRules) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        if rules.invalid_utf8 != "replace":
+            raise Malformed("not_utf8", "an escaped surrogate without its other half") from None
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,190 @@
+"""Plain text files -> documents: a file, a line, a paragraph or a stretch between separators each.
+
+A document larger than a batch flows in parts. A file that is no UTF-8 is rejected whole: when that shows after some parts of it
+have been handed on, a cancelled batch takes them back.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from milldam.sources.arrays import bounded, checked_text, split_at, split_lines, split_paragraphs, without_blank
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, describe_encoding, stop_or_reject
+from milldam.sources.compression import Truncated, open_bytes, read_blocks
+from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
+from milldam.sources.units import Slice
+
+BOM = codecs.BOM_UTF8
+LINE = Boundary(b"\n")
+PARAGRAPH = BlankLine()
+
+
+def boundary_of(rules: TextRules) -> Boundary | None:
+    """Where documents end inside a file; None when a file is one document."""
+    if rules.separator is not None:
+        return Boundary(rules.separator.encode())
+    return {"line": LINE, "paragraph": PARAGRAPH}.get(rules.documents)
+
+
+# ---- several documents in a file ----
+
+
+def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    boundary = boundary_of(rules)
+    assert boundary is not None
+    giant = _Giant(slice, rules, on_reject)
+    with open_bytes(slice.path) as file:
+        blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop)
+        try:
+            for number, block in enumerate(blocks):
+                if block.kind in (PART, LAST):
+                    yield from giant.read(block, boundary)
+                    continue
+                data = block.data.removeprefix(BOM) if number == 0 and slice.start == 0 else block.data
+                texts = _split(data, block, slice, rules, on_reject)
+                yield from (Batch(part, bytes_read=part.nbytes) for part in bounded(without_blank(texts)))
+        except Truncated as error:
+            yield from giant.cancel()
+            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+
+
+def _split(data: bytes, block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
+    boundary = boundary_of(rules)
+    assert boundary is not None
+    pieces = _SPLITTERS[boundary](data) if boundary in _SPLITTERS else split_at(data, boundary.separators[0])
+
+    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
+        line = block.line + data.count(b"\n", 0, data.find(raw))
+        return make_line_reject(slice, block, line, reason, detail, raw)
+
+    texts = checked_text(pieces, rules, on_reject, make_reject)
+    return pc.utf8_trim(texts, characters="\r\n") if boundary is PARAGRAPH else texts
+
+
+_SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
+
+
+def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail: str, raw: bytes) -> Reject:
+    record = raw.decode("utf-8", "backslashreplace")
+    return Reject(slice.path, reason, detail, record, line=line, origin=block.origin)
+
+
+class _Giant:
+    """A document that comes in parts: decoded as it flows, taken back when it turns out to be no UTF-8."""
+
+    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject) -> None:
+        self._slice, self._rules, self._on_reject = slice, rules, on_reject
+        self._reset()
+
+    def _reset(self) -> None:
+        errors = "replace" if self._rules.invalid_utf8 == "replace" else "strict"
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        self._started = self._failed = False
+
+    def read(self, block: Block, boundary: Boundary | None) -> Iterator[Batch]:
+        data, last = block.data, block.kind == LAST
+        if last and boundary is not None:
+            data = data.rstrip(b"\r\n") if boundary in _SPLITTERS else data.removesuffix(boundary.separators[0])
+        yield from self.feed(data, block.line, block.origin, last=last)
+
+    def feed(self, data: bytes, line: int = 1, origin: int = 0, *, last: bool) -> Iterator[Batch]:
+        if not self._failed:
+            try:
+                text = self._decoder.decode(data, final=last)
+                self._started = not last
+                yield Batch(pa.array([text], pa.large_string()), open=not last, bytes_read=len(data))
+            except UnicodeDecodeError as error:
+                yield from self.cancel()
+                self._failed = True
+                detail = describe_encoding(data, error)
+                stop_or_reject(Reject(self._slice.path, "not_utf8", detail, line=line, origin=origin), self._rules, self._on_reject)
+        if last:
+            self._reset()
+
+    def cancel(self) -> Iterator[Batch]:
+        """Take back what has been handed on of an unfinished document."""
+        if self._started:
+            yield Batch(pa.array([], pa.large_string()), cancel=True)
+        self._reset()
+
+
+# ---- a document per file ----
+
+
+@dataclass(slots=True)
+class _SmallFiles:
+    """Whole small files, gathered into one batch."""
+
+    raw: list[bytes]
+    paths: list[str]
+    size: int = 0
+
+    def add(self, path: str, data: bytes) -> None:
+        self.raw.append(data)
+        self.paths.append(path)
+        self.size += len(data)
+
+
+def read_whole_files(slices: tuple[Slice, ...], rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    """One document a file; many small files make one batch, a large file flows in parts."""
+    small = _SmallFiles([], [])
+    for slice in slices:
+        first, rest = _open_head(slice)
+        if rest is None:
+            small.add(slice.path, first)
+            if small.size < BLOCK_BYTES and len(small.raw) < 4096:
+                continue
+        yield from _flush(small, rules, on_reject)
+        small = _SmallFiles([], [])
+        if rest is not None:
+            yield from _flow(slice, first, rest, rules, on_reject)
+    yield from _flush(small, rules, on_reject)
+
+
+def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
+    """The first block, and the blocks after it; None when the file ends there."""
+    blocks = _file_blocks(slice)
+    try:
+        first = next(blocks, b"")
+        second = next(blocks, None)
+    except Truncated as error:
+        return b"", _raise(error)
+    first = first.removeprefix(BOM)
+    return (first, None) if second is None else (first + second, blocks)
+
+
+def _raise(error: Truncated) -> Iterator[bytes]:
+    raise error
+    yield b""
+
+
+def _file_blocks(slice: Slice) -> Iterator[bytes]:
+    with open_bytes(slice.path) as file:
+        yield from read_blocks(file, slice.compression, BLOCK_BYTES)
+
+
+def _flush(small: _SmallFiles, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
+        return Reject(small.paths[position], reason, detail, raw.decode("utf-8", "backslashreplace"))
+
+    if small.raw:
+        texts = checked_text(pa.array(small.raw, pa.large_binary()), rules, on_reject, make_reject)
+        yield Batch(texts, bytes_read=small.size)
+
+
+def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    giant = _Giant(slice, rules, on_reject)
+    try:
+        held = first
+        for block in rest:
+            yield from giant.feed(held, last=False)
+            held = block
+        yield from giant.feed(held, last=True)
+    except Truncated as error:
+        yield from giant.cancel()
+        stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)

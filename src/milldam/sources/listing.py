@@ -1,0 +1,150 @@
+"""What the user names -> input files, in a fixed order.
+
+Paths, folders (searched to the bottom), globs and fsspec addresses. A folder gives the files whose format is known, hidden ones
+left out, sorted by name level by level; so the order depends on the names alone. Streams: no list of a million files is held.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from milldam.errors import ConfigError, InputError
+
+FORMATS = {
+    ".txt": "txt",
+    ".text": "txt",
+    ".md": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    path: str
+    format: str
+    compression: str | None
+    size: int
+    version: str
+    """Changes when the file changes: modification time, or what a remote store offers."""
+
+
+def list_inputs(inputs: Sequence[str], input_format: str | None = None) -> Iterator[InputFile]:
+    """The files behind each input, in the order given."""
+    for given in inputs:
+        found = False
+        for file in _list_one(str(given), input_format):
+            found = True
+            yield file
+        if not found:
+            known = ", ".join(dict.fromkeys(FORMATS))
+            raise InputError(f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz.")
+
+
+def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
+    if given == STDIN:
+        yield InputFile(STDIN, input_format or "stdin", None, 0, "")
+    elif is_address(given):
+        yield from _list_address(given, input_format)
+    elif os.path.isdir(given):
+        yield from _list_folder(Path(given), input_format)
+    elif os.path.exists(given):
+        yield _local_file(given, input_format)
+    elif glob.has_magic(given):
+        for path in sorted(glob.iglob(os.path.expanduser(given), recursive=True)):
+            if os.path.isfile(path):
+                yield _local_file(path, input_format)
+    else:
+        raise InputError(f"{given}: no such file or folder.{_nearby(given)}")
+
+
+def is_address(given: str) -> bool:
+    """Whether fsspec should open it: s3://, gs://, hf://, memory://, ..."""
+    return "://" in given
+
+
+def _nearby(given: str) -> str:
+    from milldam.errors import did_you_mean
+
+    path = Path(given)
+    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+
+
+def _list_folder(folder: Path, input_format: str | None) -> Iterator[InputFile]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _list_folder(Path(entry.path), input_format)
+        elif _kind(entry.name) is not None:
+            yield _local_file(entry.path, input_format)
+
+
+def _local_file(path: str, input_format: str | None) -> InputFile:
+    status = os.stat(path)
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{path}: not readable. Check its permissions.")
+    kind, compression = _required_kind(path, input_format)
+    return InputFile(path, kind, compression, status.st_size, str(status.st_mtime_ns))
+
+
+def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]:
+    filesystem, path = open_filesystem(address)
+    try:
+        paths = filesystem.glob(path) if glob.has_magic(path) else [path]
+        details = (detail for one in paths for detail in _find_details(filesystem, one))
+        for name, detail in details:
+            if name == path or _kind(name) is not None:
+                kind, compression = _required_kind(name, input_format)
+                version = next((str(detail[k]) for k in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if k in detail), "")
+                yield InputFile(filesystem.unstrip_protocol(name), kind, compression, int(detail["size"]), version)
+    except FileNotFoundError:
+        raise InputError(f"{address}: nothing there.") from None
+
+
+def _find_details(filesystem: Any, path: str) -> list[tuple[str, dict[str, Any]]]:
+    found = filesystem.find(path, detail=True)
+    hidden = [name for name in found if PurePosixPath(name).name.startswith(".")]
+    return sorted((name, detail) for name, detail in found.items() if name not in hidden)
+
+
+def open_filesystem(address: str) -> tuple[Any, str]:
+    """The fsspec file system behind an address, and the path in it."""
+    import fsspec
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{address}: {error}") from None
+    return filesystem, str(path)
+
+
+def _kind(name: str) -> tuple[str, str | None] | None:
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    if compression is not None:
+        path = path.with_suffix("")
+    format = FORMATS.get(path.suffix)
+    return (format, compression) if format is not None else None
+
+
+def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None]:
+    kind = _kind(name)
+    if input_format is not None:
+        return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
+    if kind is None:
+        raise InputError(f"{name}: its ending says no known format. Say what it is: --input-format txt|jsonl|csv|tsv|parquet|arrow")
+    return kind

@@ -1,0 +1,56 @@
+"""A unit -> batches of documents, by the format of its files. Can be iterated again and again with the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from milldam.sources import lines
+from milldam.sources.batch import Batch, OnReject, TextRules
+from milldam.sources.jsonl import read_jsonl
+from milldam.sources.listing import STDIN, InputFile
+from milldam.sources.table_text import read_csv, slice_csv
+from milldam.sources.tables import read_arrow, read_parquet, slice_arrow, slice_parquet
+from milldam.sources.units import Slice, Unit, by_bytes, whole
+
+
+def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[Slice]:
+    """Cut one file as its format allows."""
+    if file.format == "parquet":
+        yield from slice_parquet(file, shard_size)
+    elif file.format == "arrow":
+        yield from slice_arrow(file, shard_size)
+    elif file.format in ("csv", "tsv"):
+        yield from slice_csv(file, shard_size)
+    elif file.compression is not None or file.path == STDIN or not _splittable(file, rules):
+        yield whole(file)
+    else:
+        yield from by_bytes(file, shard_size)
+
+
+def _splittable(file: InputFile, rules: TextRules) -> bool:
+    if file.format == "jsonl":
+        return True
+    boundary = lines.boundary_of(rules)
+    return boundary is not None and boundary.splittable
+
+
+def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
+    """All documents of a unit. `spool`: a folder for what must go through the disk."""
+    if unit.slices[0].format == "txt" and lines.boundary_of(rules) is None:
+        yield from lines.read_whole_files(unit.slices, rules, on_reject)
+        return
+    for slice in unit.slices:
+        yield from _read_slice(slice, rules, on_reject, spool)
+
+
+def _read_slice(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
+    if slice.format == "txt":
+        yield from lines.read_separated(slice, rules, on_reject)
+    elif slice.format == "jsonl":
+        yield from read_jsonl(slice, rules, on_reject, spool)
+    elif slice.format == "parquet":
+        yield from read_parquet(slice, rules, on_reject, spool)
+    elif slice.format == "arrow":
+        yield from read_arrow(slice, rules, on_reject, spool)
+    else:
+        yield from read_csv(slice, rules, on_reject)

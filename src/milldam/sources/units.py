@@ -1,0 +1,96 @@
+"""Input files -> units: slices of about `shard_size` bytes, made from the input alone.
+
+A unit is the unit of work, of resume and of output. Large files are cut by bytes (txt, jsonl, csv), row groups (parquet) or record batches
+(arrow); small files are gathered. What can't be cut (a compressed stream, a text file that is one document) is a unit of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from milldam.sources.listing import InputFile
+
+SMALLEST_SHARD, LARGEST_SHARD = 16 * 10**6, 256 * 10**6
+UNITS_WANTED = 16
+FILES_PER_UNIT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of an input file: bytes, row groups or record batches from `start` to `stop`; None: to its end."""
+
+    path: str
+    format: str
+    compression: str | None
+    start: int = 0
+    stop: int | None = None
+    size: int = 0
+    """Bytes of input, for progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    index: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(slice.size for slice in self.slices)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"index": self.index, "slices": [asdict(slice) for slice in self.slices]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Unit:
+        return cls(value["index"], tuple(Slice(**slice) for slice in value["slices"]))
+
+
+SliceFile = Callable[[InputFile, int], Iterable[Slice]]
+
+
+def default_shard_size(total_bytes: int) -> int:
+    """A sixteenth of the input, but 16 MB to 256 MB: small inputs still keep several workers busy."""
+    return min(LARGEST_SHARD, max(SMALLEST_SHARD, total_bytes // UNITS_WANTED))
+
+
+def plan_units(files: Iterable[InputFile], shard_size: int, slice_file: SliceFile) -> Iterator[Unit]:
+    """Cut files into slices and gather slices into units of about `shard_size`."""
+    gathered: list[Slice] = []
+    index = size = 0
+    for file in files:
+        for slice in slice_file(file, shard_size):
+            full = size + slice.size > shard_size * 1.25 or len(gathered) >= FILES_PER_UNIT
+            if gathered and (full or slice.format != gathered[0].format):
+                yield Unit(index, tuple(gathered))
+                gathered, size, index = [], 0, index + 1
+            gathered.append(slice)
+            size += slice.size
+    if gathered:
+        yield Unit(index, tuple(gathered))
+
+
+def whole(file: InputFile) -> Slice:
+    return Slice(file.path, file.format, file.compression, size=file.size)
+
+
+def by_bytes(file: InputFile, shard_size: int) -> Iterator[Slice]:
+    """Even byte ranges; the reader aligns them to records."""
+    count = max(1, round(file.size / shard_size))
+    edges = [file.size * k // count for k in range(count + 1)]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        end = None if stop == file.size else stop
+        yield Slice(file.path, file.format, file.compression, start, end, stop - start)
+
+
+def by_parts(file: InputFile, part_sizes: Iterable[int], shard_size: int) -> Iterator[Slice]:
+    """Runs of numbered parts (row groups, record batches, or record starts) of about `shard_size` bytes."""
+    start = size = number = 0
+    for number, part in enumerate(part_sizes, start=1):
+        size += part
+        if size >= shard_size:
+            yield Slice(file.path, file.format, file.compression, start, number, size)
+            start, size = number, 0
+    if size or number == 0:
+        yield Slice(file.path, file.format, file.compression, start, number, size)

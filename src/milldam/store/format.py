@@ -1,0 +1,132 @@
+"""The bytes of a shard's index: version 1 of the index that Megatron-LM reads (docs/format.md).
+
+    magic "MMIDIDX\\0\\0", version u64, dtype code u8, sequence count u64, document count u64,
+    lengths i32[sequences], byte offsets i64[sequences], document indices i64[documents + 1]
+
+All little-endian. A document is one sequence, or several when it is longer than an int32 can say.
+Both directions stream: memory does not grow with the number of documents.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import StoreError
+from milldam.files import NewFile
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_CODES = {"int32": 4, "uint16": 8}
+MAX_SEQUENCE = 2**31 - 1
+_CHUNK = 1 << 17
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The narrowest dtype that both numpy users and the index format can hold.
+
+    >>> token_dtype(50257), token_dtype(151936)
+    ('uint16', 'int32')
+    """
+    return "uint16" if vocab_size <= 2**16 else "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCounts:
+    sequences: int
+    documents: int
+
+
+def write_index(new: NewFile, lengths: IO[bytes], dtype: str, counts: IndexCounts) -> None:
+    """Write the index of `counts.documents` documents whose token counts lie in `lengths` as int64."""
+    new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], counts.sequences, counts.documents + 1))
+    width = np.dtype(dtype).itemsize
+    for chunk in _sequence_lengths(lengths):
+        new.write(memoryview(chunk.astype("<i4")))
+    position = 0
+    for chunk in _sequence_lengths(lengths):
+        starts = position + np.concatenate(([0], np.cumsum(chunk)))
+        new.write(memoryview((starts[:-1] * width).astype("<i8")))
+        position = int(starts[-1])
+    sequence = 0
+    new.write(struct.pack("<q", 0))
+    for documents in _document_lengths(lengths):
+        ends = sequence + np.cumsum(_sequences_of(documents))
+        new.write(memoryview(ends.astype("<i8")))
+        sequence = int(ends[-1])
+
+
+def _document_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
+    lengths.seek(0)
+    while block := lengths.read(_CHUNK * 8):
+        yield np.frombuffer(block, dtype="<i8")
+
+
+def _sequence_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
+    for documents in _document_lengths(lengths):
+        parts = _sequences_of(documents)
+        if parts.max(initial=1) == 1:
+            yield documents
+            continue
+        split = np.full(int(parts.sum()), MAX_SEQUENCE, dtype=np.int64)
+        split[np.cumsum(parts) - 1] = documents - (parts - 1) * MAX_SEQUENCE
+        yield split
+
+
+def _sequences_of(documents: Int64s) -> Int64s:
+    """How many sequences each document takes: one, until it exceeds an int32."""
+    return np.maximum(1, -(-documents // MAX_SEQUENCE))
+
+
+def count_sequences(documents: Int64s) -> int:
+    return int(_sequences_of(documents).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A mapped index file: arrays that are read from disk when they are touched."""
+
+    dtype: np.dtype[np.generic]
+    lengths: Int32s
+    offsets: Int64s
+    documents: Int64s
+    """First sequence of each document, and one past the last."""
+
+    @classmethod
+    def map(cls, path: Path) -> Index:
+        try:
+            with path.open("rb") as file:
+                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: can't be read as an index ({error}).") from None
+        return cls.parse(buffer, path)
+
+    @classmethod
+    def parse(cls, buffer: mmap.mmap | bytes, path: Path) -> Index:
+        if len(buffer) < HEADER.size or buffer[:9] != MAGIC:
+            raise StoreError(f"{path}: not a token index (its first bytes are not MMIDIDX).")
+        _, version, code, sequences, documents = HEADER.unpack_from(buffer)
+        names = {code: name for name, code in DTYPE_CODES.items()}
+        if version != VERSION or code not in names:
+            raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
+        expected = HEADER.size + 12 * sequences + 8 * documents
+        if len(buffer) != expected:
+            raise StoreError(f"{path}: {len(buffer):,} bytes where its header says {expected:,}. Make it again.")
+        at = HEADER.size
+        return cls(
+            np.dtype(names[code]),
+            np.frombuffer(buffer, "<i4", sequences, at),
+            np.frombuffer(buffer, "<i8", sequences, at + 4 * sequences),
+            np.frombuffer(buffer, "<i8", documents, at + 12 * sequences),
+        )

@@ -1,0 +1,286 @@
+"""Older tokenizer files -> the text of an equivalent tokenizer.json.
+
+Each function takes a path. What a file does not say (a BERT vocabulary's case, a tiktoken file's split rule) is
+taken from the files beside it or from its name, as each docstring states; nothing else is guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import InputError
+
+# ---- BPE: vocab.json + merges.txt ----
+
+
+def from_vocab_and_merges(path: Path) -> str:
+    """GPT-2's pair of files: byte-level BPE with GPT-2's split rule."""
+    vocab_path, merges_path = path.with_name("vocab.json"), path.with_name("merges.txt")
+    for needed in (vocab_path, merges_path):
+        if not needed.is_file():
+            raise InputError(f"{path}: {needed.name} is missing beside it; both are needed.")
+    vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
+    lines = merges_path.read_text(encoding="utf-8").splitlines()
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    specials = {token: vocab[token] for token in ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>") if token in vocab}
+    return _dump(_byte_level(vocab, merges, specials, split=None))
+
+
+def _byte_level(vocab: dict[str, int], merges: list[Any], specials: dict[str, int], split: str | None) -> dict[str, Any]:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
+    before: dict[str, Any] = byte_level
+    if split is not None:
+        rule = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        before = {"type": "Sequence", "pretokenizers": [rule, byte_level]}
+    model = {"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": False, "byte_fallback": False}
+    return _tokenizer(model, before=before, decoder=byte_level, specials=specials)
+
+
+def _tokenizer(
+    model: dict[str, Any],
+    *,
+    normalizer: Any = None,
+    before: Any = None,
+    decoder: Any = None,
+    specials: dict[str, int],
+    plain_added: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    added = [_added(token, number, special=True) for token, number in specials.items()]
+    added += [_added(token, number, special=False) for token, number in (plain_added or {}).items()]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted(added, key=lambda token: int(token["id"])),
+        "normalizer": normalizer,
+        "pre_tokenizer": before,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
+
+
+def _added(token: str, number: int, *, special: bool) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": number, "content": token, **flags, "special": special}
+
+
+def _dump(tokenizer: dict[str, Any]) -> str:
+    return json.dumps(tokenizer, ensure_ascii=False)
+
+
+# ---- WordPiece: vocab.txt ----
+
+
+def from_wordpiece(path: Path) -> str:
+    """A BERT vocab.txt. Lower case when tokenizer_config.json beside it says so, else when no entry has a capital."""
+    tokens = path.read_text(encoding="utf-8").splitlines()
+    vocab = {token: number for number, token in enumerate(tokens)}
+    if "[UNK]" not in vocab:
+        raise InputError(f"{path}: no [UNK] entry, so this is not a BERT vocabulary.")
+    lowercase = _bert_lowercase(path, tokens)
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    normalizer |= {"strip_accents": None, "lowercase": lowercase}
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    model |= {"max_input_chars_per_word": 100, "vocab": vocab}
+    specials = {t: vocab[t] for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in vocab}
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    before = {"type": "BertPreTokenizer"}
+    return _dump(_tokenizer(model, normalizer=normalizer, before=before, decoder=decoder, specials=specials))
+
+
+def _bert_lowercase(path: Path, tokens: list[str]) -> bool:
+    config = path.with_name("tokenizer_config.json")
+    if config.is_file():
+        stated = json.loads(config.read_bytes()).get("do_lower_case")
+        if isinstance(stated, bool):
+            return stated
+    words = (token for token in tokens if not token.startswith("["))
+    return not any(word != word.lower() for word in words)
+
+
+# ---- sentencepiece: a protobuf with pieces, scores and a normaliser ----
+
+_UNIGRAM, _BPE = 1, 2
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+
+
+def from_sentencepiece(path: Path) -> str:
+    """A sentencepiece model, unigram or BPE, with its own normaliser and white-space rules."""
+    model = _read_sentencepiece(path.read_bytes())
+    pieces = model["pieces"]
+    if not pieces:
+        raise InputError(f"{path}: no pieces in it, so this is not a sentencepiece model.")
+    kind = model["trainer"].get(3, _UNIGRAM)
+    if kind not in (_UNIGRAM, _BPE):
+        raise InputError(f"{path}: sentencepiece models of type word and char are not supported.")
+    numbered = list(enumerate(pieces))
+    specials = {p: i for i, (p, _, t) in numbered if t in (_CONTROL, _UNKNOWN)}
+    user = {p: i for i, (p, _, t) in numbered if t == _USER_DEFINED}
+    fallback = any(t == _BYTE for _, _, t in pieces)
+    unknown = next((i for i, (_, _, t) in numbered if t == _UNKNOWN), 0)
+    build = _unigram_model if kind == _UNIGRAM else _sentencepiece_bpe_model
+    rules = _sentencepiece_whitespace(model["normalizer"], prefix_in_normalizer=kind == _BPE)
+    decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}] if fallback else []
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    decoder = {"type": "Sequence", "decoders": [*decoders, metaspace]}
+    tokenizer = _tokenizer(build(pieces, unknown, fallback), decoder=decoder, specials=specials, plain_added=user)
+    return _dump(tokenizer | rules)
+
+
+def _sentencepiece_whitespace(spec: dict[int, Any], *, prefix_in_normalizer: bool) -> dict[str, Any]:
+    """Normaliser and pre-tokenizer. BPE merges across words, so its word marks are made by the normaliser alone."""
+    steps: list[dict[str, Any]] = []
+    if spec.get(2):
+        charsmap = base64.b64encode(spec[2]).decode("ascii")
+        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if spec.get(4, 1):
+        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    prefix = bool(spec.get(3, 1))
+    if prefix_in_normalizer:
+        steps += [{"type": "Prepend", "prepend": "▁"}] if prefix else []
+        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+        return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None}
+    scheme = "always" if prefix else "never"
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
+    return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": metaspace}
+
+
+def _unigram_model(pieces: list[tuple[str, float, int]], unknown: int, fallback: bool) -> dict[str, Any]:
+    vocab = [[piece, score] for piece, score, _ in pieces]
+    return {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": fallback}
+
+
+def _sentencepiece_bpe_model(pieces: list[tuple[str, float, int]], unknown: int, fallback: bool) -> dict[str, Any]:
+    vocab = {piece: number for number, (piece, _, _) in enumerate(pieces)}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for piece, score, kind in pieces:
+        if kind not in (_NORMAL, _USER_DEFINED):
+            continue
+        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        ranked += [(-score, vocab[a], vocab[b], a, b) for a, b in splits if a in vocab and b in vocab]
+    merges = [[a, b] for _, _, _, a, b in sorted(ranked)]
+    model = {"type": "BPE", "unk_token": pieces[unknown][0], "fuse_unk": True, "byte_fallback": fallback}
+    return model | {"vocab": vocab, "merges": merges}
+
+
+def _read_sentencepiece(data: bytes) -> dict[str, Any]:
+    """Field numbers from sentencepiece_model.proto: pieces 1, trainer 2, normaliser 3."""
+    pieces, trainer, normalizer = [], {}, {}
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(value))
+            score = struct.unpack("<f", piece.get(2, b"\0\0\0\0"))[0]
+            pieces.append((piece.get(1, b"").decode("utf-8"), score, piece.get(3, _NORMAL)))
+        elif number == 2:
+            trainer = dict(_fields(value))
+        elif number == 3:
+            normalizer = dict(_fields(value))
+    return {"pieces": pieces, "trainer": trainer, "normalizer": normalizer}
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Fields of a protobuf message: numbers for varints, bytes for all else."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        if wire == 2:
+            size, at = _varint(message, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise ValueError("not a sentencepiece model")
+        if at + size > len(message):
+            raise ValueError("truncated sentencepiece model")
+        yield key >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise ValueError("not a sentencepiece model")
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+# ---- tiktoken: ranks in base64; the split rule and special tokens belong to the encoding's name ----
+
+_GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_SPLIT = _CL100K_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_FIM = {"<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+_ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
+    "r50k_base": (_GPT2_SPLIT, {"<|endoftext|>": 50256}),
+    "p50k_base": (_GPT2_SPLIT, {"<|endoftext|>": 50256}),
+    "cl100k_base": (_CL100K_SPLIT, {"<|endoftext|>": 100257, **_FIM, "<|endofprompt|>": 100276}),
+    "o200k_base": (_O200K_SPLIT, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+    "qwen": (_QWEN_SPLIT, {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}),
+}
+
+
+def from_tiktoken(path: Path) -> str:
+    """A .tiktoken file whose name is that of a published encoding (r50k_base, p50k_base, cl100k_base, o200k_base, qwen)."""
+    if path.stem not in _ENCODINGS:
+        known = ", ".join(f"{name}.tiktoken" for name in _ENCODINGS)
+        raise InputError(
+            f"{path}: a .tiktoken file does not say how to split text, and its name is not one of {known}.\n"
+            "Name it after the encoding it belongs to, or give the model's tokenizer.json."
+        )
+    split, specials = _ENCODINGS[path.stem]
+    lines = (line.split() for line in path.read_bytes().splitlines() if line.strip())
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    letters = _byte_letters()
+    vocab = {_as_letters(token, letters): rank for token, rank in ranks.items()}
+    pairs = ((_merge_of(token, ranks), rank) for token, rank in ranks.items() if len(token) > 1)
+    ordered = sorted((rank, pair) for pair, rank in pairs if pair is not None)
+    merges = [[_as_letters(a, letters), _as_letters(b, letters)] for _, (a, b) in ordered]
+    return _dump(_byte_level(vocab, merges, specials, split))
+
+
+def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+    """The two tokens that merge into this one: what is left of its bytes after every earlier merge."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    limit = ranks[token]
+    while len(parts) > 2:
+        candidates = [(ranks.get(a + b, limit), i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+        rank, i = min(candidates)
+        if rank >= limit:
+            return None
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts[0], parts[1]
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's printable stand-in for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return [letters[byte] for byte in range(256)]
+
+
+def _as_letters(token: bytes, letters: list[str]) -> str:
+    return "".join(letters[byte] for byte in token)

@@ -1,0 +1,171 @@
+"""Batches of text -> batches of tokens: special tokens in place, ids narrowed, documents of any size.
+
+Holds one batch and, for a document larger than the engine takes at once, the part of it not yet cut. A document that
+gives no token is left out and counted as `empty`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from milldam.store.format import Int64s
+from milldam.store.writer import Tokens
+from milldam.tokenizers.cutting import Cutter
+from milldam.tokenizers.engines import Engine, Ids, encode_each
+from milldam.tokenizers.special import SpecialTokens
+
+EMPTY = "empty"
+
+
+class Encoder:
+    """One per worker. `encode` takes batches in order; an open batch holds one text, a part of a document."""
+
+    def __init__(
+        self, engine: Engine, special: SpecialTokens, dtype: str, *, make_bare: Callable[[], Engine] | None = None
+    ) -> None:
+        self.engine, self.special = engine, special
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.dropped: Counter[str] = Counter()
+        self.batch_bytes = engine.batch_bytes
+        self._make_bare, self._bare = make_bare, None
+        self._cutter = self._make_cutter()
+        self._inside = False
+        self._last_token: int | None = None
+
+    def take_inexact_cuts(self) -> int:
+        """Cuts in giant documents that could not be proved, since the last call."""
+        count, self._cutter.inexact_cuts = self._cutter.inexact_cuts, 0
+        return count
+
+    def encode(self, texts: pa.LargeStringArray, *, open: bool = False) -> Iterator[Tokens]:
+        """Tokens of a batch. `open`: the batch is one text, whose document goes on in the next batch."""
+        if open or self._inside:
+            yield from self._encode_part(texts[0].as_py(), final=not open)
+            texts = texts[1:]
+        for run in self._runs(texts):
+            if _size(run) > self.engine.document_bytes and len(run) == 1:
+                yield from self._encode_part(run[0].as_py(), final=True)
+            elif len(run):
+                yield self._encode_documents(run)
+
+    def cancel(self) -> None:
+        """Forget the document that is open."""
+        self._cutter.forget()
+        self._inside, self._last_token = False, None
+
+    def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
+        """Slices of the batch: giant documents alone, others in groups of at most `batch_bytes`."""
+        offsets = _offsets(texts)
+        start = 0
+        while start < len(texts):
+            stop = int(np.searchsorted(offsets, offsets[start] + self.batch_bytes, side="right")) - 1
+            stop = max(stop, start + 1)
+            giants = np.flatnonzero(np.diff(offsets[start : stop + 1]) > self.engine.document_bytes)
+            if len(giants):
+                stop = start + max(1, int(giants[0]))
+            yield texts[start:stop]
+            start = stop
+
+    def _encode_documents(self, texts: pa.LargeStringArray) -> Tokens:
+        flat, offsets = self.engine.encode(texts)
+        lengths = np.diff(offsets)
+        empty = int(np.count_nonzero(lengths == 0))
+        if empty:
+            self.dropped[EMPTY] += empty
+            lengths = lengths[lengths > 0]
+        return Tokens(*add_special_tokens(flat, lengths, self.special, self.dtype))
+
+    # ---- a document larger than the engine takes at once ----
+
+    def _make_cutter(self) -> Cutter:
+        # A quarter of the bound in characters keeps a piece of four-byte characters within it.
+        piece = self.engine.document_bytes // 4
+        bare = self._encode_bare if self._make_bare else None
+        return Cutter(self._encode_texts, bare, piece_chars=piece, buffer_chars=8 * piece)
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
+        return encode_each(self.engine, texts)
+
+    def _encode_bare(self, texts: Sequence[str]) -> list[Ids]:
+        if self._bare is None:
+            assert self._make_bare is not None
+            self._bare = self._make_bare()
+        return encode_each(self._bare, texts)
+
+    def _encode_part(self, text: str, *, final: bool) -> Iterator[Tokens]:
+        pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]
+        flat = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+        first = self._last_token is None
+        if first and not len(flat):
+            self._inside = not final
+            if final:
+                self.dropped[EMPTY] += 1
+            return
+        before = [self.special.bos] if first and self.special.bos not in (None, int(flat[0])) else []
+        last = int(flat[-1]) if len(flat) else self._last_token
+        after = [self.special.eos] if final and self.special.eos not in (None, last) else []
+        tokens = np.concatenate((np.array(before, np.uint32), flat, np.array(after, np.uint32))).astype(self.dtype)
+        self._last_token = None if final else last
+        self._inside = not final
+        yield Tokens(tokens, np.array([len(tokens)], np.int64), open=not final)
+
+
+def add_special_tokens(
+    flat: Ids, lengths: Int64s, special: SpecialTokens, dtype: np.dtype[Any]
+) -> tuple[np.ndarray[Any, Any], Int64s]:
+    """Put BOS and EOS around each document, unless it has them already, and narrow the ids.
+
+    >>> add_special_tokens(np.array([5, 6, 7, 0]), np.array([2, 2]), SpecialTokens(None, 0), np.dtype("uint16"))
+    (array([5, 6, 0, 7, 0], dtype=uint16), array([3, 2]))
+    """
+    if (special.bos is None and special.eos is None) or not len(lengths):
+        return flat.astype(dtype), lengths
+    stops = np.cumsum(lengths)
+    no = np.zeros(len(lengths), dtype=bool)
+    needs_bos = flat[stops - lengths] != special.bos if special.bos is not None else no
+    needs_eos = flat[stops - 1] != special.eos if special.eos is not None else no
+    lengths = lengths + needs_bos + needs_eos
+    stops = np.cumsum(lengths)
+    bos_at, eos_at = (stops - lengths)[needs_bos], (stops - 1)[needs_eos]
+    out = np.empty(int(stops[-1]), dtype=dtype)
+    is_text = np.ones(len(out), dtype=bool)
+    is_text[bos_at] = is_text[eos_at] = False
+    out[is_text] = flat
+    if special.bos is not None:
+        out[bos_at] = special.bos
+    if special.eos is not None:
+        out[eos_at] = special.eos
+    return out, lengths
+
+
+def marks_word_starts(tokenizer_json: str) -> bool:
+    """Whether the tokenizer puts a mark before a word: then a piece from inside a word needs its bare form."""
+    return '"Metaspace"' in tokenizer_json or '"Prepend"' in tokenizer_json
+
+
+def bare_json(tokenizer_json: str) -> str:
+    """The tokenizer without what marks the start of a word."""
+    tokenizer = json.loads(tokenizer_json)
+    if '"Metaspace"' in json.dumps(tokenizer["pre_tokenizer"]):
+        tokenizer["pre_tokenizer"] = None
+    normalizer = tokenizer["normalizer"]
+    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    kept = [step for step in steps if step["type"] != "Prepend"]
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def _offsets(texts: pa.LargeStringArray) -> Int64s:
+    buffer = np.frombuffer(texts.buffers()[1], dtype=np.int64)
+    return buffer[texts.offset : texts.offset + len(texts) + 1]
+
+
+def _size(texts: pa.LargeStringArray) -> int:
+    offsets = _offsets(texts)
+    return int(offsets[-1] - offsets[0])

@@ -1,0 +1,150 @@
+"""The engines that encode: Arrow strings in, flat ids with offsets out.
+
+Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
+limit of its own, so `renew` builds it anew (0.1 to 1 s) when its process outgrows its share of the budget; HF
+tokenizers caches ten thousand short words at most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.memory import release
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
+
+
+class Engine(Protocol):
+    """What the encoder needs of an engine."""
+
+    name: str
+    batch_bytes: int
+    """Most text to hand over in one call: what bounds the memory of the call."""
+    document_bytes: int
+    """Longer documents are cut into pieces first (see cutting.py)."""
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        """Flat ids of all texts, and where each begins: offsets has one entry more than texts."""
+        ...
+
+    def renew(self) -> None:
+        """Drop every cache, giving its memory back."""
+        ...
+
+
+def make_engine(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> Engine:
+    """Build an engine; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
+    if name == GIGATOKEN:
+        return GigatokenEngine(tokenizer_json, plain_specials=plain_specials, threads=threads)
+    return HuggingFaceEngine(tokenizer_json, plain_specials=plain_specials, threads=threads)
+
+
+class GigatokenEngine:
+    """gigatoken: BPE at a hundred megabytes a second and core, straight from Arrow's buffers."""
+
+    batch_bytes = 2 << 20
+    document_bytes = 1 << 20
+
+    def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
+        if json_model_type(tokenizer_json) not in ("BPE", None):
+            raise ValueError("gigatoken encodes BPE only")
+        self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json
+        self._parallel = threads > 1
+        self.name = f"gigatoken {version('gigatoken')}"
+        self._load()
+
+    def _load(self) -> None:
+        from gigatoken.gigatoken_rs import load_hf_json
+
+        self._backend = load_hf_json(self._json)
+        release()
+
+    def renew(self) -> None:
+        del self._backend
+        self._load()
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        out = self._backend.encode_batch(_as_awkward(texts), parallel=self._parallel).layout
+        return out.content.data, out.offsets.data
+
+
+def _as_awkward(texts: pa.LargeStringArray) -> Any:
+    """The same buffers as an awkward array of strings: no copy, and no Python object per document."""
+    import awkward as ak
+
+    _, offsets, data = texts.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    characters = ak.contents.NumpyArray(content, parameters={"__array__": "char"})
+    layout = ak.contents.ListOffsetArray(ak.index.Index64(starts), characters, parameters={"__array__": "string"})
+    return ak.Array(layout)
+
+
+class HuggingFaceEngine:
+    """HF tokenizers: every kind of tokenizer, about two megabytes a second and core."""
+
+    # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
+    batch_bytes = 256 << 10
+    document_bytes = 128 << 10
+
+    def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+        self._json, self._plain_specials = tokenizer_json, plain_specials
+        self.name = f"huggingface tokenizers {version('tokenizers')}"
+        self._load()
+
+    def _load(self) -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+        self._tokenizer.encode_special_tokens = self._plain_specials
+        release()
+
+    def renew(self) -> None:
+        del self._tokenizer
+        self._load()
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        arrays = encode_by_huggingface(self._tokenizer, texts.to_pylist())
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        return np.concatenate(arrays) if arrays else np.empty(0, np.uint32), offsets
+
+
+def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
+    """The ids that every other engine must match."""
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+
+def encode_each(engine: Engine, texts: Sequence[str]) -> list[Ids]:
+    """The ids of a few texts, one array each."""
+    flat, offsets = engine.encode(pa.array(texts, pa.large_string()))
+    return [flat[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+def json_model_type(tokenizer_json: str) -> str | None:
+    """The model's type as a tokenizer.json states it; old files leave it out."""
+    head = tokenizer_json.rfind('"model"')
+    for kind in ("WordPiece", "WordLevel", "Unigram", "BPE"):
+        if f'"type":"{kind}"' in tokenizer_json[head : head + 200].replace(" ", "").replace("\n", ""):
+            return kind
+    return None
+
+
+def without_special_tokens(tokenizer_json: str) -> str:
+    """The same tokenizer, for which the text of a special token is text like any other."""
+    tokenizer = json.loads(tokenizer_json)
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
+    return json.dumps(tokenizer, ensure_ascii=False)

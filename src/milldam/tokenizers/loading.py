@@ -1,0 +1,133 @@
+"""A user's word for a tokenizer -> the one form that everything else uses: the bytes of a tokenizer.json.
+
+Takes a folder, a file (tokenizer.json, vocab.json with merges.txt, a BERT vocab.txt, a sentencepiece .model,
+a .tiktoken file) or a Hub name that is cached or can be reached. Truncation and padding that a file carries are
+taken out: they would cut documents in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import InputError
+from milldam.tokenizers import conversion
+from milldam.tokenizers.special import NamedTokens, read_named_tokens
+
+_ACCEPTED = (
+    "Give a folder with tokenizer.json, the file itself, vocab.json + merges.txt, a BERT vocab.txt, "
+    "a sentencepiece .model, a .tiktoken file, or a Hub name such as openai-community/gpt2."
+)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """A tokenizer as HF tokenizers loads it, and its tokenizer.json."""
+
+    name: str
+    json: str
+    named: NamedTokens
+    huggingface: Any
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        added = self.huggingface.get_added_tokens_decoder()
+        return int(max(self.huggingface.get_vocab_size(with_added_tokens=True), *(number + 1 for number in added), 1))
+
+
+def load_tokenizer(spec: str) -> LoadedTokenizer:
+    """Find, convert and load."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _checked(path.name, _read_folder(path), read_named_tokens(path), path)
+    if path.is_file():
+        return _checked(_name_of(path), _read_file(path), read_named_tokens(path.parent), path)
+    if path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
+        raise InputError(f"{spec}: no such tokenizer file or folder.\n{_ACCEPTED}")
+    return _from_hub(spec)
+
+
+def _name_of(path: Path) -> str:
+    generic = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model")
+    return path.resolve().parent.name if path.name in generic else path.name
+
+
+def _checked(name: str, json: str, named: NamedTokens, origin: Path | str) -> LoadedTokenizer:
+    import tokenizers
+
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:200]
+        raise InputError(f"{origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
+    if tokenizer.truncation is not None or tokenizer.padding is not None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        json = tokenizer.to_str()
+    return LoadedTokenizer(name, json, named, tokenizer)
+
+
+def _read_folder(folder: Path) -> str:
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+    models = sorted([*folder.glob("*.model"), *folder.glob("*.tiktoken")])
+    if len(models) == 1:
+        return _read_file(models[0])
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    raise InputError(f"{folder}: no tokenizer in this folder (found {found}).\n{_ACCEPTED}")
+
+
+def _read_file(path: Path) -> str:
+    convert = _converter(path)
+    try:
+        return convert(path)
+    except InputError:
+        raise
+    except (ValueError, KeyError, OSError, IndexError) as error:
+        raise InputError(f"{path}: can't be read as a tokenizer ({error}).\n{_ACCEPTED}") from None
+
+
+def _converter(path: Path) -> Callable[[Path], str]:
+    if path.name == "vocab.json" or (path.name == "merges.txt"):
+        return conversion.from_vocab_and_merges
+    if path.suffix == ".txt":
+        return conversion.from_wordpiece
+    if path.suffix == ".model":
+        return conversion.from_sentencepiece
+    if path.suffix == ".tiktoken":
+        return conversion.from_tiktoken
+    return lambda path: path.read_text(encoding="utf-8")
+
+
+def _from_hub(name: str) -> LoadedTokenizer:
+    local = _hub_file(name, "tokenizer.json", required=True)
+    assert local is not None
+    for file in _BESIDE:
+        _hub_file(name, file, required=False)
+    return _checked(name, local.read_text(encoding="utf-8"), read_named_tokens(local.parent), name)
+
+
+def _hub_file(name: str, file: str, *, required: bool) -> Path | None:
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    cached = huggingface_hub.try_to_load_from_cache(name, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, file))
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+        if not required:
+            return None
+        reason = str(error).strip().splitlines()[0][:160]
+        raise InputError(
+            f'"{name}" is neither a file here nor a tokenizer in the Hub cache, and could not be fetched ({reason}).\n'
+            f"{_ACCEPTED}"
+        ) from None

@@ -1,0 +1,483 @@
+"""The job of `milldam tokenize`: prepare, plan, work, finish. Each step leaves a state from which the same call goes on.
+
+    prepare   tokenizer, input listing, text column, engine: everything that can be wrong is found here
+    plan      units from the input, workers from the budget
+    work      units through an executor; every finished part is recorded
+    finish    rejects gathered, manifest written last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from milldam.config import TokenizeConfig
+from milldam.errors import InputError, ResourceError
+from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor
+from milldam.executors.local import LocalExecutor
+from milldam.executors.serial import SerialExecutor
+from milldam.files import hash_bytes, write_file, write_json
+from milldam.memory import Budget, Monitor, format_size, release, usage
+from milldam.pipeline import Assignment, TokenizeTask
+from milldam.rejects import gather_rejects
+from milldam.run import FINISHED, NEW, Identity, Run, require_complete, shards_in_order
+from milldam.sources.batch import TextRules
+from milldam.sources.columns import find_text_column
+from milldam.sources.listing import STDIN, InputFile, list_inputs
+from milldam.sources.reading import read_unit, slice_file
+from milldam.sources.units import Slice, Unit, default_shard_size, plan_units
+from milldam.store.format import token_dtype
+from milldam.store.manifest import Manifest
+from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
+from milldam.tokenizers.proof import Choice, Expected, choose_engine, expected_ids
+from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
+
+log = logging.getLogger("milldam")
+
+# Measured (docs/log.md): a worker's imports, what a batch needs on its way, and a loaded tokenizer by its file's size.
+WORKER_BYTES = 48 * 10**6
+WORK_BYTES = 40 * 10**6
+TOKENIZER_FACTOR = 16
+SAMPLE_BYTES = 64 << 10
+STATUS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """What follows from the budget and the input."""
+
+    budget: Budget
+    units: int
+    done: int
+    input_bytes: int
+    shard_size: int
+    workers: int
+    threads: int
+    share_bytes: int
+    engine: str
+    engine_note: str
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Where a run stands."""
+
+    units: int = 0
+    units_done: int = 0
+    input_total: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    anonymous_bytes: int = 0
+    budget_bytes: int = 0
+    elapsed: float = 0.0
+    workers: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Who wants to know: the command line's progress display, or nobody."""
+
+    def planned(self, plan: WorkPlan) -> None: ...
+    def progress(self, snapshot: Snapshot) -> None: ...
+    def warn(self, message: str) -> None: ...
+
+
+class Quiet:
+    """The library's own observer: warnings go to `logging`, the rest nowhere."""
+
+    def planned(self, plan: WorkPlan) -> None:
+        log.info("plan: %s", plan)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        log.warning(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a finished run tells."""
+
+    out: Path
+    up_to_date: bool
+    documents: int
+    tokens: int
+    text_bytes: int
+    characters: int
+    dropped: dict[str, int]
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+    engine: str = ""
+    inexact_cuts: int = 0
+
+
+def tokenize_to_store(config: TokenizeConfig, observer: Observer | None = None) -> Summary:
+    """Do the job, or what is left of it."""
+    with Run(config.out) as run:
+        return _Job(config, run, observer or Quiet()).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    name: str
+    tokenizer_json: str
+    tokenizer_hash: str
+    expected: Expected
+    special: SpecialTokens
+    vocab_size: int
+    rules: TextRules
+    shard_size: int
+    identity: Identity
+
+
+class _Job:
+    def __init__(self, config: TokenizeConfig, run: Run, observer: Observer) -> None:
+        self._config, self._run, self._observer = config, run, observer
+        self._budget = Budget.of(config.memory)
+        self._snapshot = Snapshot(budget_bytes=self._budget.limit_bytes)
+        self._by_unit: dict[int, dict[str, Any]] = {}
+        self._started = time.monotonic()
+        self._told = 0.0
+
+    def run(self) -> Summary:
+        with Monitor(self._run.folder / "memory.csv", stage="prepare") as self._monitor:
+            input_identity = self._run.write_inputs(list_inputs(self._config.inputs, self._config.input_format))
+            # The loaded tokenizer is needed for this step alone: it must not stay in memory.
+            prepared = self._prepare(load_tokenizer(self._config.tokenizer), input_identity)
+            release()
+            if self._is_up_to_date(prepared.identity):
+                return self._summary(Manifest.read(self._config.out), up_to_date=True)
+            units = self._plan_units(prepared)
+            plan, task = self._plan_work(prepared, units)
+            self._observer.planned(plan)
+            self._monitor.enter_stage("tokenize")
+            self._work(plan, task)
+            self._monitor.enter_stage("finish")
+            manifest = self._finish(prepared, units, plan)
+        return self._write_summary(manifest, plan)
+
+    # ---- prepare ----
+
+    def _prepare(self, tokenizer: LoadedTokenizer, input_identity: dict[str, Any]) -> _Prepared:
+        config = self._config
+        special = choose_special_tokens(tokenizer.huggingface, tokenizer.named, bos=config.bos, eos=config.eos)
+        shard_size = config.shard_size or default_shard_size(input_identity["bytes"])
+        rules = TextRules(
+            config.documents, config.separator, config.text_column, config.invalid_utf8, config.strict
+        )
+        slices = (Slice(file.path, file.format, file.compression) for file in self._input_files())
+        column = find_text_column(slices, config.text_column, str(self._run.folder))
+        rules = dataclasses.replace(rules, text_column=column)
+        tokenizer_hash = hash_bytes(tokenizer.json.encode())
+        settings = config.settings(tokenizer_hash=tokenizer_hash, text_column=column)
+        identity = Identity(settings | {"shard_size": shard_size}, input_identity)
+        plain = config.special_text == "plain"
+        expected = expected_ids(tokenizer.huggingface, self._samples(rules), plain_specials=plain)
+        return _Prepared(
+            name=tokenizer.name,
+            tokenizer_json=tokenizer.json,
+            tokenizer_hash=tokenizer_hash,
+            expected=expected,
+            special=special,
+            vocab_size=tokenizer.vocab_size,
+            rules=rules,
+            shard_size=shard_size,
+            identity=identity,
+        )
+
+    def _input_files(self) -> Iterator[InputFile]:
+        return (InputFile(**file) for file in self._run.read_inputs())
+
+    def _is_up_to_date(self, identity: Identity) -> bool:
+        if self._run.state() == NEW or self._config.overwrite:
+            return False
+        self._run.require_same(identity)
+        from_stdin = STDIN in self._config.inputs
+        if from_stdin and self._run.state() == FINISHED:
+            raise InputError(f"{self._config.out} exists, and standard input can't be compared with it. Use --overwrite.")
+        if self._run.state() == FINISHED:
+            (self._run.folder / "inputs.new.jsonl").unlink(missing_ok=True)
+            return True
+        return False
+
+    # ---- plan ----
+
+    def _plan_units(self, prepared: _Prepared) -> int:
+        run, config = self._run, self._config
+        fresh = run.state() == NEW or config.overwrite or STDIN in config.inputs
+        if fresh:
+            run.clear()
+            write_file(config.out / "tokenizer.json", prepared.tokenizer_json.encode())
+            units = plan_units(
+                self._input_files(), prepared.shard_size, lambda file, size: slice_file(file, size, prepared.rules)
+            )
+            count = run.start(prepared.identity, units)
+        else:
+            count = run.resume()
+        self._snapshot.units, self._snapshot.units_done = count, len(run.progress.complete)
+        self._snapshot.input_total = sum(unit.size for unit, _ in run.pending(Unit.from_json))
+        return count
+
+    def _plan_work(self, prepared: _Prepared, units: int) -> tuple[WorkPlan, TokenizeTask]:
+        config = self._config
+        choice = self._choose_engine(prepared)
+        pending = units - len(self._run.progress.complete)
+        wanted = config.workers or _cores()
+        tokenizer_bytes = TOKENIZER_FACTOR * len(prepared.tokenizer_json)
+        here_only = config.limit is not None or any(_this_process_only(one) for one in config.inputs)
+        parent = usage().anonymous
+        fitting = fit_workers(self._budget, parent, tokenizer_bytes, 1 if here_only else max(1, min(wanted, pending)))
+        note = f"the budget holds {fitting} of {min(wanted, pending)} workers" if fitting < min(wanted, pending) and not here_only else ""
+        share = self._budget.limit_bytes if fitting == 1 else (self._budget.limit_bytes - parent) // fitting
+        plan = WorkPlan(
+            budget=self._budget,
+            units=units,
+            done=len(self._run.progress.complete),
+            input_bytes=prepared.identity.input["bytes"],
+            shard_size=prepared.shard_size,
+            workers=fitting,
+            threads=max(1, wanted // fitting),
+            share_bytes=share,
+            engine=choice.engine,
+            engine_note=choice.note,
+            note=note,
+        )
+        task = TokenizeTask(
+            out=config.out,
+            rules=prepared.rules,
+            engine=choice.engine,
+            plain_specials=config.special_text == "plain",
+            special=prepared.special,
+            dtype=token_dtype(prepared.vocab_size),
+            shard_size=prepared.shard_size,
+            share_bytes=share,
+            threads=plan.threads,
+        )
+        return plan, task
+
+    def _choose_engine(self, prepared: _Prepared) -> Choice:
+        plain = self._config.special_text == "plain"
+        choice = choose_engine(self._config.engine, prepared.tokenizer_json, prepared.expected, plain_specials=plain)
+        if choice.warning is not None:
+            self._observer.warn(choice.warning)
+        return choice
+
+    def _samples(self, rules: TextRules) -> list[str]:
+        """The first documents of the input, up to some tens of kilobytes."""
+        if STDIN in self._config.inputs:
+            return []
+        texts: list[str] = []
+        size = 0
+        lenient = dataclasses.replace(rules, strict=False, invalid_utf8="reject")
+        for file in itertools.islice(self._input_files(), 3):
+            head = Unit(0, (Slice(file.path, file.format, file.compression),))
+            for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
+                for text in batch.texts:
+                    texts.append(text.as_py()[:SAMPLE_BYTES])
+                    size += len(texts[-1])
+                    if size > SAMPLE_BYTES:
+                        return texts
+        return texts
+
+    # ---- work ----
+
+    def _work(self, plan: WorkPlan, task: TokenizeTask) -> None:
+        run = self._run
+        pending = {}
+
+        def units() -> Iterator[int]:
+            for unit, _ in run.pending(Unit.from_json):
+                if self._limit_reached():
+                    return
+                pending[unit.index] = unit
+                yield unit.index
+
+        def assign(index: int) -> Assignment:
+            parts, batches = run.done_so_far(index)
+            left = None if self._config.limit is None else self._config.limit - run.progress.documents
+            return Assignment(pending[index], parts, batches, left)
+
+        def on_event(event: Event) -> None:
+            if event.kind == DONE:
+                del pending[event.unit]
+            self._on_event(event)
+
+        executor: Executor = SerialExecutor() if plan.workers == 1 else LocalExecutor(plan.workers, plan.threads)
+        with _thread_limit(plan):
+            executor.run(task, units(), assign, on_event)
+
+    def _limit_reached(self) -> bool:
+        return self._config.limit is not None and self._run.progress.documents >= self._config.limit
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind == PART:
+            self._run.add(event.value)
+        elif event.kind == PROGRESS:
+            self._by_unit[event.unit] = event.value
+            self._snapshot.workers[event.worker] = {"pid": event.pid, "unit": event.unit, "time": time.time()} | event.value["counts"]
+        elif event.kind == DONE:
+            finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
+            self._snapshot.counts.update(finished["counts"])
+            self._snapshot.seconds.update(finished["seconds"])
+            self._snapshot.workers.pop(event.worker, None)
+        elif event.kind == CRASH:
+            self._by_unit.pop(event.unit, None)
+            self._observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
+        self._tell(force=event.kind == DONE)
+
+    def _tell(self, *, force: bool) -> None:
+        """Show where the run stands, and write it down for `milldam status`."""
+        now = time.monotonic()
+        if not force and now - self._told < REPORT_SECONDS:
+            return
+        snapshot = self._current()
+        self._observer.progress(snapshot)
+        if now - self._told >= STATUS_SECONDS or force:
+            self._told = now
+            self._run.write_status(
+                {
+                    "stage": self._monitor.stage,
+                    "units": snapshot.units,
+                    "units_done": snapshot.units_done,
+                    "counts": dict(snapshot.counts),
+                    "elapsed": snapshot.elapsed,
+                    "anonymous_bytes": snapshot.anonymous_bytes,
+                    "budget_bytes": snapshot.budget_bytes,
+                    "workers": snapshot.workers,
+                }
+            )
+
+    def _current(self) -> Snapshot:
+        counts, seconds = Counter(self._snapshot.counts), Counter(self._snapshot.seconds)
+        for running in self._by_unit.values():
+            counts.update(running["counts"])
+            seconds.update(running["seconds"])
+        return dataclasses.replace(
+            self._snapshot,
+            counts=counts,
+            seconds=seconds,
+            units_done=len(self._run.progress.complete),
+            anonymous_bytes=self._monitor.now.anonymous,
+            elapsed=time.monotonic() - self._started,
+        )
+
+    # ---- finish ----
+
+    def _finish(self, prepared: _Prepared, units: int, plan: WorkPlan) -> Manifest:
+        run = self._run
+        if not self._limit_reached():
+            require_complete(run, units)
+        dropped: Counter[str] = Counter()
+        for record in run.records():
+            dropped.update(record.dropped)
+        gather_rejects(run)
+        shards = shards_in_order(run)
+        if not shards:
+            raise InputError(_nothing_left(run.out, dropped))
+        tokenizer = {"name": prepared.name, "xxh3": prepared.tokenizer_hash, **dataclasses.asdict(prepared.special)}
+        manifest = Manifest(
+            dtype=token_dtype(prepared.vocab_size),
+            vocab_size=prepared.vocab_size,
+            tokenizer=tokenizer,
+            engine=_engine_version(plan.engine),
+            settings=prepared.identity.settings,
+            input=prepared.identity.input,
+            shards=shards,
+            dropped=dict(sorted(dropped.items())),
+        )
+        manifest.write(self._config.out)
+        return manifest
+
+    def _write_summary(self, manifest: Manifest, plan: WorkPlan) -> Summary:
+        summary = self._summary(manifest, up_to_date=False, plan=plan)
+        write_json(self._run.folder / "summary.json", dataclasses.asdict(summary) | {"out": str(summary.out)})
+        self._run.write_status({"stage": "finished", "units": plan.units, "units_done": plan.units})
+        return summary
+
+    def _summary(self, manifest: Manifest, *, up_to_date: bool, plan: WorkPlan | None = None) -> Summary:
+        return Summary(
+            out=self._config.out,
+            up_to_date=up_to_date,
+            documents=manifest.documents,
+            tokens=manifest.tokens,
+            text_bytes=manifest.text_bytes,
+            characters=manifest.characters,
+            dropped=manifest.dropped,
+            seconds=time.monotonic() - self._started,
+            stages=dict(self._snapshot.seconds),
+            memory={} if up_to_date else self._monitor.summary() | {"budget": self._budget.limit_bytes},
+            workers=plan.workers if plan else 0,
+            engine=manifest.engine,
+            inexact_cuts=sum(record.inexact_cuts for record in self._run.records()),
+        )
+
+
+REPORT_SECONDS = 0.2
+
+
+def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
+    """How many workers the budget holds, at most `wanted`; one works in this process.
+
+    Raises ResourceError with the smallest budget that would do when it holds none.
+    """
+    need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
+    alone = max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+    if budget.limit_bytes < alone:
+        smallest = -(-alone // 10**6)
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer: "
+            f"it takes at least --memory {smallest}MB."
+        )
+    several = (budget.limit_bytes - parent_bytes) // need
+    return max(1, min(wanted, several))
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _this_process_only(given: str) -> bool:
+    """Input that another process could not open."""
+    return given == STDIN or given.startswith("memory://")
+
+
+@contextlib.contextmanager
+def _thread_limit(plan: WorkPlan) -> Iterator[None]:
+    """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
+    if plan.workers == 1 and plan.threads < _cores():
+        os.environ.setdefault("RAYON_NUM_THREADS", str(plan.threads))
+    yield
+
+
+def _engine_version(engine: str) -> str:
+    from importlib.metadata import version
+
+    return f"{engine} {version({'huggingface': 'tokenizers'}.get(engine, engine))}"
+
+
+def _nothing_left(out: Path, dropped: Counter[str]) -> str:
+    if not dropped:
+        return "No documents in the input: nothing to write."
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.most_common())
+    where = f"\nThe rejected records are in {out / 'rejects.jsonl'}." if (out / "rejects.jsonl").exists() else ""
+    return f"No documents left: {sum(dropped.values()):,} records read, all dropped ({reasons}).{where}"
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -42,9 +42,7 @@ PIECES_PER_SHORT_DOCUMENT = 3
 """With fewer pieces, and so fewer exchanged words, documents of 200 bytes would often be equal."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_SENTENCE = re.compile(
-    r"[^\n.!?。！？।]*(?:[.!?]+[\"'”’)\]]*(?:\s+|\Z)|[。！？।]+\s*|\n\s*|[.!?]+|\Z)"
-)
+_SENTENCE = re.compile(r"[^\n.!?。！？।]*(?:[.!?]+[\"'”’)\]]*(?:\s+|\Z)|[。！？।]+\s*|\n\s*|[.!?]+|\Z)")
 _WORD = re.compile(r"(?<!\S)[^\s.,;:!?()\[\]{}<>\"“”'`*_#|/\\=]{2,24}(?=[\s.,;:!?])")
 
 Piece = tuple[bytes, bytes, bytes]
@@ -168,9 +166,7 @@ class Names:
     """Made-up names and numbers: 67 million names, so that the vocabulary keeps growing."""
 
     def __init__(self, rng: Random) -> None:
-        syllables = [
-            c + v + e for c in "bdfgklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "l")
-        ]
+        syllables = [c + v + e for c in "bdfgklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "l")]
         rng.shuffle(syllables)
         pairs = [a + b for a in syllables[:90] for b in syllables[:91]]
         self._heads = [pair.capitalize().encode() for pair in pairs]
@@ -209,9 +205,7 @@ class Cutter:
                 # Never an empty word: in txt, a piece of one word would become a blank line.
                 words.append(self._kept(self._form.escape(word) or self._names.fresh()))
                 space = self._form.separator(sentence[len(body) :] or "\n")
-                pieces.append(
-                    (self._form.escape(before), self._form.escape(after), self._kept(space))
-                )
+                pieces.append((self._form.escape(before), self._form.escape(after), self._kept(space)))
         return SeedDocument(pieces, words)
 
     def _kept(self, value: bytes) -> bytes:
@@ -332,9 +326,7 @@ def write_blocks(blocks: Iterable[bytes], path: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--size", type=parse_size, required=True, help="of the file, about: 200MB, 1GB, 20GB")
     add("--out", type=Path, required=True, help="the file to write; replaced when it is there")

@@ -243,9 +243,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=parse_size, help="hard limit, e.g. 600MB; none without it")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("command", nargs="+", help="what to run, after --")

@@ -99,9 +99,7 @@ def run_datasets(corpus: Path, tokenizer_path: Path, workers: int, folder: Path)
         return {"input_ids": [row.ids for row in tokenizer.encode_batch_fast(batch["text"])]}
 
     started = time.perf_counter()
-    texts = load_dataset(
-        "json", data_files=str(corpus), split="train", cache_dir=str(folder / "cache")
-    )
+    texts = load_dataset("json", data_files=str(corpus), split="train", cache_dir=str(folder / "cache"))
     tokens = texts.map(tokenize, batched=True, num_proc=workers, remove_columns=texts.column_names)
     tokens.save_to_disk(str(folder / "tokens"))
     figures = Figures(seconds=time.perf_counter() - started, documents=len(tokens))
@@ -111,9 +109,7 @@ def run_datasets(corpus: Path, tokenizer_path: Path, workers: int, folder: Path)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peer", choices=("gigatoken", "datasets"))
     parser.add_argument("corpus", type=Path)
     parser.add_argument("tokenizer", type=Path, help="a tokenizer.json")
@@ -130,9 +126,7 @@ def main() -> None:
     if arguments.peer == "gigatoken":
         figures = run_gigatoken(arguments.corpus, arguments.tokenizer)
     else:
-        figures = run_datasets(
-            arguments.corpus, arguments.tokenizer, arguments.workers, arguments.folder
-        )
+        figures = run_datasets(arguments.corpus, arguments.tokenizer, arguments.workers, arguments.folder)
     print(json.dumps(asdict(figures)))
 
 

@@ -217,9 +217,7 @@ def median_run(runs: list[Run]) -> Run:
 
 
 def heading(place: dict[str, Any]) -> list[str]:
-    versions = ", ".join(
-        f"{name} {version}" for name, version in place["versions"].items() if version
-    )
+    versions = ", ".join(f"{name} {version}" for name, version in place["versions"].items() if version)
     return [
         f"{place['name']}: {place['processor']}, {place['cores']} cores, {place['system']}",
         f"Python {place['python']}, {versions}",
@@ -263,9 +261,7 @@ def shown(value: object) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     beside_python = Path(sys.executable).with_name("milldam")
     add = parser.add_argument
     add("corpus", type=Path, help="a .jsonl or .txt file")

@@ -1,10 +1,10 @@
 """milldam: any amount of text into training-ready tokens in a fixed amount of memory.
 
-    >>> import milldam
-    >>> store = milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2/")   # doctest: +SKIP
-    >>> store = milldam.open("corpus.milldam")                                          # doctest: +SKIP
-    >>> store[0]                                                                        # doctest: +SKIP
-    array([1212,  318, ...], dtype=uint16)
+>>> import milldam
+>>> store = milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2/")   # doctest: +SKIP
+>>> store = milldam.open("corpus.milldam")                                          # doctest: +SKIP
+>>> store[0]                                                                        # doctest: +SKIP
+array([1212,  318, ...], dtype=uint16)
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from milldam.store import Store, open_store
 open = open_store
 
 
-def tokenize(inputs: str | Path | Sequence[str | Path], out: str | Path, *, tokenizer: str | Path, **options: Any) -> Store:
+def tokenize(
+    inputs: str | Path | Sequence[str | Path], out: str | Path, *, tokenizer: str | Path, **options: Any
+) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
     Finds finished work and goes on from there; a store that is up to date is opened as it is.

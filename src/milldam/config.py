@@ -60,7 +60,9 @@ class TokenizeConfig:
         }
 
 
-def make_config(inputs: str | Path | Sequence[str | Path], out: str | Path | None, options: dict[str, Any]) -> TokenizeConfig:
+def make_config(
+    inputs: str | Path | Sequence[str | Path], out: str | Path | None, options: dict[str, Any]
+) -> TokenizeConfig:
     """Check the options and fill in where the output goes."""
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     names = tuple(str(one) for one in given)
@@ -81,7 +83,9 @@ def _beside(names: tuple[str, ...], options: dict[str, Any]) -> Path:
     if options.get("format") != "npy":
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
     if len(names) != 1 or not names[0].endswith(".txt"):
-        raise ConfigError("--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy.")
+        raise ConfigError(
+            "--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy."
+        )
     return Path(names[0]).with_suffix(".npy")
 
 

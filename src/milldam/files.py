@@ -87,7 +87,9 @@ class NewFile:
     def __enter__(self) -> NewFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._file.closed:
             self.discard()
 
@@ -148,5 +150,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 "Everything finished so far is safe. Free some space and run the same command again."
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o.") from None
+            raise ResourceError(
+                f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o."
+            ) from None
         raise

@@ -91,7 +91,9 @@ def _machine_available() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _cgroup_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[tuple[int, int]]:
+def _cgroup_limits(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> list[tuple[int, int]]:
     """(limit, use that can't be reclaimed) of every memory cgroup above this process, v1 and v2."""
     found: list[tuple[int, int]] = []
     if not proc.exists():

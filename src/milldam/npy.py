@@ -1,8 +1,8 @@
 """`NAME.npy`: all tokens of the input in one 1-D file for `np.load(mmap_mode="r")`, written as a stream.
 
-The tokens are made as a store in a work folder beside it (so that it resumes like one), joined, and the folder is removed. Beside the
-file stays `NAME.npy.json`, which says what it was made from; without it nobody could tell whether the file is fresh. Disk: twice the
-file while it is joined.
+The tokens are made as a store in a work folder beside it (so that it resumes like one), joined, and the folder is
+removed. Beside the file stays `NAME.npy.json`, which says what it was made from; without it nobody could tell
+whether the file is fresh. Disk: twice the file while it is joined.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
     except (OSError, ValueError):
         work.rmdir()
         raise MismatchError(
-            f"{npy} exists, and there is no {sidecar.name} that says what it was made from. Replace it with --overwrite."
+            f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
         ) from None
     names = {field.name for field in dataclasses.fields(Manifest)}
     shards = tuple(Shard(**shard) for shard in facts.pop("shards"))
@@ -71,5 +71,5 @@ def _join(work: Path, npy: Path) -> None:
         npy_format.write_array_header_1_0(new, header)
         for tokens in store.shard_tokens():
             for start in range(0, len(tokens), _BLOCK_TOKENS):
-                new.write(memoryview(np.ascontiguousarray(tokens[start : start + _BLOCK_TOKENS])))
+                new.write(np.ascontiguousarray(tokens[start : start + _BLOCK_TOKENS]).data)
         new.commit()

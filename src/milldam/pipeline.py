@@ -1,7 +1,8 @@
 """The order of the stages, for one unit: read -> encode -> write. This is the one file that knows it.
 
-Runs in a worker. Holds one batch. A unit gives one shard; a stream that can't be cut beforehand gives several, each closed at the first
-batch after `shard_size` bytes of text. What is committed is reported at once, and never made again.
+Runs in a worker. Holds one batch. A unit gives one shard; a stream that can't be cut beforehand gives several, each
+closed at the first batch after `shard_size` bytes of text. What is committed is reported at once, and never made
+again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from milldam.executors import PART, PROGRESS, Report
 from milldam.files import NewFile
 from milldam.memory import release, usage
+from milldam.prefetch import prefetched
 from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import character_count
 from milldam.sources.batch import Batch, Reject, TextRules
@@ -32,6 +34,9 @@ from milldam.tokenizers.special import SpecialTokens
 
 REPORT_SECONDS = 0.25
 SMALLEST_BATCH = 64 << 10
+READ_AHEAD = 4
+
+_Read = tuple[Batch | None, list[Reject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,13 @@ class _UnitWork:
 
     def steps(self) -> Iterator[None]:
         """Work on the unit, a batch a step."""
-        for batch in self._timed_batches():
+        for batch, rejects in self._timed(self._batches()):
+            # What was rejected on the way to the batch after a finished part was recorded with that part.
+            if self._batch_number > self._given.batches or self._given.batches == 0:
+                for reject in rejects:
+                    self._rejects.add(reject)
+            if batch is None:
+                break
             self._batch_number += 1
             if self._batch_number <= self._given.batches:
                 continue
@@ -149,21 +160,26 @@ class _UnitWork:
                 break
         self._commit(last=True)
 
-    def _timed_batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[tuple[Batch | None, list[Reject]]]:
+        """Each batch with what was rejected on the way to it; at the end None with the last rejects."""
+        rejects: list[Reject] = []
         spool = str(self._task.out / RUN_FOLDER)
-        batches = read_unit(self._given.unit, self._task.rules, self._on_reject, spool)
+        for batch in read_unit(self._given.unit, self._task.rules, rejects.append, spool):
+            yield batch, rejects.copy()
+            rejects.clear()
+        yield None, rejects
+
+    def _timed(self, batches: Iterator[_Read]) -> Iterator[_Read]:
+        # With cores to spare, reading goes on in a thread while the engine, which holds no lock, encodes.
+        if self._task.threads > 1:
+            batches = prefetched(batches, READ_AHEAD)
         while True:
             started = time.perf_counter()
-            batch = next(batches, None)
+            read = next(batches, None)
             self._seconds["read"] += time.perf_counter() - started
-            if batch is None:
+            if read is None:
                 return
-            yield batch
-
-    def _on_reject(self, reject: Reject) -> None:
-        # What was rejected on the way to a batch that is done already has been recorded with it.
-        if self._batch_number > self._given.batches or self._given.batches == 0:
-            self._rejects.add(reject)
+            yield read
 
     def _work_on(self, batch: Batch) -> None:
         if batch.cancel:

@@ -1,6 +1,7 @@
 """The rejects of all parts -> `rejects.jsonl` in the output folder, in plan order, with the line in the whole file.
 
-A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject to place. Streams.
+A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject
+to place. Streams.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 from milldam.files import NewFile
 from milldam.run import Run
-from milldam.sources.compression import open_bytes, read_blocks
+from milldam.sources.compression import read_blocks
+from milldam.sources.opening import open_bytes
 
 NAME = "rejects.jsonl"
 _BLOCK = 1 << 20

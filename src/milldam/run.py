@@ -14,6 +14,7 @@ Nothing here is held in memory whole, however many units there are: units are re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -26,7 +27,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import explain_os_errors, hash_bytes, json_bytes, remove_temporaries, write_json
+from milldam.files import NewFile, explain_os_errors, hash_bytes, json_bytes, remove_temporaries, write_json
 from milldam.memory import format_size
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
@@ -99,6 +100,7 @@ class Run:
 
     def __enter__(self) -> Run:
         _refuse_foreign(self.out)
+        self._made_out = not self.out.exists()
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -110,7 +112,18 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.state() == NEW:
+            self._leave_no_trace()
         self._lock.release()
+
+    def _leave_no_trace(self) -> None:
+        """Nothing came of it, not even a plan: put the folder back as it was."""
+        for name in ("inputs.new.jsonl", "units.jsonl", "memory.csv", "lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+            if self._made_out:
+                self.out.rmdir()
 
     # ---- what the folder holds ----
 
@@ -204,26 +217,24 @@ class Run:
         return int(json.loads((self.folder / "plan.json").read_bytes())["units"])
 
     def _mend_records(self) -> None:
-        """Keep the records up to the first that is torn or whose shard is missing or of another size."""
+        """Drop a record that is torn, or whose shard is missing or of another size."""
         path = self.folder / "records.jsonl"
         if not path.exists():
             return
-        good: list[bytes] = []
-        lines = path.read_bytes().splitlines(keepends=True)
-        for line in lines:
-            if line.endswith(b"\n") and self._holds(line):
-                good.append(line)
-        if len(good) != len(lines):
-            temporary = path.with_suffix(".new")
-            temporary.write_bytes(b"".join(good))
-            temporary.replace(path)
+        with path.open("rb") as lines, NewFile(path) as new:
+            for line in lines:
+                if line.endswith(b"\n") and self._holds(line):
+                    new.write(line)
+            new.commit()
 
     def _holds(self, line: bytes) -> bool:
         try:
             shard = json.loads(line)["shard"]
         except (ValueError, KeyError):
             return False
-        return shard is None or all(_has_size(self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for x in ("bin", "idx"))
+        return shard is None or all(
+            _has_size(self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for x in ("bin", "idx")
+        )
 
     def _book(self, record: PartRecord) -> None:
         done = self.progress

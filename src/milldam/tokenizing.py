@@ -1,9 +1,9 @@
-"""The job of `milldam tokenize`: prepare, plan, work, finish. Each step leaves a state from which the same call goes on.
+"""The job of `milldam tokenize`: prepare, plan, work, finish. Each step leaves a state from which the same call
+goes on.
 
-    prepare   tokenizer, input listing, text column, engine: everything that can be wrong is found here
-    plan      units from the input, workers from the budget
-    work      units through an executor; every finished part is recorded
-    finish    rejects gathered, manifest written last
+prepare tokenizer, input listing, text column, engine: everything that can be wrong is found here plan units from
+the input, workers from the budget work units through an executor; every finished part is recorded finish rejects
+gathered, manifest written last
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import logging
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +32,8 @@ from milldam.rejects import gather_rejects
 from milldam.run import FINISHED, NEW, Identity, Run, require_complete, shards_in_order
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
-from milldam.sources.listing import STDIN, InputFile, list_inputs
+from milldam.sources.listing import InputFile, list_inputs
+from milldam.sources.opening import STDIN
 from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import Slice, Unit, default_shard_size, plan_units
 from milldam.store.format import token_dtype
@@ -46,7 +46,7 @@ log = logging.getLogger("milldam")
 
 # Measured (docs/log.md): a worker's imports, what a batch needs on its way, and a loaded tokenizer by its file's size.
 WORKER_BYTES = 48 * 10**6
-WORK_BYTES = 40 * 10**6
+WORK_BYTES = 60 * 10**6
 TOKENIZER_FACTOR = 16
 SAMPLE_BYTES = 64 << 10
 STATUS_SECONDS = 1.0
@@ -175,9 +175,7 @@ class _Job:
         config = self._config
         special = choose_special_tokens(tokenizer.huggingface, tokenizer.named, bos=config.bos, eos=config.eos)
         shard_size = config.shard_size or default_shard_size(input_identity["bytes"])
-        rules = TextRules(
-            config.documents, config.separator, config.text_column, config.invalid_utf8, config.strict
-        )
+        rules = TextRules(config.documents, config.separator, config.text_column, config.invalid_utf8, config.strict)
         slices = (Slice(file.path, file.format, file.compression) for file in self._input_files())
         column = find_text_column(slices, config.text_column, str(self._run.folder))
         rules = dataclasses.replace(rules, text_column=column)
@@ -207,7 +205,9 @@ class _Job:
         self._run.require_same(identity)
         from_stdin = STDIN in self._config.inputs
         if from_stdin and self._run.state() == FINISHED:
-            raise InputError(f"{self._config.out} exists, and standard input can't be compared with it. Use --overwrite.")
+            raise InputError(
+                f"{self._config.out} exists, and standard input can't be compared with it. Use --overwrite."
+            )
         if self._run.state() == FINISHED:
             (self._run.folder / "inputs.new.jsonl").unlink(missing_ok=True)
             return True
@@ -240,7 +240,11 @@ class _Job:
         here_only = config.limit is not None or any(_this_process_only(one) for one in config.inputs)
         parent = usage().anonymous
         fitting = fit_workers(self._budget, parent, tokenizer_bytes, 1 if here_only else max(1, min(wanted, pending)))
-        note = f"the budget holds {fitting} of {min(wanted, pending)} workers" if fitting < min(wanted, pending) and not here_only else ""
+        note = (
+            f"the budget holds {fitting} of {min(wanted, pending)} workers"
+            if fitting < min(wanted, pending) and not here_only
+            else ""
+        )
         share = self._budget.limit_bytes if fitting == 1 else (self._budget.limit_bytes - parent) // fitting
         plan = WorkPlan(
             budget=self._budget,
@@ -327,7 +331,11 @@ class _Job:
             self._run.add(event.value)
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
-            self._snapshot.workers[event.worker] = {"pid": event.pid, "unit": event.unit, "time": time.time()} | event.value["counts"]
+            self._snapshot.workers[event.worker] = {
+                "pid": event.pid,
+                "unit": event.unit,
+                "time": time.time(),
+            } | event.value["counts"]
         elif event.kind == DONE:
             finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
             self._snapshot.counts.update(finished["counts"])
@@ -477,7 +485,3 @@ def _nothing_left(out: Path, dropped: Counter[str]) -> str:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.most_common())
     where = f"\nThe rejected records are in {out / 'rejects.jsonl'}." if (out / "rejects.jsonl").exists() else ""
     return f"No documents left: {sum(dropped.values()):,} records read, all dropped ({reasons}).{where}"
-
-
-def remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

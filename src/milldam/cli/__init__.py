@@ -1,7 +1,7 @@
 """The command line: the only place that prints or exits.
 
-Results go to standard output, progress and messages to standard error. Commands import what they need when they run, so that
-`milldam --help` answers at once.
+Results go to standard output, progress and messages to standard error. Commands import what they need when they
+run, so that `milldam --help` answers at once.
 """
 
 from __future__ import annotations

@@ -72,4 +72,4 @@ def _coloured(store: Store, tokens: list[int], ids: bool, *, marks: bool) -> Tex
 def _visible(piece: str) -> str:
     """Control characters as pictures: a document must not steer the terminal."""
     pictures = {code: 0x2400 + code for code in range(0x20) if code != 0x0A} | {0x7F: 0x2421}
-    return piece.translate(pictures | {code: 0xFFFD for code in range(0x80, 0xA0)}).replace("\n", "⏎\n")
+    return piece.translate(pictures | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)).replace("\n", "⏎\n")

@@ -104,7 +104,7 @@ def progress_line(snapshot: Snapshot) -> str:
     tokens, characters = counts["tokens"], counts["characters"]
     ratio = f", {characters / tokens:.2f} chars/token" if tokens else ""
     return (
-        f"{_share(snapshot):.0%} {format_size(counts['text_bytes'])} at {format_size(counts['text_bytes'] / elapsed)}/s, "
+        f"{_share(snapshot):.0%} {format_size(counts['text_bytes'])}, {format_size(counts['text_bytes'] / elapsed)}/s, "
         f"{counts['documents']:,} documents, {tokens / elapsed / 1e6:.1f}M tokens/s{ratio}, "
         f"unit {snapshot.units_done}/{snapshot.units}{_remaining(snapshot)}, "
         f"memory {format_size(snapshot.anonymous_bytes)} of {format_size(snapshot.budget_bytes)}"

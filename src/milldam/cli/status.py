@@ -73,7 +73,8 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     for number, worker in sorted(found.get("workers", {}).items()):
         ago = time.time() - worker["time"]
         lines.append(
-            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {worker.get('documents', 0):,} documents, "
-            f"{format_size(worker.get('anonymous_bytes', 0))}, heard {ago:.0f} s ago"
+            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
+            f"{worker.get('documents', 0):,} documents, {format_size(worker.get('anonymous_bytes', 0))}, "
+            f"heard {ago:.0f} s ago"
         )
     return lines

@@ -24,34 +24,80 @@ EXIT_INTERRUPTED = 130
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store, or file for --format npy.")
 @click.option("--tokenizer", required=True, help="Folder, file or Hub name of the tokenizer.")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree, such as 512MB. [default: half of what is free]")
+@click.option(
+    "--memory", metavar="SIZE", help="Limit for the whole process tree, such as 512MB. [default: half of what is free]"
+)
 @click.option("--workers", type=int, help="Cores to use. [default: all]")
-@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]")
+@click.option(
+    "--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]"
+)
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
-@click.option("--text-column", metavar="NAME", help="Field with the text; dots for nested fields. [default: the obvious one]")
-@click.option("--documents", type=click.Choice(["file", "line", "paragraph"]), default="file", show_default=True,
-              help="In .txt files: what is a document.")
-@click.option("--separator", metavar="TEXT", help="In .txt files: documents end at this text. \\n and \\t are understood.")
-@click.option("--input-format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
-              help="What the input is, when its name does not say.")
-@click.option("--eos", default="auto", show_default=True, metavar="TOKEN", help="Token after each document: auto, none or its text.")
-@click.option("--bos", default="none", show_default=True, metavar="TOKEN", help="Token before each document: none, auto or its text.")
-@click.option("--special-text", type=click.Choice(["special", "plain"]), default="special", show_default=True,
-              help="The text of a special token inside a document: the special token, as HF has it, or plain text.")
-@click.option("--invalid-utf8", type=click.Choice(["reject", "replace", "strict"]), default="reject", show_default=True,
-              help="Records that are not UTF-8: set aside, repair with U+FFFD, or stop.")
+@click.option(
+    "--text-column", metavar="NAME", help="Field with the text; dots for nested fields. [default: the obvious one]"
+)
+@click.option(
+    "--documents",
+    type=click.Choice(["file", "line", "paragraph"]),
+    default="file",
+    show_default=True,
+    help="In .txt files: what is a document.",
+)
+@click.option(
+    "--separator", metavar="TEXT", help="In .txt files: documents end at this text. \\n and \\t are understood."
+)
+@click.option(
+    "--input-format",
+    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    help="What the input is, when its name does not say.",
+)
+@click.option(
+    "--eos",
+    default="auto",
+    show_default=True,
+    metavar="TOKEN",
+    help="Token after each document: auto, none or its text.",
+)
+@click.option(
+    "--bos",
+    default="none",
+    show_default=True,
+    metavar="TOKEN",
+    help="Token before each document: none, auto or its text.",
+)
+@click.option(
+    "--special-text",
+    type=click.Choice(["special", "plain"]),
+    default="special",
+    show_default=True,
+    help="The text of a special token inside a document: the special token, as HF has it, or plain text.",
+)
+@click.option(
+    "--invalid-utf8",
+    type=click.Choice(["reject", "replace", "strict"]),
+    default="reject",
+    show_default=True,
+    help="Records that are not UTF-8: set aside, repair with U+FFFD, or stop.",
+)
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
-@click.option("--engine", type=click.Choice(["auto", "gigatoken", "huggingface"]), default="auto", show_default=True,
-              help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers.")
-@click.option("--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "gigatoken", "huggingface"]),
+    default="auto",
+    show_default=True,
+    help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers.",
+)
+@click.option(
+    "--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write."
+)
 @click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
 def tokenize(inputs: tuple[str, ...], out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
-    INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .csv, .tsv, .parquet, .arrow, each
-    also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on where it stopped.
+    INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .csv,
+    .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on where
+    it stopped.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/
@@ -133,4 +179,8 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     share = memory["peak"] / memory["budget"]
     lines[2] += f" of {format_size(memory['budget'])} ({share:.0%})"
     stages = (f"{name} {format_size(one['peak'])}" for name, one in memory["stages"].items())
-    return [*lines, f"  peak by stage: {', '.join(stages)}", f"  file-backed, apart: {format_size(memory['peak_file_backed'])}"]
+    return [
+        *lines,
+        f"  peak by stage: {', '.join(stages)}",
+        f"  file-backed, apart: {format_size(memory['peak_file_backed'])}",
+    ]

@@ -1,7 +1,7 @@
 """Where units are worked on: in this process (serial), or in several (local).
 
-An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state once, and the
-callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
+An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state
+once, and the callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Event:
 
 
 class Executor(Protocol):
-    def run(self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]) -> None:
+    def run(
+        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+    ) -> None:
         """Work on every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out."""
         ...

@@ -1,7 +1,8 @@
 """Several worker processes on this machine, one unit at a time each.
 
-Processes, not threads (docs/decisions/0003): a worker that dies takes nothing with it but its unit, which is given to a fresh one, once.
-Workers are started as `python -m milldam.executors.worker`, so a script that calls milldam needs no `if __name__ == "__main__"`.
+Processes, not threads (docs/decisions/0003): a worker that dies takes nothing with it but its unit, which is given
+to a fresh one, once. Workers are started as `python -m milldam.executors.worker`, so a script that calls milldam
+needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class LocalExecutor:
     def __init__(self, workers: int, threads: int = 1) -> None:
         self._count, self._threads = workers, threads
 
-    def run(self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]) -> None:
+    def run(
+        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+    ) -> None:
         job = _Job(task, iter(units), assign, on_event, self._threads)
         try:
             job.run(self._count)
@@ -44,7 +47,12 @@ class LocalExecutor:
 
 class _Job:
     def __init__(
-        self, task: Task, units: Iterator[int], assign: Callable[[int], Any], on_event: Callable[[Event], None], threads: int
+        self,
+        task: Task,
+        units: Iterator[int],
+        assign: Callable[[int], Any],
+        on_event: Callable[[Event], None],
+        threads: int,
     ) -> None:
         self._task, self._units, self._assign, self._on_event = task, units, assign, on_event
         self._threads = threads
@@ -70,8 +78,10 @@ class _Job:
 
     def _start_worker(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        environment = os.environ | {"RAYON_NUM_THREADS": str(self._threads)}
-        command = [sys.executable, "-m", "milldam.executors.worker", str(theirs.fileno())]
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"RAYON_NUM_THREADS": str(self._threads), "PYTHONPATH": path}
+        # -P: what lies in the current folder must not stand in for an installed package.
+        command = [sys.executable, "-P", "-m", "milldam.executors.worker", str(theirs.fileno())]
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
@@ -113,7 +123,7 @@ class _Job:
         if self._crashes[unit] > RETRIES:
             raise WorkerError(
                 f"Unit {unit} ended its worker process {self._crashes[unit]} times; the last one {cause}.\n"
-                "Every finished unit is safe. Run the same command again, with less --workers or more --memory if it was memory."
+                "Every finished unit is safe. Run the same command again; if it was memory, with fewer --workers."
             )
         self._on_event(Event(worker.number, worker.process.pid, unit, CRASH, cause))
         self._again.append(unit)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from milldam.executors import DONE, Event, Task
 
 
 class SerialExecutor:
-    def run(self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]) -> None:
+    def run(
+        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+    ) -> None:
         work = task.start()
         for unit in units:
-            work(assign(unit), lambda kind, value, unit=unit: on_event(Event(0, os.getpid(), unit, kind, value)))
+            work(assign(unit), partial(_report, on_event, unit))
             on_event(Event(0, os.getpid(), unit, DONE))
+
+
+def _report(on_event: Callable[[Event], None], unit: int, kind: str, value: Any) -> None:
+    on_event(Event(0, os.getpid(), unit, kind, value))

@@ -96,6 +96,30 @@ def checked_text(
     return pa.array(kept, pa.large_string())
 
 
+def decode_array(data: bytes, rules: TextRules) -> tuple[pa.LargeStringArray | None, str]:
+    """One text as an array by the rules, without a copy; or what is wrong with it."""
+    raw = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
+    )
+    try:
+        return raw.cast(pa.large_string()), ""
+    except pa.ArrowInvalid:
+        text, problem = decode_text(data, rules)
+        return (None if text is None else pa.array([text], pa.large_string())), problem
+
+
+def whole_characters(data: bytes) -> int:
+    """How many bytes make up whole UTF-8 characters: the last one may be cut off."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if needed > back else len(data)
+        if byte < 0x80:
+            break
+    return len(data)
+
+
 def without_blank(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Leave out what is no document: lines and stretches of nothing but white space."""
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))

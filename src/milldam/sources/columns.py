@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from milldam.errors import InputError, did_you_mean
-from milldam.sources.compression import Truncated, open_bytes, peek_standard_input
+from milldam.sources.compression import TruncatedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE
-from milldam.sources.listing import STDIN
+from milldam.sources.opening import STDIN, open_bytes, peek_standard_input
 from milldam.sources.records import WHOLE, Block, record_blocks
 from milldam.sources.table_text import csv_header
 from milldam.sources.tables import open_schema, text_columns
@@ -84,7 +84,7 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
                 yield from _parsed(first.data.removeprefix(BOM))
             elif first is not None:
                 yield GiantLine.outline(_giant_parts(first, blocks), spool)
-    except (Truncated, ValueError):
+    except (TruncatedError, ValueError):
         return
 
 

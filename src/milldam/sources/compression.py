@@ -1,53 +1,23 @@
 """A file -> its bytes, decompressed as they flow, never more than asked for at a time.
 
 Several members (gz), frames (zst) and streams (bz2, xz) in one file are read through. A file that ends in the middle of
-one gives everything up to there, then raises `Truncated`. Local paths and fsspec addresses alike.
+one gives everything up to there, then raises `TruncatedError`.
 """
 
 from __future__ import annotations
 
 import bz2
-import io
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from milldam.sources.listing import STDIN, is_address, open_filesystem
-
 _COMPRESSED_BLOCK = 1 << 16
 
 
-class Truncated(Exception):
+class TruncatedError(Exception):
     """The compressed data ends too early or is damaged; the message says how."""
-
-
-def open_bytes(path: str) -> IO[bytes]:
-    """The raw bytes of a file, wherever it lies."""
-    if path == STDIN:
-        return standard_input()
-    if is_address(path):
-        filesystem, inner = open_filesystem(path)
-        file: IO[bytes] = filesystem.open(inner, "rb")
-        return file
-    return open(path, "rb", buffering=0)
-
-
-_stdin: io.BufferedReader | None = None
-
-
-def standard_input() -> io.BufferedReader:
-    """Standard input with enough buffer to look at its head before it is read."""
-    global _stdin
-    if _stdin is None:
-        _stdin = io.BufferedReader(sys.stdin.buffer.raw, buffer_size=1 << 20)  # type: ignore[attr-defined]
-    return _stdin
-
-
-def peek_standard_input() -> bytes:
-    """The head of standard input, which stays there to be read."""
-    return bytes(standard_input().peek())
 
 
 def read_blocks(file: IO[bytes], compression: str | None, block_bytes: int) -> Iterator[bytes]:
@@ -67,11 +37,11 @@ def _decompress(file: IO[bytes], make: Callable[[], Any], block_bytes: int) -> I
             if decompressor.needs_input and not pending:
                 pending = file.read(_COMPRESSED_BLOCK)
                 if not pending:
-                    raise Truncated("it ends in the middle of its compressed data")
+                    raise TruncatedError("it ends in the middle of its compressed data")
             try:
                 block = decompressor.decompress(pending, block_bytes)
             except Exception as error:  # each library has an error type of its own
-                raise Truncated(f"damaged compressed data ({error})") from None
+                raise TruncatedError(f"damaged compressed data ({error})") from None
             pending = b""
             if block:
                 yield block

@@ -1,8 +1,8 @@
 """One JSON line of any size -> the text of one field, in parts of bounded size.
 
-The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that the ordinary parser
-reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped in parts. Memory: one part and
-the skeleton, at most `_LARGEST_SKELETON`.
+The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that
+the ordinary parser reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped
+in parts. Memory: one part and the skeleton, at most `_LARGEST_SKELETON`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _LARGEST_SKELETON = 16 << 20
 _MARK = "\ue000milldam string "
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 # A cut must not fall into an escape, between the halves of a surrogate pair, or into a UTF-8 character.
-_UNFINISHED = re.compile(rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|\\u[0-9a-fA-F]{0,3}|\\|[\xc2-\xf4][\x80-\xbf]*)\Z")
+_UNFINISHED = re.compile(
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|\\u[0-9a-fA-F]{0,3}|\\|[\xc2-\xf4][\x80-\xbf]*)\Z"
+)
 
 
 class GiantLine:
@@ -32,7 +34,7 @@ class GiantLine:
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, bool]]:
         """(part of the text, whether it is the last); raises ValueError when the line holds no such text."""
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._spool)
+            self._file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 - closed with the last part
         self._file.write(data)
         if last:
             file, self._file = self._file, None
@@ -64,7 +66,7 @@ class GiantLine:
 
 def _scan(file: IO[bytes]) -> tuple[str, list[tuple[int, int]]]:
     """The line with long strings marked, and where on disk each of those lies."""
-    skeleton, strings = bytearray(), []
+    skeleton, strings = bytearray(), list[tuple[int, int]]()
     for is_string, start, stop in _spans(file):
         if is_string and stop - start > _LONG_STRING:
             skeleton += json.dumps(f"{_MARK}{len(strings)}").encode()
@@ -122,8 +124,8 @@ def _unescape(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[str, boo
         try:
             text = json.loads(b'"' + block[:cut] + b'"')
             text.encode("utf-8")
-        except UnicodeError as error:
-            raise ValueError(f"not UTF-8 ({error.reason})") from None
+        except UnicodeError:
+            raise ValueError("its text is not UTF-8") from None
         yield text, start >= stop
 
 

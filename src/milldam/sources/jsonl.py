@@ -1,8 +1,8 @@
 """JSON Lines -> documents. A block of lines is parsed by Arrow at once, without a Python object per document.
 
-When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two objects
-on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a fixed size, so the
-result does not depend on workers or memory. A line too large for memory goes through giant.py.
+When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two
+objects on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a
+fixed size, so the result does not depend on workers or memory. A line too large for memory goes through giant.py.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ import pyarrow.json
 
 from milldam.sources.arrays import bounded
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
-from milldam.sources.compression import Truncated, open_bytes
+from milldam.sources.compression import TruncatedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE, make_line_reject
+from milldam.sources.opening import open_bytes
 from milldam.sources.records import WHOLE, Block, record_blocks
 from milldam.sources.units import Slice
 
 _MISSING = object()
 
 
-class Malformed(Exception):
-    """A line that holds no usable document: (reason, detail)."""
+class MalformedError(Exception):
+    """A line that holds no usable document."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
 
 
 def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
@@ -44,7 +49,7 @@ def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str |
                     yield from reader.read_block(block)
                 else:
                     yield from reader.read_giant(giant, block)
-        except Truncated as error:
+        except TruncatedError as error:
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
 
@@ -88,8 +93,8 @@ class _Reader:
                 continue
             try:
                 texts.append(text_of_line(line, self.path, self._rules))
-            except Malformed as error:
-                self._reject(block, number, *error.args, raw=line)
+            except MalformedError as error:
+                self._reject(block, number, error, line)
         return pa.array(texts, pa.large_string())
 
     def read_giant(self, giant: GiantLine, block: Block) -> Iterator[Batch]:
@@ -97,11 +102,11 @@ class _Reader:
             for text, last in giant.feed(block.data, last=block.kind != "part"):
                 yield Batch(pa.array([text], pa.large_string()), open=not last)
         except ValueError as error:
-            self._reject(block, block.line, "bad_json", str(error), raw=b"")
+            self._reject(block, block.line, MalformedError("bad_json", str(error)), b"")
         yield Batch(pa.array([], pa.large_string()), bytes_read=len(block.data))
 
-    def _reject(self, block: Block, line: int, reason: str, detail: str, raw: bytes) -> None:
-        reject = make_line_reject(self._slice, block, line, reason, detail, raw)
+    def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
+        reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)
         stop_or_reject(reject, self._rules, self._on_reject)
 
 
@@ -110,20 +115,22 @@ def _nested_type(path: list[str]) -> pa.DataType:
 
 
 def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
-    """The document on one line; raises Malformed with what is wrong."""
+    """The document on one line; raises MalformedError with what is wrong."""
     decoded, problem = decode_text(line, rules)
     if decoded is None:
-        raise Malformed("not_utf8", problem)
+        raise MalformedError("not_utf8", problem)
     try:
         record = json.loads(decoded)
     except (ValueError, RecursionError) as error:
-        raise Malformed("bad_json", str(error)) from None
+        raise MalformedError("bad_json", str(error)) from None
     text = find_field(record, path)
     if text is _MISSING:
         found = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
-        raise Malformed("no_field", f'no field "{".".join(path)}"; found {found or "none"}')
+        raise MalformedError("no_field", f'no field "{".".join(path)}"; found {found or "none"}')
     if not isinstance(text, str):
-        raise Malformed("no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text')
+        raise MalformedError(
+            "no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text'
+        )
     return _without_surrogates(text, rules)
 
 
@@ -141,6 +148,6 @@ def _without_surrogates(text: str, rules: TextRules) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         if rules.invalid_utf8 != "replace":
-            raise Malformed("not_utf8", "an escaped surrogate without its other half") from None
+            raise MalformedError("not_utf8", "an escaped surrogate without its other half") from None
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

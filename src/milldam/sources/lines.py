@@ -1,7 +1,7 @@
 """Plain text files -> documents: a file, a line, a paragraph or a stretch between separators each.
 
-A document larger than a batch flows in parts. A file that is no UTF-8 is rejected whole: when that shows after some parts of it
-have been handed on, a cancelled batch takes them back.
+A document larger than a batch flows in parts. A file that is no UTF-8 is rejected whole: when that shows after some
+parts of it have been handed on, a cancelled batch takes them back.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.arrays import bounded, checked_text, split_at, split_lines, split_paragraphs, without_blank
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, describe_encoding, stop_or_reject
-from milldam.sources.compression import Truncated, open_bytes, read_blocks
+from milldam.sources.arrays import (
+    bounded,
+    checked_text,
+    decode_array,
+    split_at,
+    split_lines,
+    split_paragraphs,
+    whole_characters,
+    without_blank,
+)
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
 from milldam.sources.units import Slice
 
@@ -48,7 +58,7 @@ def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Itera
                 data = block.data.removeprefix(BOM) if number == 0 and slice.start == 0 else block.data
                 texts = _split(data, block, slice, rules, on_reject)
                 yield from (Batch(part, bytes_read=part.nbytes) for part in bounded(without_blank(texts)))
-        except Truncated as error:
+        except TruncatedError as error:
             yield from giant.cancel()
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
@@ -75,34 +85,36 @@ def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail:
 
 
 class _Giant:
-    """A document that comes in parts: decoded as it flows, taken back when it turns out to be no UTF-8."""
+    """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8."""
 
     def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject) -> None:
         self._slice, self._rules, self._on_reject = slice, rules, on_reject
         self._reset()
 
     def _reset(self) -> None:
-        errors = "replace" if self._rules.invalid_utf8 == "replace" else "strict"
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        self._held = b""
         self._started = self._failed = False
 
-    def read(self, block: Block, boundary: Boundary | None) -> Iterator[Batch]:
+    def read(self, block: Block, boundary: Boundary) -> Iterator[Batch]:
         data, last = block.data, block.kind == LAST
-        if last and boundary is not None:
+        if last:
             data = data.rstrip(b"\r\n") if boundary in _SPLITTERS else data.removesuffix(boundary.separators[0])
         yield from self.feed(data, block.line, block.origin, last=last)
 
     def feed(self, data: bytes, line: int = 1, origin: int = 0, *, last: bool) -> Iterator[Batch]:
         if not self._failed:
-            try:
-                text = self._decoder.decode(data, final=last)
+            data = self._held + data
+            cut = len(data) if last else whole_characters(data)
+            data, self._held = data[:cut], data[cut:]
+            text, problem = decode_array(data, self._rules)
+            if text is not None:
                 self._started = not last
-                yield Batch(pa.array([text], pa.large_string()), open=not last, bytes_read=len(data))
-            except UnicodeDecodeError as error:
+                yield Batch(text, open=not last, bytes_read=len(data))
+            else:
                 yield from self.cancel()
                 self._failed = True
-                detail = describe_encoding(data, error)
-                stop_or_reject(Reject(self._slice.path, "not_utf8", detail, line=line, origin=origin), self._rules, self._on_reject)
+                reject = Reject(self._slice.path, "not_utf8", problem, line=line, origin=origin)
+                stop_or_reject(reject, self._rules, self._on_reject)
         if last:
             self._reset()
 
@@ -152,13 +164,13 @@ def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
     try:
         first = next(blocks, b"")
         second = next(blocks, None)
-    except Truncated as error:
+    except TruncatedError as error:
         return b"", _raise(error)
     first = first.removeprefix(BOM)
     return (first, None) if second is None else (first + second, blocks)
 
 
-def _raise(error: Truncated) -> Iterator[bytes]:
+def _raise(error: TruncatedError) -> Iterator[bytes]:
     raise error
     yield b""
 
@@ -185,6 +197,6 @@ def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], rules: TextRules, o
             yield from giant.feed(held, last=False)
             held = block
         yield from giant.feed(held, last=True)
-    except Truncated as error:
+    except TruncatedError as error:
         yield from giant.cancel()
         stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)

@@ -1,7 +1,8 @@
 """What the user names -> input files, in a fixed order.
 
-Paths, folders (searched to the bottom), globs and fsspec addresses. A folder gives the files whose format is known, hidden ones
-left out, sorted by name level by level; so the order depends on the names alone. Streams: no list of a million files is held.
+Paths, folders (searched to the bottom), globs and fsspec addresses. A folder gives the files whose format is known,
+hidden ones left out, sorted by name level by level; so the order depends on the names alone. Streams: no list of a
+million files is held.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from milldam.errors import ConfigError, InputError
+from milldam.errors import InputError, did_you_mean
+from milldam.sources.opening import STDIN, is_address, open_filesystem, peek_standard_input
 
 FORMATS = {
     ".txt": "txt",
-    ".text": "txt",
-    ".md": "txt",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
@@ -29,7 +29,6 @@ FORMATS = {
     ".feather": "arrow",
 }
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
-STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,12 @@ def list_inputs(inputs: Sequence[str], input_format: str | None = None) -> Itera
 
 def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
     if given == STDIN:
-        yield InputFile(STDIN, input_format or "stdin", None, 0, "")
+        yield InputFile(STDIN, input_format or _sniffed_format(), None, 0, "")
     elif is_address(given):
         yield from _list_address(given, input_format)
     elif os.path.isdir(given):
         yield from _list_folder(Path(given), input_format)
-    elif os.path.exists(given):
+    elif os.path.isfile(given):
         yield _local_file(given, input_format)
     elif glob.has_magic(given):
         for path in sorted(glob.iglob(os.path.expanduser(given), recursive=True)):
@@ -71,14 +70,12 @@ def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
         raise InputError(f"{given}: no such file or folder.{_nearby(given)}")
 
 
-def is_address(given: str) -> bool:
-    """Whether fsspec should open it: s3://, gs://, hf://, memory://, ..."""
-    return "://" in given
+def _sniffed_format() -> str:
+    """Standard input has no name: an object at its start means JSON lines, anything else is text."""
+    return "jsonl" if peek_standard_input().lstrip().startswith(b"{") else "txt"
 
 
 def _nearby(given: str) -> str:
-    from milldam.errors import did_you_mean
-
     path = Path(given)
     return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
 
@@ -109,7 +106,14 @@ def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]
         for name, detail in details:
             if name == path or _kind(name) is not None:
                 kind, compression = _required_kind(name, input_format)
-                version = next((str(detail[k]) for k in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if k in detail), "")
+                version = next(
+                    (
+                        str(detail[k])
+                        for k in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+                        if k in detail
+                    ),
+                    "",
+                )
                 yield InputFile(filesystem.unstrip_protocol(name), kind, compression, int(detail["size"]), version)
     except FileNotFoundError:
         raise InputError(f"{address}: nothing there.") from None
@@ -119,17 +123,6 @@ def _find_details(filesystem: Any, path: str) -> list[tuple[str, dict[str, Any]]
     found = filesystem.find(path, detail=True)
     hidden = [name for name in found if PurePosixPath(name).name.startswith(".")]
     return sorted((name, detail) for name, detail in found.items() if name not in hidden)
-
-
-def open_filesystem(address: str) -> tuple[Any, str]:
-    """The fsspec file system behind an address, and the path in it."""
-    import fsspec
-
-    try:
-        filesystem, path = fsspec.core.url_to_fs(address)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{address}: {error}") from None
-    return filesystem, str(path)
 
 
 def _kind(name: str) -> tuple[str, str | None] | None:
@@ -146,5 +139,7 @@ def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None
     if input_format is not None:
         return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
     if kind is None:
-        raise InputError(f"{name}: its ending says no known format. Say what it is: --input-format txt|jsonl|csv|tsv|parquet|arrow")
+        raise InputError(
+            f"{name}: its ending says no known format. Say what it is: --input-format txt|jsonl|csv|tsv|parquet|arrow"
+        )
     return kind

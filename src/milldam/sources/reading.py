@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from milldam.sources import lines
 from milldam.sources.batch import Batch, OnReject, TextRules
 from milldam.sources.jsonl import read_jsonl
-from milldam.sources.listing import STDIN, InputFile
+from milldam.sources.listing import InputFile
+from milldam.sources.opening import STDIN
 from milldam.sources.table_text import read_csv, slice_csv
 from milldam.sources.tables import read_arrow, read_parquet, slice_arrow, slice_parquet
 from milldam.sources.units import Slice, Unit, by_bytes, whole

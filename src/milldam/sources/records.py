@@ -1,7 +1,8 @@
 """Bytes -> blocks of whole records, for formats whose records end at a separator (lines, paragraphs, a string).
 
-A record belongs to the slice in which its first byte lies; so slices of a file give each record once, wherever they are cut.
-Blocks are about `BLOCK_BYTES`; a record larger than `GIANT_BYTES` comes in parts, so memory is bounded for any record.
+A record belongs to the slice in which its first byte lies; so slices of a file give each record once, wherever they
+are cut. Blocks are about `BLOCK_BYTES`; a record larger than `GIANT_BYTES` comes in parts, so memory is bounded for
+any record.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class BlankLine(Boundary):
         return None
 
 
-def record_blocks(file: IO[bytes], compression: str | None, boundary: Boundary, start: int, stop: int | None) -> Iterator[Block]:
+def record_blocks(
+    file: IO[bytes], compression: str | None, boundary: Boundary, start: int, stop: int | None
+) -> Iterator[Block]:
     """Blocks of the records that begin in [start, stop) of a file."""
     if start:
         file.seek(start - boundary.longest if start >= boundary.longest else 0)

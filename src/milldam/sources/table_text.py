@@ -1,7 +1,8 @@
-"""CSV and TSV -> documents. Records are found by their quotes, so that a field may hold line ends; Arrow parses blocks of them.
+"""CSV and TSV -> documents. Records are found by their quotes, so that a field may hold line ends; Arrow parses
+blocks of them.
 
-Quotes matter at the start of a field only, as Arrow and Python's csv read them. A row with too few or too many fields is rejected with its
-line. Holds one block; a record may be as large as `_LARGEST_RECORD`.
+Quotes matter at the start of a field only, as Arrow and Python's csv read them. A row with too few or too many
+fields is rejected with its line. Holds one block; a record may be as large as `_LARGEST_RECORD`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import pyarrow.csv
 from milldam.errors import InputError
 from milldam.sources.arrays import bounded, checked_text
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import Truncated, open_bytes, read_blocks
+from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.lines import BOM
 from milldam.sources.listing import InputFile
+from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES
 from milldam.sources.units import Slice, whole
 
@@ -70,7 +72,7 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
                 if slice.stop is not None and records.offset >= slice.stop:
                     return
                 yield from _parse(records, names, delimiter, slice, rules, on_reject)
-        except Truncated as error:
+        except TruncatedError as error:
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
 
@@ -138,7 +140,9 @@ def _record_blocks(file: IO[bytes], compression: str | None, offset: int, delimi
             line += held.count(b"\n", 0, size)
             held, offset = held[size:], offset + size
         elif len(held) > _LARGEST_RECORD:
-            raise InputError(f"near byte {offset:,}: a record of more than {_LARGEST_RECORD:,} bytes; is a quote not closed?")
+            raise InputError(
+                f"near byte {offset:,}: a record of more than {_LARGEST_RECORD:,} bytes; is a quote not closed?"
+            )
     if held:
         yield _Records(held, offset, line, np.array([len(held)]))
 
@@ -153,7 +157,8 @@ def _record_ends(data: bytes, delimiter: int) -> npt.NDArray[np.int64]:
     if not _well_placed(array, quotes, delimiter):
         return _record_ends_by_field(data, chr(delimiter))
     # An even number of quotes before it: outside of quotes.
-    return newlines[np.searchsorted(quotes, newlines) % 2 == 0] + 1
+    ends: npt.NDArray[np.int64] = newlines[np.searchsorted(quotes, newlines) % 2 == 0] + 1
+    return ends
 
 
 def _well_placed(array: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delimiter: int) -> bool:

@@ -1,7 +1,7 @@
 """Parquet and Arrow files -> documents, a few megabytes of one column at a time.
 
-Parquet is read page by page, row group after row group; Arrow files are mapped. Nulls are rejected with their row. A compressed
-file (.parquet.zst) is unpacked to disk first, since these formats are read from their end.
+Parquet is read page by page, row group after row group; Arrow files are mapped. Nulls are rejected with their row.
+A compressed file (.parquet.zst) is unpacked to disk first, since these formats are read from their end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
-from milldam.sources.compression import Truncated, open_bytes, read_blocks
-from milldam.sources.listing import InputFile, is_address
+from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.listing import InputFile
+from milldam.sources.opening import is_address, open_bytes
 from milldam.sources.units import Slice, by_parts, whole
 
 _BUFFER = 1 << 20
@@ -46,7 +47,7 @@ def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes], path: str) -
     try:
         for block in read_blocks(file, compression, _BUFFER):
             unpacked.write(block)
-    except Truncated as error:
+    except TruncatedError as error:
         raise InputError(f"{path}: {error}. Get the file again.") from None
     unpacked.seek(0)
 

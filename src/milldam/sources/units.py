@@ -1,11 +1,13 @@
 """Input files -> units: slices of about `shard_size` bytes, made from the input alone.
 
-A unit is the unit of work, of resume and of output. Large files are cut by bytes (txt, jsonl, csv), row groups (parquet) or record batches
-(arrow); small files are gathered. What can't be cut (a compressed stream, a text file that is one document) is a unit of its own.
+A unit is the unit of work, of resume and of output. Large files are cut by bytes (txt, jsonl, csv), row groups
+(parquet) or record batches (arrow); small files are gathered. What can't be cut (a compressed stream, a text file
+that is one document) is a unit of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from milldam.sources.listing import InputFile
 
 SMALLEST_SHARD, LARGEST_SHARD = 16 * 10**6, 256 * 10**6
 UNITS_WANTED = 16
-FILES_PER_UNIT = 100_000
+FILES_PER_UNIT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def by_bytes(file: InputFile, shard_size: int) -> Iterator[Slice]:
     """Even byte ranges; the reader aligns them to records."""
     count = max(1, round(file.size / shard_size))
     edges = [file.size * k // count for k in range(count + 1)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         end = None if stop == file.size else stop
         yield Slice(file.path, file.format, file.compression, start, end, stop - start)
 

@@ -53,17 +53,17 @@ def write_index(new: NewFile, lengths: IO[bytes], dtype: str, counts: IndexCount
     new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], counts.sequences, counts.documents + 1))
     width = np.dtype(dtype).itemsize
     for chunk in _sequence_lengths(lengths):
-        new.write(memoryview(chunk.astype("<i4")))
+        new.write(chunk.astype("<i4").data)
     position = 0
     for chunk in _sequence_lengths(lengths):
         starts = position + np.concatenate(([0], np.cumsum(chunk)))
-        new.write(memoryview((starts[:-1] * width).astype("<i8")))
+        new.write((starts[:-1] * width).astype("<i8").data)
         position = int(starts[-1])
     sequence = 0
     new.write(struct.pack("<q", 0))
     for documents in _document_lengths(lengths):
         ends = sequence + np.cumsum(_sequences_of(documents))
-        new.write(memoryview(ends.astype("<i8")))
+        new.write(ends.astype("<i8").data)
         sequence = int(ends[-1])
 
 

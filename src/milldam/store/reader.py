@@ -157,7 +157,9 @@ class Store:
         try:
             tokens = np.memmap(path, dtype=self.manifest.dtype, mode="r")
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: can't be mapped ({error}). `milldam verify {self.path}` checks the store.") from None
+            raise StoreError(
+                f"{path}: can't be mapped ({error}). `milldam verify {self.path}` checks the store."
+            ) from None
         if len(tokens) != shard.tokens:
             raise StoreError(f"{path}: {len(tokens):,} tokens where the manifest says {shard.tokens:,}. Make it again.")
         # A plain array over the same mapping: np.memmap's slicing costs several times as much.

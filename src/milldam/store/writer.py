@@ -39,11 +39,11 @@ class ShardWriter:
         self._sequences = 0
         self._open_length = 0
         self._bin = NewFile(folder / f"{name}.bin")
-        self._lengths = tempfile.TemporaryFile(dir=folder)
+        self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
 
     def append(self, tokens: Tokens) -> None:
         """Add documents; an open one is finished by the appends that follow."""
-        self._bin.write(memoryview(np.ascontiguousarray(tokens.flat, dtype=self.dtype)))
+        self._bin.write(np.ascontiguousarray(tokens.flat, dtype=self.dtype).data)
         self.tokens += len(tokens.flat)
         lengths = tokens.lengths.copy()
         if len(lengths):
@@ -89,6 +89,8 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._lengths.close()
         self._bin.__exit__(kind, error, trace)

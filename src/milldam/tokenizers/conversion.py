@@ -10,6 +10,7 @@ import base64
 import json
 import struct
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ def from_vocab_and_merges(path: Path) -> str:
     return _dump(_byte_level(vocab, merges, specials, split=None))
 
 
-def _byte_level(vocab: dict[str, int], merges: list[Any], specials: dict[str, int], split: str | None) -> dict[str, Any]:
+def _byte_level(
+    vocab: dict[str, int], merges: list[Any], specials: dict[str, int], split: str | None
+) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
     before: dict[str, Any] = byte_level
     if split is not None:
@@ -84,11 +87,21 @@ def from_wordpiece(path: Path) -> str:
     if "[UNK]" not in vocab:
         raise InputError(f"{path}: no [UNK] entry, so this is not a BERT vocabulary.")
     lowercase = _bert_lowercase(path, tokens)
-    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
-    normalizer |= {"strip_accents": None, "lowercase": lowercase}
-    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
-    model |= {"max_input_chars_per_word": 100, "vocab": vocab}
-    specials = {t: vocab[t] for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in vocab}
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": lowercase,
+    }
+    model = {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": vocab,
+    }
+    specials: dict[str, int] = {t: vocab[t] for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in vocab}
     decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     before = {"type": "BertPreTokenizer"}
     return _dump(_tokenizer(model, normalizer=normalizer, before=before, decoder=decoder, specials=specials))
@@ -243,7 +256,7 @@ _ENCODINGS: dict[str, tuple[str, dict[str, int]]] = {
 
 
 def from_tiktoken(path: Path) -> str:
-    """A .tiktoken file whose name is that of a published encoding (r50k_base, p50k_base, cl100k_base, o200k_base, qwen)."""
+    """A .tiktoken file named after a published encoding: r50k_base, p50k_base, cl100k_base, o200k_base or qwen."""
     if path.stem not in _ENCODINGS:
         known = ", ".join(f"{name}.tiktoken" for name in _ENCODINGS)
         raise InputError(
@@ -266,7 +279,7 @@ def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | No
     parts = [token[i : i + 1] for i in range(len(token))]
     limit = ranks[token]
     while len(parts) > 2:
-        candidates = [(ranks.get(a + b, limit), i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+        candidates = [(ranks.get(a + b, limit), i) for i, (a, b) in enumerate(pairwise(parts))]
         rank, i = min(candidates)
         if rank >= limit:
             return None

@@ -1,10 +1,10 @@
 """A document of any size, fed in parts -> the same ids as if it were encoded whole, in bounded memory.
 
-The text is cut about every `piece_chars` characters, and each cut is checked before it is used:
+The text is cut about every `piece_bytes`, and each cut is checked before it is used:
 
 1. Between words, where the kind of character changes. There a tokenizer can't merge across, and that is checked with
    the tokenizer itself: a window around the cut must encode to the same ids whole and in two.
-2. Inside a run without such a place (a megabyte of letters): at a place where ids(run) = ids(left) + ids(right). For BPE
+2. Inside a run without such a place (a megabyte of letters): where ids(run) = ids(left) + ids(right). For BPE
    that is exact for whatever follows: a sequence of tokens is the encoding of its text when each adjacent pair is.
    Tokenizers that mark word starts encode the right part with their bare form, which adds no mark.
 3. Inside a run that is one unknown token whatever its length: the second half adds nothing and is dropped.
@@ -14,120 +14,141 @@ When none of these holds for runs of up to `MAX_RUN`, the cut is made all the sa
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from milldam.tokenizers.engines import Ids
-
-EncodeTexts = Callable[[Sequence[str]], list[Ids]]
+from milldam.tokenizers.engines import Ids, Offsets
 
 _REACH = 2048
-_WINDOW = 1024
+_WINDOW = 256
+_RUN = 1 << 17
 MAX_RUN = 1 << 20
 _RUN_TAIL = 2048
-_RUN_WINDOW = 256
 _TRIES = 64
 _TRIES_AT_ONCE = 16
 
-# From the surest place to the least: before a single space between words, after a line's end, where letters,
-# digits and other signs meet.
+# Text is UTF-8. From the surest place to the least: before a single space between words, at a line's end, where
+# letters, digits and signs meet, before a Chinese or Japanese full stop or comma. Each begins at a character.
+_WORD = rb"[A-Za-z0-9\x80-\xff]"
 _BOUNDARIES = (
-    re.compile(r"(?<=[^\W_])(?= [^\W_])"),
-    re.compile(r"(?<=\S)(?=\n\S)"),
-    re.compile(r"(?<=\n)(?=[^\W_])"),
-    re.compile(r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[^\W_])(?=[^\w\s])|(?<=\S)(?= )"),
+    re.compile(rb"(?<=%s)(?= %s)" % (_WORD, _WORD)),
+    re.compile(rb"(?<=\S)(?=\n\S)"),
+    re.compile(rb"(?<=\n)(?=%s)" % _WORD),
+    re.compile(
+        rb"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])|(?<=%s)(?=[!-/:-@\[-`{-~])|(?<=\S)(?= )"
+        rb"|(?=\xe3\x80[\x81\x82])|(?=\xef\xbc[\x81\x8c\x9b\x9f])" % _WORD
+    ),
 )
-_SPACE = re.compile(r"\s")
+_SPACE = re.compile(rb"[ \t-\r]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80")
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    text: str
-    bare: bool
-    """Begins inside a word: encode it with the bare tokenizer."""
-    first: int | None = None
-    """The token it must begin with for its cut to hold."""
+def _character_start(text: bytes, place: int) -> int:
+    """The first place from here on that is not inside a character."""
+    while place < len(text) and 0x80 <= text[place] < 0xC0:
+        place += 1
+    return place
+
+
+def _halves(text: bytes, place: int, reach: int) -> tuple[bytes, bytes]:
+    """What lies to the left and right of a place, in whole characters."""
+    start, stop = _character_start(text, max(0, place - reach)), _character_start(text, place + reach)
+    return text[start:place], text[place:stop]
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
+    """Where a piece begins."""
+
     at: int
     bare: bool = False
+    """Inside a word: the piece is encoded with the bare tokenizer."""
     first: int | None = None
+    """The token it must begin with for the cut to hold."""
+
+
+class Encoding(Protocol):
+    """How the cutter encodes; all texts are UTF-8."""
+
+    def texts(self, texts: Sequence[bytes]) -> list[Ids]:
+        """Ids of a few small texts."""
+        ...
+
+    def pieces(self, text: bytes, offsets: Sequence[int]) -> tuple[Ids, Offsets]:
+        """Flat ids of the pieces between offsets, and where each begins."""
+        ...
 
 
 class Cutter:
     """Encodes one document at a time: `feed` its parts in order, the last with `final`."""
 
-    def __init__(self, encode: EncodeTexts, encode_bare: EncodeTexts | None, *, piece_chars: int, buffer_chars: int) -> None:
-        self._encode, self._encode_bare = encode, encode_bare
-        self._piece_chars, self._buffer_chars = piece_chars, buffer_chars
+    def __init__(self, main: Encoding, bare: Encoding | None, *, piece_bytes: int, buffer_bytes: int) -> None:
+        self._main, self._bare = main, bare
+        self._piece_bytes, self._buffer_bytes = piece_bytes, buffer_bytes
         self.inexact_cuts = 0
         self.forget()
 
     def forget(self) -> None:
         """Be ready for a new document."""
-        self._parts: list[str] = []
+        self._parts: list[bytes] = []
         self._held = 0
-        self._next = _Cut(0)
+        self._begin = _Cut(0)
 
-    def feed(self, text: str, *, final: bool) -> list[Ids]:
+    def feed(self, text: bytes, *, final: bool) -> list[Ids]:
         """The ids that are certain by now."""
         self._parts.append(text)
         self._held += len(text)
-        if not final and self._held < self._buffer_chars:
+        if not final and self._held < self._buffer_bytes:
             return []
-        pieces = list(self._cut("".join(self._parts), final))
+        cuts, text = self._cut(b"".join(self._parts), final)
         if final:
             self.forget()
-        return self._encode_pieces(pieces)
-
-    def _cut(self, text: str, final: bool) -> Iterator[_Piece]:
-        at = 0
-        while len(text) - at > self._piece_chars + _REACH + _WINDOW:
-            cut, text = self._find_cut(text, at)
-            yield self._piece(text[at : cut.at])
-            at, self._next = cut.at, cut
-        if final:
-            yield from self._last_pieces(text[at:])
-        self._parts, self._held = [text[at:]], len(text) - at
-
-    def _piece(self, text: str) -> _Piece:
-        return _Piece(text, self._next.bare, self._next.first)
-
-    def _last_pieces(self, text: str) -> Iterator[_Piece]:
-        if self._next.bare and (space := _SPACE.search(text)):
-            yield self._piece(text[: space.start()])
-            text, self._next = text[space.start() :], _Cut(0)
-        yield self._piece(text)
-
-    def _find_cut(self, text: str, at: int) -> tuple[_Cut, str]:
-        """The next cut after `at`, and the text: shorter when a part of it adds nothing."""
-        if self._next.bare:
-            space = _SPACE.search(text, at, at + self._piece_chars)
-            if space is not None and space.start() > at:
-                return _Cut(space.start()), text
         else:
-            target = at + self._piece_chars
-            found = self._between_words(text, target) or self._before_run(text, at, target)
-            if found is not None:
-                return _Cut(found), text
-        return self._inside_run(text, at)
+            rest = text[cuts[-1].at :]
+            self._parts, self._held, self._begin = [rest], len(rest), replace(cuts[-1], at=0)
+        return self._encode(text, cuts)
+
+    def _cut(self, text: bytes, final: bool) -> tuple[list[_Cut], bytes]:
+        """Where pieces begin and, last, where the text that is certain ends; the text may have become shorter."""
+        cuts = [self._begin]
+        while len(text) - cuts[-1].at > self._piece_bytes + _REACH + _WINDOW:
+            found, text = self._find_cut(text, cuts[-1])
+            if found is None:
+                break
+            if found.at > cuts[-1].at:
+                cuts.append(found)
+        if final:
+            cuts += self._last_cuts(text, cuts[-1])
+        return cuts, text
+
+    def _last_cuts(self, text: bytes, begin: _Cut) -> list[_Cut]:
+        space = _SPACE.search(text, begin.at) if begin.bare else None
+        return [*([_Cut(space.start())] if space else []), _Cut(len(text))]
+
+    def _find_cut(self, text: bytes, begin: _Cut) -> tuple[_Cut | None, bytes]:
+        """The next cut, None when more text is needed; and the text: shorter when a part of it adds nothing."""
+        target = begin.at + self._piece_bytes
+        if begin.bare:
+            space = _SPACE.search(text, begin.at, target)
+            found = space.start() if space is not None and space.start() > begin.at else None
+        else:
+            found = self._between_words(text, target) or self._before_run(text, begin.at, target)
+        return (_Cut(found), text) if found is not None else self._inside_run(text, begin)
 
     # ---- 1. between words ----
 
-    def _between_words(self, text: str, target: int) -> int | None:
+    def _between_words(self, text: bytes, target: int) -> int | None:
         for boundary in _BOUNDARIES:
-            places = [m.start() for m in boundary.finditer(text, target - _REACH, target + _REACH)]
-            for place in sorted(places, key=lambda place: abs(place - target))[:4]:
-                if self._separates(text, place):
-                    return place
+            for match in itertools.islice(boundary.finditer(text, target, target + _REACH), 4):
+                if self._separates(text, match.start()):
+                    return match.start()
         return None
 
-    def _before_run(self, text: str, at: int, target: int) -> int | None:
+    def _before_run(self, text: bytes, at: int, target: int) -> int | None:
         """The last place between words before a run that reaches over the target."""
         for boundary in _BOUNDARIES:
             places = [m.start() for m in boundary.finditer(text, at + 1, target)]
@@ -136,76 +157,75 @@ class Cutter:
                     return place
         return None
 
-    def _separates(self, text: str, place: int) -> bool:
-        left, right = text[max(0, place - _WINDOW) : place], text[place : place + _WINDOW]
-        whole, *halves = self._encode([left + right, left, right])
+    def _separates(self, text: bytes, place: int) -> bool:
+        left, right = _halves(text, place, _WINDOW)
+        whole, *halves = self._main.texts([left + right, left, right])
         return np.array_equal(whole, np.concatenate(halves))
 
     # ---- 2. inside a run ----
 
-    def _inside_run(self, text: str, at: int) -> tuple[_Cut, str]:
-        size = self._piece_chars // 2
-        while size <= MAX_RUN and at + size + _RUN_TAIL <= len(text):
-            run = text[at : at + size + _RUN_TAIL]
-            whole = self._encode_left()([run])[0]
-            if self._adds_nothing(run, whole):
-                return self._find_cut_after_drop(text, at, len(run))
+    def _inside_run(self, text: bytes, begin: _Cut) -> tuple[_Cut | None, bytes]:
+        size = _RUN
+        while size <= MAX_RUN:
+            if begin.at + size + 2 * _RUN_TAIL > len(text):
+                return None, text
+            run = text[begin.at : _character_start(text, begin.at + size + _RUN_TAIL)]
+            whole = self._left(begin).texts([run])[0]
+            if self._adds_nothing(run, whole, begin):
+                half = _character_start(text, begin.at + len(run) // 2)
+                return begin, text[:half] + text[begin.at + len(run) :]
             for place in self._plausible_places(run, size):
-                cut = self._split_run(run, whole, place)
+                cut = self._split_run(run, whole, place, begin)
                 if cut is not None:
-                    return _Cut(at + cut.at, cut.bare, cut.first), text
+                    return replace(cut, at=begin.at + cut.at), text
             size *= 2
         self.inexact_cuts += 1
-        return _Cut(min(len(text), at + self._piece_chars)), text
+        return _Cut(_character_start(text, begin.at + self._piece_bytes)), text
 
-    def _encode_left(self) -> EncodeTexts:
-        bare = self._encode_bare
-        return bare if self._next.bare and bare is not None else self._encode
+    def _left(self, begin: _Cut) -> Encoding:
+        return self._bare if begin.bare and self._bare is not None else self._main
 
-    def _plausible_places(self, run: str, size: int) -> Iterator[int]:
+    def _plausible_places(self, run: bytes, size: int) -> Iterator[int]:
         """Places that hold within a small window; a full check follows."""
-        encode_inside = self._encode_bare or self._encode
+        inside = self._bare or self._main
         for start in range(size, size + _TRIES, _TRIES_AT_ONCE):
-            places = range(start, start + _TRIES_AT_ONCE)
-            halves = [(run[place - _RUN_WINDOW : place], run[place : place + _RUN_WINDOW]) for place in places]
-            ids = encode_inside([text for left, right in halves for text in (left + right, left, right)])
+            places = sorted({_character_start(run, place) for place in range(start, start + _TRIES_AT_ONCE)})
+            halves = [_halves(run, place, _WINDOW) for place in places]
+            ids = inside.texts([text for left, right in halves for text in (left + right, left, right)])
             for n, place in enumerate(places):
                 whole, left_ids, right_ids = ids[3 * n : 3 * n + 3]
                 if np.array_equal(whole, np.concatenate((left_ids, right_ids))):
                     yield place
 
-    def _split_run(self, run: str, whole: Ids, place: int) -> _Cut | None:
-        left = self._encode_left()([run[:place]])[0]
+    def _split_run(self, run: bytes, whole: Ids, place: int, begin: _Cut) -> _Cut | None:
+        left = self._left(begin).texts([run[:place]])[0]
         if not np.array_equal(left, whole[: len(left)]):
             return None
-        for encode, bare in ((self._encode, False), (self._encode_bare, True)):
-            if encode is None or (bare and _SPACE.search(run, place)):
+        for encoding, bare in ((self._main, False), (self._bare, True)):
+            if encoding is None or (bare and _SPACE.search(run, place)):
                 continue
-            right = encode([run[place:]])[0]
+            right = encoding.texts([run[place:]])[0]
             if len(right) and np.array_equal(right, whole[len(left) :]):
                 return _Cut(place, bare, int(right[0]))
         return None
 
     # ---- 3. one unknown token ----
 
-    def _adds_nothing(self, run: str, whole: Ids) -> bool:
-        return len(whole) <= 2 and np.array_equal(self._encode_left()([run[: len(run) // 2]])[0], whole)
-
-    def _find_cut_after_drop(self, text: str, at: int, run: int) -> tuple[_Cut, str]:
-        shorter = text[: at + run // 2] + text[at + run :]
-        if len(shorter) - at > self._piece_chars + _REACH + _WINDOW:
-            return self._find_cut(shorter, at)
-        # Too little is left to cut: an empty piece, and the rest waits for more text.
-        return _Cut(at, self._next.bare, self._next.first), shorter
+    def _adds_nothing(self, run: bytes, whole: Ids, begin: _Cut) -> bool:
+        half = run[: _character_start(run, len(run) // 2)]
+        return len(whole) <= 2 and np.array_equal(self._left(begin).texts([half])[0], whole)
 
     # ---- encoding what was cut ----
 
-    def _encode_pieces(self, pieces: list[_Piece]) -> list[Ids]:
-        main = iter(self._encode([p.text for p in pieces if not p.bare]) if pieces else [])
-        bare_texts = [p.text for p in pieces if p.bare]
-        bare = iter(self._encode_bare(bare_texts) if self._encode_bare and bare_texts else [])
-        encoded = [next(bare) if piece.bare else next(main) for piece in pieces]
-        for piece, ids in zip(pieces, encoded, strict=True):
-            if piece.first is not None and len(ids) and int(ids[0]) != piece.first:
-                self.inexact_cuts += 1
+    def _encode(self, text: bytes, cuts: list[_Cut]) -> list[Ids]:
+        """Ids of the pieces, neighbours of a kind in one go."""
+        encoded = []
+        for bare, group in itertools.groupby(range(len(cuts) - 1), key=lambda n: cuts[n].bare):
+            numbers = list(group)
+            encoding = self._bare if bare and self._bare is not None else self._main
+            flat, offsets = encoding.pieces(text, [cuts[n].at for n in (*numbers, numbers[-1] + 1)])
+            firsts = (cuts[n].first for n in numbers)
+            starts = zip(firsts, offsets[:-1], offsets[1:], strict=True)
+            self.inexact_cuts += sum(first is not None and a < b and int(flat[a]) != first for first, a, b in starts)
+            encoded.append(flat)
         return encoded

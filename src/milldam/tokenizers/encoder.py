@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
 from milldam.tokenizers.cutting import Cutter
-from milldam.tokenizers.engines import Engine, Ids, encode_each
+from milldam.tokenizers.engines import Engine, Ids, Offsets
 from milldam.tokenizers.special import SpecialTokens
 
 EMPTY = "empty"
@@ -33,7 +34,7 @@ class Encoder:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
         self.batch_bytes = engine.batch_bytes
-        self._make_bare, self._bare = make_bare, None
+        self._make_bare = make_bare
         self._cutter = self._make_cutter()
         self._inside = False
         self._last_token: int | None = None
@@ -46,11 +47,11 @@ class Encoder:
     def encode(self, texts: pa.LargeStringArray, *, open: bool = False) -> Iterator[Tokens]:
         """Tokens of a batch. `open`: the batch is one text, whose document goes on in the next batch."""
         if open or self._inside:
-            yield from self._encode_part(texts[0].as_py(), final=not open)
+            yield from self._encode_part(_bytes_of(texts), final=not open)
             texts = texts[1:]
         for run in self._runs(texts):
             if _size(run) > self.engine.document_bytes and len(run) == 1:
-                yield from self._encode_part(run[0].as_py(), final=True)
+                yield from self._encode_part(_bytes_of(run), final=True)
             elif len(run):
                 yield self._encode_documents(run)
 
@@ -84,23 +85,13 @@ class Encoder:
     # ---- a document larger than the engine takes at once ----
 
     def _make_cutter(self) -> Cutter:
-        # A quarter of the bound in characters keeps a piece of four-byte characters within it.
-        piece = self.engine.document_bytes // 4
-        bare = self._encode_bare if self._make_bare else None
-        return Cutter(self._encode_texts, bare, piece_chars=piece, buffer_chars=8 * piece)
+        bare = _Encoding(self._make_bare) if self._make_bare else None
+        sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 2 * self.engine.batch_bytes}
+        return Cutter(_Encoding(lambda: self.engine), bare, **sizes)
 
-    def _encode_texts(self, texts: Sequence[str]) -> list[Ids]:
-        return encode_each(self.engine, texts)
-
-    def _encode_bare(self, texts: Sequence[str]) -> list[Ids]:
-        if self._bare is None:
-            assert self._make_bare is not None
-            self._bare = self._make_bare()
-        return encode_each(self._bare, texts)
-
-    def _encode_part(self, text: str, *, final: bool) -> Iterator[Tokens]:
+    def _encode_part(self, text: bytes, *, final: bool) -> Iterator[Tokens]:
         pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]
-        flat = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+        flat = pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint32)])
         first = self._last_token is None
         if first and not len(flat):
             self._inside = not final
@@ -110,10 +101,34 @@ class Encoder:
         before = [self.special.bos] if first and self.special.bos not in (None, int(flat[0])) else []
         last = int(flat[-1]) if len(flat) else self._last_token
         after = [self.special.eos] if final and self.special.eos not in (None, last) else []
-        tokens = np.concatenate((np.array(before, np.uint32), flat, np.array(after, np.uint32))).astype(self.dtype)
+        tokens = flat.astype(self.dtype)
+        if before or after:
+            tokens = np.concatenate((before, tokens, after), dtype=self.dtype, casting="unsafe")
         self._last_token = None if final else last
         self._inside = not final
         yield Tokens(tokens, np.array([len(tokens)], np.int64), open=not final)
+
+
+class _Encoding:
+    """An engine as the cutter uses it, made when it is first needed."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return self._make()
+
+    def texts(self, texts: Sequence[bytes]) -> list[Ids]:
+        return [self._engine.encode_text(text) for text in texts]
+
+    def pieces(self, text: bytes, offsets: Sequence[int]) -> tuple[Ids, Offsets]:
+        starts, data = pa.py_buffer(np.array(offsets, dtype=np.int64)), pa.py_buffer(text)
+        return self._engine.encode(pa.LargeStringArray.from_buffers(len(offsets) - 1, starts, data))
+
+
+def _bytes_of(texts: pa.LargeStringArray) -> bytes:
+    return bytes(texts[0].as_buffer())
 
 
 def add_special_tokens(

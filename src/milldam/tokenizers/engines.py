@@ -7,6 +7,7 @@ tokenizers caches ten thousand short words at most.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -32,10 +33,15 @@ class Engine(Protocol):
     batch_bytes: int
     """Most text to hand over in one call: what bounds the memory of the call."""
     document_bytes: int
-    """Longer documents are cut into pieces first (see cutting.py)."""
+    """Longer documents are cut into pieces of about `piece_bytes` first (see cutting.py)."""
+    piece_bytes: int
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         """Flat ids of all texts, and where each begins: offsets has one entry more than texts."""
+        ...
+
+    def encode_text(self, text: bytes) -> Ids:
+        """The ids of one text in UTF-8: for small texts, where a batch would cost more to set up than to encode."""
         ...
 
     def renew(self) -> None:
@@ -55,6 +61,7 @@ class GigatokenEngine:
 
     batch_bytes = 2 << 20
     document_bytes = 1 << 20
+    piece_bytes = 64 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
         if json_model_type(tokenizer_json) not in ("BPE", None):
@@ -78,6 +85,10 @@ class GigatokenEngine:
         out = self._backend.encode_batch(_as_awkward(texts), parallel=self._parallel).layout
         return out.content.data, out.offsets.data
 
+    def encode_text(self, text: bytes) -> Ids:
+        ids: Ids = self._backend.encode(text)
+        return ids
+
 
 def _as_awkward(texts: pa.LargeStringArray) -> Any:
     """The same buffers as an awkward array of strings: no copy, and no Python object per document."""
@@ -97,6 +108,7 @@ class HuggingFaceEngine:
     # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
     batch_bytes = 256 << 10
     document_bytes = 128 << 10
+    piece_bytes = 32 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
@@ -121,6 +133,9 @@ class HuggingFaceEngine:
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
         return np.concatenate(arrays) if arrays else np.empty(0, np.uint32), offsets
 
+    def encode_text(self, text: bytes) -> Ids:
+        return encode_by_huggingface(self._tokenizer, [text.decode()])[0]
+
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
     """The ids that every other engine must match."""
@@ -128,10 +143,11 @@ def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
-def encode_each(engine: Engine, texts: Sequence[str]) -> list[Ids]:
-    """The ids of a few texts, one array each."""
-    flat, offsets = engine.encode(pa.array(texts, pa.large_string()))
-    return [flat[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+def encode_each(engine: Engine, texts: Sequence[str] | Sequence[bytes]) -> list[Ids]:
+    """The ids of some texts, one array each."""
+    kind = pa.large_binary() if texts and isinstance(texts[0], bytes) else pa.large_string()
+    flat, offsets = engine.encode(pa.array(texts, kind).cast(pa.large_string()))
+    return [flat[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 
 def json_model_type(tokenizer_json: str) -> str | None:

@@ -60,7 +60,9 @@ def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain
     if wanted == GIGATOKEN:
         return Choice(GIGATOKEN, "as asked", warning=difference)
     if difference is None:
-        return Choice(GIGATOKEN, f"same ids as HF tokenizers on {len(expected.texts)} texts: this input's first and hard ones")
+        return Choice(
+            GIGATOKEN, f"same ids as HF tokenizers on {len(expected.texts)} texts: this input's first and hard ones"
+        )
     fallback = "gigatoken and HF tokenizers disagree, so the slower HF tokenizers is used.\n"
     return Choice(HUGGINGFACE, "gigatoken's ids differ here", warning=fallback + difference)
 
@@ -90,9 +92,9 @@ def _describe(text: str, got: Ids, right: Ids) -> str:
 
 def _hard_strings() -> list[str]:
     rng = random.Random(20261115)
-    blocks = (0x20, 0xA0, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0x980, 0xB80, 0xE00, 0xF00, 0x10A0, 0x1200)
-    blocks += (0x1780, 0x1E00, 0x2000, 0x2190, 0x2500, 0x2E80, 0x3040, 0x4E00, 0xAC00, 0xFB00, 0xFF00)
-    blocks += (0x10330, 0x1D400, 0x1F300, 0x1F600, 0x20000)
+    blocks = [0x20, 0xA0, 0x370, 0x400, 0x530, 0x590, 0x600, 0x900, 0x980, 0xB80, 0xE00, 0xF00, 0x10A0, 0x1200]
+    blocks += [0x1780, 0x1E00, 0x2000, 0x2190, 0x2500, 0x2E80, 0x3040, 0x4E00, 0xAC00, 0xFB00, 0xFF00]
+    blocks += [0x10330, 0x1D400, 0x1F300, 0x1F600, 0x20000]
     scripts = ["".join(chr(block + rng.randrange(0x5F)) for _ in range(60)) for block in blocks]
     mixed = "".join(chr(rng.choice(blocks) + rng.randrange(0x5F)) for _ in range(400))
     controls = "".join(map(chr, range(0x20))) + "\x7f\x80\x85\xa0\u2028\u2029\u200b\u200d\ufeff\ufffd\ufffe\U0010ffff"

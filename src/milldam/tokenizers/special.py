@@ -81,5 +81,7 @@ def _require(tokenizer: Any, token: str, option: str) -> str:
     if tokenizer.token_to_id(token) is None:
         added = [added.content for added in tokenizer.get_added_tokens_decoder().values()]
         hint = did_you_mean(token, added)
-        raise ConfigError(f'{option} "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.')
+        raise ConfigError(
+            f'{option} "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
+        )
     return token

@@ -1,0 +1,53 @@
+"""An iterator that works ahead in a thread, by a bounded number of items."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+_END = object()
+
+
+def prefetched(items: Iterator[Item], ahead: int) -> Iterator[Item]:
+    """The same items in the same order; at most `ahead` of them wait. An error comes out where it happened."""
+    waiting: queue.Queue[Any] = queue.Queue(ahead)
+    stopped = threading.Event()
+
+    thread = threading.Thread(target=_work, args=(items, waiting, stopped), name="milldam-read-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = waiting.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _work(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Event) -> None:
+    try:
+        for item in items:
+            _hand_over((item, None), waiting, stopped)
+            if stopped.is_set():
+                return
+        _hand_over((_END, None), waiting, stopped)
+    except BaseException as error:
+        _hand_over((_END, error), waiting, stopped)
+
+
+def _hand_over(item: Any, waiting: queue.Queue[Any], stopped: threading.Event) -> None:
+    """Put it in the queue, unless nobody takes from it any more."""
+    while not stopped.is_set():
+        try:
+            waiting.put(item, timeout=0.1)
+            return
+        except queue.Full:
+            continue

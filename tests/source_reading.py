@@ -1,0 +1,85 @@
+"""Reads files as a run does, unit by unit, and hands back what came out: for the tests of the sources."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from milldam.sources import giant, lines, records, table_text
+from milldam.sources.batch import Batch, Reject, TextRules
+from milldam.sources.listing import list_inputs
+from milldam.sources.reading import read_unit, slice_file
+from milldam.sources.units import Unit, plan_units
+
+ONE_UNIT = 1 << 30
+TEXT = TextRules(text_column="text")
+
+
+@dataclass
+class Result:
+    """What reading gave."""
+
+    texts: list[str] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    units: int = 0
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(reject.reason for reject in self.rejects)
+
+
+def plan(paths: Path | str | list[Path], rules: TextRules, shard_size: int = ONE_UNIT) -> list[Unit]:
+    """The units of some files."""
+    given = paths if isinstance(paths, list) else [paths]
+    files = list_inputs([str(path) for path in given])
+    return list(plan_units(files, shard_size, lambda file, size: slice_file(file, size, rules)))
+
+
+def read(paths: Path | str | list[Path], rules: TextRules = TEXT, shard_size: int = ONE_UNIT) -> Result:
+    """All documents of some files, in order, with open batches joined."""
+    result = Result()
+    for unit in plan(paths, rules, shard_size):
+        result.units += 1
+        result.texts += _join(read_unit(unit, rules, result.rejects.append), result)
+    return result
+
+
+def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
+    parts: list[str] = []
+    for batch in batches:
+        result.batches.append(batch)
+        texts = batch.texts.to_pylist()
+        if batch.cancel:
+            parts = []
+        elif batch.open:
+            assert len(texts) == 1, "an open batch is one text"
+            parts += texts
+        elif texts:
+            yield "".join(parts) + texts[0]
+            yield from texts[1:]
+            parts = []
+    assert not parts, "a document stayed open at the end of its unit"
+
+
+@contextmanager
+def small_blocks(block_bytes: int, giant_bytes: int | None = None) -> Iterator[None]:
+    """Blocks so small that tiny data straddles them; records above `giant_bytes` come in parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (records, lines, table_text):
+            patch.setattr(module, "BLOCK_BYTES", block_bytes)
+        patch.setattr(records, "GIANT_BYTES", giant_bytes or 8 << 20)
+        patch.setattr(giant, "_PART", max(1, block_bytes))
+        patch.setattr(giant, "_LONG_STRING", 8)
+        yield
+
+
+def line_of(reject: Reject, data: bytes) -> bytes:
+    """The line of the file that a reject points to."""
+    assert reject.line is not None
+    return data[reject.origin :].split(b"\n")[reject.line - 1]

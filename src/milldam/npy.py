@@ -19,9 +19,10 @@ from numpy.lib import format as npy_format
 from milldam.config import TokenizeConfig
 from milldam.errors import ConfigError, MismatchError
 from milldam.files import NewFile, json_bytes, write_file
+from milldam.progress import Observer, Summary
 from milldam.store import open_store
 from milldam.store.manifest import Manifest, Shard
-from milldam.tokenizing import Observer, Summary, tokenize_to_store
+from milldam.tokenizing import tokenize_to_store
 
 _BLOCK_TOKENS = 1 << 20
 

@@ -20,6 +20,7 @@ import numpy as np
 from milldam.executors import PART, PROGRESS, Report
 from milldam.files import NewFile
 from milldam.memory import release, usage
+from milldam.planning import WORK_BYTES
 from milldam.prefetch import prefetched
 from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import character_count
@@ -34,6 +35,7 @@ from milldam.tokenizers.special import SpecialTokens
 
 REPORT_SECONDS = 0.25
 SMALLEST_BATCH = 64 << 10
+SMALLEST_CACHE = 16 << 20
 READ_AHEAD = 4
 
 _Read = tuple[Batch | None, list[Reject]]
@@ -77,6 +79,8 @@ class UnitTokenizer:
         self._json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         self._engine = self._make(task.engine, self._json)
         self._batch_bytes = self._engine.batch_bytes
+        # The engine's cache may fill what the share leaves besides the batches on their way.
+        self._limit = max(task.share_bytes - WORK_BYTES, usage().anonymous + SMALLEST_CACHE)
         self._checked = 0.0
 
     def _make(self, engine: str, tokenizer_json: str) -> Engine:
@@ -104,13 +108,12 @@ class UnitTokenizer:
         if now - self._checked < 0.05:
             return
         self._checked = now
-        limit = self._task.share_bytes
-        if usage().anonymous < limit * 0.85:
+        if usage().anonymous < self._limit:
             return
         release()
-        if usage().anonymous >= limit * 0.75:
+        if usage().anonymous >= self._limit - SMALLEST_CACHE // 2:
             self._engine.renew()
-        if usage().anonymous >= limit * 0.85:
+        if usage().anonymous >= self._limit:
             self._batch_bytes = encoder.batch_bytes = max(SMALLEST_BATCH, encoder.batch_bytes // 2)
 
 

@@ -11,23 +11,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from milldam.config import TokenizeConfig
-from milldam.errors import InputError, ResourceError
+from milldam.errors import InputError
 from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor
 from milldam.executors.local import LocalExecutor
 from milldam.executors.serial import SerialExecutor
 from milldam.files import hash_bytes, write_file, write_json
-from milldam.memory import Budget, Monitor, format_size, release, usage
+from milldam.memory import Budget, Monitor, release, usage
 from milldam.pipeline import Assignment, TokenizeTask
+from milldam.planning import TOKENIZER_FACTOR, WorkPlan, cores, fit_workers
+from milldam.progress import Observer, Quiet, Snapshot, Summary
 from milldam.rejects import gather_rejects
 from milldam.run import FINISHED, NEW, Identity, Run, require_complete, shards_in_order
 from milldam.sources.batch import TextRules
@@ -42,86 +43,9 @@ from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
 from milldam.tokenizers.proof import Choice, Expected, choose_engine, expected_ids
 from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
 
-log = logging.getLogger("milldam")
-
-# Measured (docs/log.md): a worker's imports, what a batch needs on its way, and a loaded tokenizer by its file's size.
-WORKER_BYTES = 48 * 10**6
-WORK_BYTES = 60 * 10**6
-TOKENIZER_FACTOR = 16
 SAMPLE_BYTES = 64 << 10
+REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkPlan:
-    """What follows from the budget and the input."""
-
-    budget: Budget
-    units: int
-    done: int
-    input_bytes: int
-    shard_size: int
-    workers: int
-    threads: int
-    share_bytes: int
-    engine: str
-    engine_note: str
-    note: str = ""
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """Where a run stands."""
-
-    units: int = 0
-    units_done: int = 0
-    input_total: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
-    anonymous_bytes: int = 0
-    budget_bytes: int = 0
-    elapsed: float = 0.0
-    workers: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-
-class Observer(Protocol):
-    """Who wants to know: the command line's progress display, or nobody."""
-
-    def planned(self, plan: WorkPlan) -> None: ...
-    def progress(self, snapshot: Snapshot) -> None: ...
-    def warn(self, message: str) -> None: ...
-
-
-class Quiet:
-    """The library's own observer: warnings go to `logging`, the rest nowhere."""
-
-    def planned(self, plan: WorkPlan) -> None:
-        log.info("plan: %s", plan)
-
-    def progress(self, snapshot: Snapshot) -> None:
-        pass
-
-    def warn(self, message: str) -> None:
-        log.warning(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a finished run tells."""
-
-    out: Path
-    up_to_date: bool
-    documents: int
-    tokens: int
-    text_bytes: int
-    characters: int
-    dropped: dict[str, int]
-    seconds: float = 0.0
-    stages: dict[str, float] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
-    workers: int = 0
-    engine: str = ""
-    inexact_cuts: int = 0
 
 
 def tokenize_to_store(config: TokenizeConfig, observer: Observer | None = None) -> Summary:
@@ -235,7 +159,7 @@ class _Job:
         config = self._config
         choice = self._choose_engine(prepared)
         pending = units - len(self._run.progress.complete)
-        wanted = config.workers or _cores()
+        wanted = config.workers or cores()
         tokenizer_bytes = TOKENIZER_FACTOR * len(prepared.tokenizer_json)
         here_only = config.limit is not None or any(_this_process_only(one) for one in config.inputs)
         parent = usage().anonymous
@@ -433,33 +357,6 @@ class _Job:
         )
 
 
-REPORT_SECONDS = 0.2
-
-
-def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
-    """How many workers the budget holds, at most `wanted`; one works in this process.
-
-    Raises ResourceError with the smallest budget that would do when it holds none.
-    """
-    need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
-    alone = max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
-    if budget.limit_bytes < alone:
-        smallest = -(-alone // 10**6)
-        raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer: "
-            f"it takes at least --memory {smallest}MB."
-        )
-    several = (budget.limit_bytes - parent_bytes) // need
-    return max(1, min(wanted, several))
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
 def _this_process_only(given: str) -> bool:
     """Input that another process could not open."""
     return given == STDIN or given.startswith("memory://")
@@ -468,7 +365,7 @@ def _this_process_only(given: str) -> bool:
 @contextlib.contextmanager
 def _thread_limit(plan: WorkPlan) -> Iterator[None]:
     """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
-    if plan.workers == 1 and plan.threads < _cores():
+    if plan.workers == 1 and plan.threads < cores():
         os.environ.setdefault("RAYON_NUM_THREADS", str(plan.threads))
     yield
 

@@ -15,7 +15,8 @@ from milldam.memory import format_size
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from milldam.tokenizing import Observer, Snapshot, WorkPlan
+    from milldam.planning import WorkPlan
+    from milldam.progress import Observer, Snapshot
 
 PLAIN_SECONDS = 30.0
 

@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from milldam.config import TokenizeConfig
-    from milldam.tokenizing import Summary
+    from milldam.progress import Summary
 
 EXIT_INTERRUPTED = 130
 

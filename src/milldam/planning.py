@@ -1,0 +1,55 @@
+"""From the budget to a number of workers: what each takes, how many fit, and the smallest budget that works."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from milldam.errors import ResourceError
+from milldam.memory import Budget, format_size
+
+# Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
+WORKER_BYTES = 48 * 10**6
+WORK_BYTES = 60 * 10**6
+TOKENIZER_FACTOR = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """What follows from the budget and the input."""
+
+    budget: Budget
+    units: int
+    done: int
+    input_bytes: int
+    shard_size: int
+    workers: int
+    threads: int
+    share_bytes: int
+    engine: str
+    engine_note: str
+    note: str = ""
+
+
+def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
+    """How many workers the budget holds, at most `wanted`; one works in this process.
+
+    Raises ResourceError with the smallest budget that would do when it holds none.
+    """
+    need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
+    alone = max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+    if budget.limit_bytes < alone:
+        smallest = -(-alone // 10**6)
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer: "
+            f"it takes at least --memory {smallest}MB."
+        )
+    several = (budget.limit_bytes - parent_bytes) // need
+    return max(1, min(wanted, several))
+
+
+def cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1

@@ -43,14 +43,14 @@ class TokenizeConfig:
     workers: int | None = None
     overwrite: bool = False
 
-    def settings(self, *, tokenizer_hash: str, text_column: str | None) -> dict[str, Any]:
+    def settings(self, tokenizer_hash: str) -> dict[str, Any]:
         """Everything that changes the result, by name."""
         return {
             "tokenizer": tokenizer_hash,
             "bos": self.bos,
             "eos": self.eos,
             "special_text": self.special_text,
-            "text_column": text_column,
+            "text_column": self.text_column,
             "documents": self.documents if self.separator is None else "separator",
             "separator": self.separator,
             "input_format": self.input_format,

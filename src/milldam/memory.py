@@ -216,7 +216,7 @@ class StageMemory:
 class Monitor:
     """Samples the process tree a few times a second; use it as a context manager.
 
-    Writes `seconds,stage,pid,anonymous_bytes,file_bytes`, a row a process, to the timeline. After five
+    Writes `time,stage,pid,anonymous_bytes,file_bytes`, a row a process, to the timeline. After five
     minutes only one sample a second is written (the peak is still kept from all of them), which
     bounds a day's run to some tens of megabytes of disk. Holds no history in memory.
     """
@@ -236,7 +236,7 @@ class Monitor:
     def __enter__(self) -> Monitor:
         self._file: IO[str] = self.timeline.open("a", encoding="utf-8")
         if self._file.tell() == 0:
-            self._file.write("seconds,stage,pid,anonymous_bytes,file_bytes\n")
+            self._file.write("time,stage,pid,anonymous_bytes,file_bytes\n")
         self.sample()
         self._thread.start()
         return self
@@ -260,8 +260,8 @@ class Monitor:
             self.now = sum((one for _, one in each), Usage())
             self._book(self.now)
             if write:
-                seconds = time.monotonic() - self._started
-                rows = (f"{seconds:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
+                now = time.time()
+                rows = (f"{now:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
                 self._file.writelines(rows)
             return self.now
 

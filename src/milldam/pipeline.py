@@ -15,26 +15,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
 from milldam.executors import PART, PROGRESS, Report
 from milldam.files import NewFile
-from milldam.memory import release, usage
+from milldam.memory import usage
 from milldam.planning import WORK_BYTES
 from milldam.prefetch import prefetched
 from milldam.run import RUN_FOLDER, PartRecord
-from milldam.sources.arrays import character_count
+from milldam.sources.arrays import byte_count, character_count
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.store import ShardWriter
-from milldam.store.writer import Tokens
 from milldam.tokenizers.encoder import Encoder, bare_json, marks_word_starts
-from milldam.tokenizers.engines import Engine, make_engine
+from milldam.tokenizers.engines import Engine, FrugalEngine, make_engine
 from milldam.tokenizers.special import SpecialTokens
 
 REPORT_SECONDS = 0.25
-SMALLEST_BATCH = 64 << 10
 SMALLEST_CACHE = 16 << 20
 READ_AHEAD = 4
 
@@ -77,11 +75,9 @@ class UnitTokenizer:
     def __init__(self, task: TokenizeTask) -> None:
         self._task = task
         self._json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        self._engine = self._make(task.engine, self._json)
-        self._batch_bytes = self._engine.batch_bytes
+        engine = self._make(task.engine, self._json)
         # The engine's cache may fill what the share leaves besides the batches on their way.
-        self._limit = max(task.share_bytes - WORK_BYTES, usage().anonymous + SMALLEST_CACHE)
-        self._checked = 0.0
+        self._engine = FrugalEngine(engine, max(task.share_bytes - WORK_BYTES, usage().anonymous + SMALLEST_CACHE))
 
     def _make(self, engine: str, tokenizer_json: str) -> Engine:
         plain = self._task.plain_specials
@@ -96,25 +92,8 @@ class UnitTokenizer:
         return self._make(self._task.engine, bare_json(self._json))
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
-        encoder = self._make_encoder()
-        encoder.batch_bytes = self._batch_bytes
-        with _UnitWork(self._task, assignment, encoder, report) as work:
-            for _ in work.steps():
-                self._mind_memory(encoder)
-
-    def _mind_memory(self, encoder: Encoder) -> None:
-        """Stay within the share: first drop caches, then take smaller bites."""
-        now = time.monotonic()
-        if now - self._checked < 0.05:
-            return
-        self._checked = now
-        if usage().anonymous < self._limit:
-            return
-        release()
-        if usage().anonymous >= self._limit - SMALLEST_CACHE // 2:
-            self._engine.renew()
-        if usage().anonymous >= self._limit:
-            self._batch_bytes = encoder.batch_bytes = max(SMALLEST_BATCH, encoder.batch_bytes // 2)
+        with _UnitWork(self._task, assignment, self._make_encoder(), report) as work:
+            work.run()
 
 
 class _UnitWork:
@@ -143,8 +122,7 @@ class _UnitWork:
     def _new_rejects(self) -> _Rejects:
         return _Rejects(self._task.out / RUN_FOLDER, self._given.unit.index, self._part)
 
-    def steps(self) -> Iterator[None]:
-        """Work on the unit, a batch a step."""
+    def run(self) -> None:
         for batch, rejects in self._timed(self._batches()):
             # What was rejected on the way to the batch after a finished part was recorded with that part.
             if self._batch_number > self._given.batches or self._given.batches == 0:
@@ -158,7 +136,6 @@ class _UnitWork:
             if not self._inside and self._writer is not None and self._writer.text_bytes >= self._task.shard_size:
                 self._commit(last=False)
             self._work_on(batch)
-            yield
             if self._enough():
                 break
         self._commit(last=True)
@@ -195,7 +172,8 @@ class _UnitWork:
             if batch.open and not self._inside:
                 writer.mark()
             self._inside = batch.open
-            self._encode(batch, writer)
+            for texts in self._within_limit(batch.texts):
+                self._encode(texts, writer, open=batch.open)
         self._counts["input_bytes"] += batch.bytes_read
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._send_progress()
@@ -207,31 +185,28 @@ class _UnitWork:
             self._writer = ShardWriter(self._task.out, name, "train", self._task.dtype)
         return self._writer
 
-    def _encode(self, batch: Batch, writer: ShardWriter) -> None:
+    def _within_limit(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
+        """As many documents as may still be taken; those that turn out empty make room for others."""
+        while len(texts) and not self._enough():
+            taken = len(texts) if self._given.documents is None else self._given.documents - self._documents
+            yield texts[:taken]
+            texts = texts[taken:]
+
+    def _encode(self, texts: pa.LargeStringArray, writer: ShardWriter, *, open: bool) -> None:
         started = time.perf_counter()
-        for tokens in self._encoder.encode(batch.texts, open=batch.open):
+        for tokens in self._encoder.encode(texts, open=open):
             encoded = time.perf_counter()
             self._seconds["encode"] += encoded - started
             before = writer.documents
-            writer.append(self._limited(tokens))
+            writer.append(tokens)
             self._documents += writer.documents - before
             self._counts["tokens"] += len(tokens.flat)
             started = time.perf_counter()
             self._seconds["write"] += started - encoded
-        text_bytes, characters = int(_text_bytes(batch)), character_count(batch.texts)
+        text_bytes, characters = byte_count(texts), character_count(texts)
         writer.count_text(text_bytes, characters)
         self._counts += Counter(text_bytes=text_bytes, characters=characters)
         self._seconds["encode"] += time.perf_counter() - started
-
-    def _limited(self, tokens: Tokens) -> Tokens:
-        """Cut off the documents beyond the limit."""
-        if self._given.documents is None:
-            return tokens
-        left = self._given.documents - self._documents
-        if len(tokens.lengths) - tokens.open < left or (len(tokens.lengths) == left and not tokens.open):
-            return tokens
-        lengths = tokens.lengths[:left]
-        return Tokens(tokens.flat[: int(lengths.sum())], lengths)
 
     def _enough(self) -> bool:
         return self._given.documents is not None and self._documents >= self._given.documents
@@ -264,12 +239,6 @@ class _UnitWork:
         self._reported = time.monotonic()
         counts = dict(self._counts) | {"documents": self._documents, "anonymous_bytes": usage().anonymous}
         self._report(PROGRESS, {"counts": counts, "seconds": dict(self._seconds)})
-
-
-def _text_bytes(batch: Batch) -> int:
-    _, offsets, _ = batch.texts.buffers()
-    starts = np.frombuffer(offsets, dtype=np.int64)
-    return int(starts[batch.texts.offset + len(batch.texts)] - starts[batch.texts.offset])
 
 
 class _Rejects:

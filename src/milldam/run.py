@@ -21,13 +21,21 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, json_bytes, remove_temporaries, write_json
+from milldam.files import (
+    NewFile,
+    explain_os_errors,
+    hash_bytes,
+    json_bytes,
+    remove_temporaries,
+    write_file,
+    write_json,
+)
 from milldam.memory import format_size
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
@@ -112,13 +120,15 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for name in ("inputs.new.jsonl", "units.new.jsonl"):
+            (self.folder / name).unlink(missing_ok=True)
         if self.state() == NEW:
             self._leave_no_trace()
         self._lock.release()
 
     def _leave_no_trace(self) -> None:
         """Nothing came of it, not even a plan: put the folder back as it was."""
-        for name in ("inputs.new.jsonl", "units.jsonl", "memory.csv", "lock"):
+        for name in ("memory.csv", "lock"):
             (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -154,26 +164,18 @@ class Run:
 
     def _changed_inputs(self) -> Iterator[str]:
         """The first few files that are new, gone or changed."""
-        before, now = self.folder / "inputs.jsonl", self.folder / "inputs.new.jsonl"
-        if not (before.exists() and now.exists()):
+        before, after = self.folder / "inputs.jsonl", self.folder / "inputs.new.jsonl"
+        if not (before.exists() and after.exists()):
             return
-        with before.open() as old, now.open() as new:
+        with before.open() as old, after.open() as new:
             shown = 0
-            for was, is_ in zip(old, new, strict=False):
-                if was != is_ and shown < 5:
+            for was, now in zip(map(json.loads, old), map(json.loads, new), strict=False):
+                change = _describe_change(was, now)
+                if change is not None and shown < 5:
                     shown += 1
-                    yield _describe_change(json.loads(was), json.loads(is_))
+                    yield change
 
     # ---- a new run ----
-
-    def clear(self) -> None:
-        """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
-        (self.out / MANIFEST).unlink(missing_ok=True)
-        for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
-            path.unlink(missing_ok=True)
-        for path in self.folder.iterdir():
-            if path.name not in ("lock", "inputs.new.jsonl"):
-                path.unlink(missing_ok=True)
 
     def write_inputs(self, files: Iterable[Any]) -> dict[str, Any]:
         """List the input into the run folder; its number, size and fingerprint."""
@@ -181,9 +183,10 @@ class Run:
         fingerprint = hash_bytes(b"")
         with explain_os_errors(self.folder), (self.folder / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
             for file in files:
-                line = json.dumps(asdict(file), ensure_ascii=False)
-                fingerprint = hash_bytes((fingerprint + line).encode())
-                listing.write(line + "\n")
+                listing.write(json.dumps(asdict(file), ensure_ascii=False) + "\n")
+                # The name, not the path: data that moves to another folder is still the same data.
+                known = f"{PurePath(file.path).name} {file.size} {file.version}"
+                fingerprint = hash_bytes(f"{fingerprint} {known}".encode())
                 count, size = count + 1, size + file.size
         return {"files": count, "bytes": size, "fingerprint": fingerprint}
 
@@ -192,29 +195,49 @@ class Run:
             for line in listing:
                 yield json.loads(line)
 
-    def start(self, identity: Identity, units: Iterable[Any]) -> int:
-        """Write the plan durably, the identity last; how many units it has."""
+    def stage(self, units: Iterable[Any]) -> int:
+        """List the units beside what is in the folder; how many there are."""
         count = 0
-        with explain_os_errors(self.folder), (self.folder / "units.jsonl").open("w", encoding="utf-8") as lines:
+        with explain_os_errors(self.folder), (self.folder / "units.new.jsonl").open("w", encoding="utf-8") as lines:
             for unit in units:
                 lines.write(json.dumps(unit.as_json(), ensure_ascii=False) + "\n")
                 count += 1
             lines.flush()
             os.fsync(lines.fileno())
-        (self.folder / "inputs.new.jsonl").replace(self.folder / "inputs.jsonl")
-        write_json(self.folder / "plan.json", {"settings": identity.settings, "input": identity.input, "units": count})
         return count
+
+    def start(self, identity: Identity, files: dict[str, bytes]) -> None:
+        """Begin anew: clear the folder, write `files` and the staged plan durably, the identity last."""
+        self._clear()
+        for name, content in files.items():
+            write_file(self.out / name, content)
+        for name in ("inputs", "units"):
+            (self.folder / f"{name}.new.jsonl").replace(self.folder / f"{name}.jsonl")
+        write_json(self.folder / "plan.json", {"settings": identity.settings, "input": identity.input})
+
+    def _clear(self) -> None:
+        """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
+        (self.out / MANIFEST).unlink(missing_ok=True)
+        self.progress = _Progress()
+        for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
+            path.unlink(missing_ok=True)
+        # The plan goes before the records: without it the folder is new again, whatever is left of them.
+        (self.folder / "plan.json").unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.name not in ("lock", "memory.csv", "inputs.new.jsonl", "units.new.jsonl"):
+                path.unlink(missing_ok=True)
 
     # ---- going on ----
 
     def resume(self) -> int:
         """Read the records; drop those whose files are gone. How many units there are."""
-        (self.folder / "inputs.new.jsonl").unlink(missing_ok=True)
         remove_temporaries(self.out)
+        remove_temporaries(self.folder)
         self._mend_records()
         for record in self.records():
             self._book(record)
-        return int(json.loads((self.folder / "plan.json").read_bytes())["units"])
+        with (self.folder / "units.jsonl").open("rb") as lines:
+            return sum(1 for _ in lines)
 
     def _mend_records(self) -> None:
         """Drop a record that is torn, or whose shard is missing or of another size."""
@@ -299,12 +322,12 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-def _describe_change(was: dict[str, Any], now: dict[str, Any]) -> str:
-    if was["path"] != now["path"]:
+def _describe_change(was: dict[str, Any], now: dict[str, Any]) -> str | None:
+    if PurePath(was["path"]).name != PurePath(now["path"]).name:
         return f"{now['path']} (was {was['path']})"
     if was["size"] != now["size"]:
         return f"{now['path']}: {now['size']:,} bytes (was {was['size']:,})"
-    return f"{now['path']}: modified since"
+    return f"{now['path']}: modified since" if was["version"] != now["version"] else None
 
 
 def _refuse_foreign(out: Path) -> None:

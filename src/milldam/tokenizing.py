@@ -16,21 +16,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from milldam.config import TokenizeConfig
-from milldam.errors import InputError
+from milldam.errors import ConfigError, InputError
 from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor
 from milldam.executors.local import LocalExecutor
 from milldam.executors.serial import SerialExecutor
-from milldam.files import hash_bytes, write_file, write_json
+from milldam.files import hash_bytes, write_json
 from milldam.memory import Budget, Monitor, release, usage
 from milldam.pipeline import Assignment, TokenizeTask
 from milldam.planning import TOKENIZER_FACTOR, WorkPlan, cores, fit_workers
 from milldam.progress import Observer, Quiet, Snapshot, Summary
 from milldam.rejects import gather_rejects
-from milldam.run import FINISHED, NEW, Identity, Run, require_complete, shards_in_order
+from milldam.run import FINISHED, NEW, UNFINISHED, Identity, Run, require_complete, shards_in_order
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.listing import InputFile, list_inputs
@@ -66,6 +67,11 @@ class _Prepared:
     shard_size: int
     identity: Identity
 
+    @property
+    def tokenizer_bytes(self) -> int:
+        """What it will take in memory, as measured of many."""
+        return TOKENIZER_FACTOR * len(self.tokenizer_json)
+
 
 class _Job:
     def __init__(self, config: TokenizeConfig, run: Run, observer: Observer) -> None:
@@ -82,10 +88,15 @@ class _Job:
             # The loaded tokenizer is needed for this step alone: it must not stay in memory.
             prepared = self._prepare(load_tokenizer(self._config.tokenizer), input_identity)
             release()
-            if self._is_up_to_date(prepared.identity):
+            begin = self._where_to_begin(prepared.identity)
+            if begin == FINISHED:
                 return self._summary(Manifest.read(self._config.out), up_to_date=True)
-            units = self._plan_units(prepared)
-            plan, task = self._plan_work(prepared, units)
+            # All that can be refused is refused before anything in the folder is replaced.
+            choice = self._choose_engine(prepared)
+            fit_workers(self._budget, usage().anonymous, prepared.tokenizer_bytes, 1)
+            units = self._plan_units(prepared, fresh=begin == NEW)
+            plan = self._plan_work(prepared, choice, units)
+            task = self._make_task(prepared, plan)
             self._observer.planned(plan)
             self._monitor.enter_stage("tokenize")
             self._work(plan, task)
@@ -104,8 +115,9 @@ class _Job:
         column = find_text_column(slices, config.text_column, str(self._run.folder))
         rules = dataclasses.replace(rules, text_column=column)
         tokenizer_hash = hash_bytes(tokenizer.json.encode())
-        settings = config.settings(tokenizer_hash=tokenizer_hash, text_column=column)
-        identity = Identity(settings | {"shard_size": shard_size}, input_identity)
+        # What "auto" stands for is settled here, so that it is compared and recorded as what it is.
+        settled = {"bos": special.bos_token, "eos": special.eos_token, "shard_size": shard_size, "text_column": column}
+        identity = Identity(config.settings(tokenizer_hash) | settled, input_identity)
         plain = config.special_text == "plain"
         expected = expected_ids(tokenizer.huggingface, self._samples(rules), plain_specials=plain)
         return _Prepared(
@@ -123,78 +135,70 @@ class _Job:
     def _input_files(self) -> Iterator[InputFile]:
         return (InputFile(**file) for file in self._run.read_inputs())
 
-    def _is_up_to_date(self, identity: Identity) -> bool:
-        if self._run.state() == NEW or self._config.overwrite:
-            return False
-        self._run.require_same(identity)
-        from_stdin = STDIN in self._config.inputs
-        if from_stdin and self._run.state() == FINISHED:
-            raise InputError(
-                f"{self._config.out} exists, and standard input can't be compared with it. Use --overwrite."
-            )
-        if self._run.state() == FINISHED:
-            (self._run.folder / "inputs.new.jsonl").unlink(missing_ok=True)
-            return True
-        return False
+    def _where_to_begin(self, identity: Identity) -> str:
+        """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
+        run, config = self._run, self._config
+        state = run.state()
+        same = state != NEW and not run.identity().differences(identity)
+        if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
+            return NEW
+        run.require_same(identity)
+        if STDIN in config.inputs:
+            if state == FINISHED:
+                raise ConfigError(
+                    f"{config.out} exists, and standard input can't be compared with it. Use --overwrite."
+                )
+            return NEW
+        return state
 
     # ---- plan ----
 
-    def _plan_units(self, prepared: _Prepared) -> int:
-        run, config = self._run, self._config
-        fresh = run.state() == NEW or config.overwrite or STDIN in config.inputs
+    def _plan_units(self, prepared: _Prepared, *, fresh: bool) -> int:
+        run = self._run
         if fresh:
-            run.clear()
-            write_file(config.out / "tokenizer.json", prepared.tokenizer_json.encode())
-            units = plan_units(
-                self._input_files(), prepared.shard_size, lambda file, size: slice_file(file, size, prepared.rules)
-            )
-            count = run.start(prepared.identity, units)
+            slices = partial(slice_file, rules=prepared.rules)
+            count = run.stage(plan_units(self._input_files(), prepared.shard_size, slices))
+            run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
         else:
             count = run.resume()
         self._snapshot.units, self._snapshot.units_done = count, len(run.progress.complete)
         self._snapshot.input_total = sum(unit.size for unit, _ in run.pending(Unit.from_json))
         return count
 
-    def _plan_work(self, prepared: _Prepared, units: int) -> tuple[WorkPlan, TokenizeTask]:
-        config = self._config
-        choice = self._choose_engine(prepared)
-        pending = units - len(self._run.progress.complete)
+    def _plan_work(self, prepared: _Prepared, choice: Choice, units: int) -> WorkPlan:
+        config, done = self._config, len(self._run.progress.complete)
         wanted = config.workers or cores()
-        tokenizer_bytes = TOKENIZER_FACTOR * len(prepared.tokenizer_json)
         here_only = config.limit is not None or any(_this_process_only(one) for one in config.inputs)
+        useful = 1 if here_only else max(1, min(wanted, units - done))
         parent = usage().anonymous
-        fitting = fit_workers(self._budget, parent, tokenizer_bytes, 1 if here_only else max(1, min(wanted, pending)))
-        note = (
-            f"the budget holds {fitting} of {min(wanted, pending)} workers"
-            if fitting < min(wanted, pending) and not here_only
-            else ""
-        )
-        share = self._budget.limit_bytes if fitting == 1 else (self._budget.limit_bytes - parent) // fitting
-        plan = WorkPlan(
+        workers = fit_workers(self._budget, parent, prepared.tokenizer_bytes, useful)
+        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        return WorkPlan(
             budget=self._budget,
             units=units,
-            done=len(self._run.progress.complete),
+            done=done,
             input_bytes=prepared.identity.input["bytes"],
             shard_size=prepared.shard_size,
-            workers=fitting,
-            threads=max(1, wanted // fitting),
-            share_bytes=share,
+            workers=workers,
+            threads=max(1, wanted // workers),
+            share_bytes=left // workers,
             engine=choice.engine,
             engine_note=choice.note,
-            note=note,
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
         )
-        task = TokenizeTask(
-            out=config.out,
+
+    def _make_task(self, prepared: _Prepared, plan: WorkPlan) -> TokenizeTask:
+        return TokenizeTask(
+            out=self._config.out,
             rules=prepared.rules,
-            engine=choice.engine,
-            plain_specials=config.special_text == "plain",
+            engine=plan.engine,
+            plain_specials=self._config.special_text == "plain",
             special=prepared.special,
             dtype=token_dtype(prepared.vocab_size),
             shard_size=prepared.shard_size,
-            share_bytes=share,
+            share_bytes=plan.share_bytes,
             threads=plan.threads,
         )
-        return plan, task
 
     def _choose_engine(self, prepared: _Prepared) -> Choice:
         plain = self._config.special_text == "plain"

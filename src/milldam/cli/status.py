@@ -36,7 +36,7 @@ def read_status(out: Path) -> dict[str, Any]:
 
     run = Run(out)
     state = run.state()
-    if state == NEW:
+    if state == NEW and not run.is_locked():
         raise StoreError(f"{out}: no run and no store in this folder.")
     path = run.folder / "status.json"
     last: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}

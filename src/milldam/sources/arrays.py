@@ -137,5 +137,11 @@ def bounded(array: pa.Array) -> Iterator[pa.Array]:
     yield from bounded(array[half:])
 
 
+def byte_count(texts: pa.LargeStringArray) -> int:
+    _, buffer, _ = texts.buffers()
+    offsets = np.frombuffer(buffer, dtype=np.int64)
+    return int(offsets[texts.offset + len(texts)] - offsets[texts.offset])
+
+
 def character_count(texts: pa.LargeStringArray) -> int:
     return int(pc.sum(pc.utf8_length(texts)).as_py() or 0)

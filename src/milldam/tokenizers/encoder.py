@@ -33,7 +33,6 @@ class Encoder:
         self.engine, self.special = engine, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
-        self.batch_bytes = engine.batch_bytes
         self._make_bare = make_bare
         self._cutter = self._make_cutter()
         self._inside = False
@@ -61,17 +60,14 @@ class Encoder:
         self._inside, self._last_token = False, None
 
     def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
-        """Slices of the batch: giant documents alone, others in groups of at most `batch_bytes`."""
-        offsets = _offsets(texts)
+        """Slices of the batch: giant documents alone, others in groups."""
+        giants = np.flatnonzero(np.diff(_offsets(texts)) > self.engine.document_bytes)
         start = 0
-        while start < len(texts):
-            stop = int(np.searchsorted(offsets, offsets[start] + self.batch_bytes, side="right")) - 1
-            stop = max(stop, start + 1)
-            giants = np.flatnonzero(np.diff(offsets[start : stop + 1]) > self.engine.document_bytes)
-            if len(giants):
-                stop = start + max(1, int(giants[0]))
-            yield texts[start:stop]
-            start = stop
+        for giant in giants.tolist():
+            yield from groups(texts[start:giant], self.engine.batch_bytes)
+            yield texts[giant : giant + 1]
+            start = giant + 1
+        yield from groups(texts[start:], self.engine.batch_bytes)
 
     def _encode_documents(self, texts: pa.LargeStringArray) -> Tokens:
         flat, offsets = self.engine.encode(texts)
@@ -86,7 +82,7 @@ class Encoder:
 
     def _make_cutter(self) -> Cutter:
         bare = _Encoding(self._make_bare) if self._make_bare else None
-        sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 2 * self.engine.batch_bytes}
+        sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 4 * self.engine.batch_bytes}
         return Cutter(_Encoding(lambda: self.engine), bare, **sizes)
 
     def _encode_part(self, text: bytes, *, final: bool) -> Iterator[Tokens]:
@@ -124,7 +120,10 @@ class _Encoding:
 
     def pieces(self, text: bytes, offsets: Sequence[int]) -> tuple[Ids, Offsets]:
         starts, data = pa.py_buffer(np.array(offsets, dtype=np.int64)), pa.py_buffer(text)
-        return self._engine.encode(pa.LargeStringArray.from_buffers(len(offsets) - 1, starts, data))
+        pieces = pa.LargeStringArray.from_buffers(len(offsets) - 1, starts, data)
+        encoded = [self._engine.encode(group) for group in groups(pieces, self._engine.batch_bytes)]
+        lengths = np.concatenate([np.diff(starts) for _, starts in encoded])
+        return np.concatenate([flat for flat, _ in encoded]), np.concatenate(([0], np.cumsum(lengths)))
 
 
 def _bytes_of(texts: pa.LargeStringArray) -> bytes:
@@ -174,6 +173,17 @@ def bare_json(tokenizer_json: str) -> str:
     kept = [step for step in steps if step["type"] != "Prepend"]
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": kept}
     return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def groups(texts: pa.LargeStringArray, batch_bytes: int) -> Iterator[pa.LargeStringArray]:
+    """Slices of at most `batch_bytes`; a larger text stands alone."""
+    offsets = _offsets(texts)
+    start = 0
+    while start < len(texts):
+        stop = int(np.searchsorted(offsets, offsets[start] + batch_bytes, side="right")) - 1
+        stop = max(stop, start + 1)
+        yield texts[start:stop]
+        start = stop
 
 
 def _offsets(texts: pa.LargeStringArray) -> Int64s:

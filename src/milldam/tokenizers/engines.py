@@ -1,8 +1,9 @@
 """The engines that encode: Arrow strings in, flat ids with offsets out.
 
 Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
-limit of its own, so `renew` builds it anew (0.1 to 1 s) when its process outgrows its share of the budget; HF
-tokenizers caches ten thousand short words at most.
+limit of its own, so `FrugalEngine` builds it anew (0.1 to 1 s) when the process outgrows its limit; HF tokenizers keeps
+ten thousand short words at most. A megabyte of nothing but new words adds about 30 MB, so the limit is looked at before
+each megabyte.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.memory import release
+from milldam.memory import release, usage
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
 GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
+
+_ENOUGH_ROOM = 8 << 20
 
 
 class Engine(Protocol):
@@ -59,7 +62,7 @@ def make_engine(name: str, tokenizer_json: str, *, plain_specials: bool, threads
 class GigatokenEngine:
     """gigatoken: BPE at a hundred megabytes a second and core, straight from Arrow's buffers."""
 
-    batch_bytes = 2 << 20
+    batch_bytes = 1 << 20
     document_bytes = 1 << 20
     piece_bytes = 64 << 10
 
@@ -135,6 +138,32 @@ class HuggingFaceEngine:
 
     def encode_text(self, text: bytes) -> Ids:
         return encode_by_huggingface(self._tokenizer, [text.decode()])[0]
+
+
+class FrugalEngine:
+    """An engine that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory."""
+
+    def __init__(self, engine: Engine, limit_bytes: int) -> None:
+        self._engine, self._limit_bytes = engine, limit_bytes
+        self.name, self.batch_bytes = engine.name, engine.batch_bytes
+        self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        if usage().anonymous >= self._limit_bytes:
+            self._make_room()
+        return self._engine.encode(texts)
+
+    def encode_text(self, text: bytes) -> Ids:
+        return self._engine.encode_text(text)
+
+    def renew(self) -> None:
+        self._engine.renew()
+
+    def _make_room(self) -> None:
+        """What the allocators keep may be enough; else the caches go."""
+        release()
+        if usage().anonymous >= self._limit_bytes - _ENOUGH_ROOM:
+            self._engine.renew()
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from milldam.memory import usage
 from milldam.store import Store, open_store
 
 open = open_store
@@ -16,7 +17,8 @@ def tokenize(
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
-    Finds finished work and goes on from there; a store that is up to date is opened as it is.
+    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
+    job takes on top of what the program holds already.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
@@ -24,6 +26,7 @@ def tokenize(
     from milldam.config import make_config
     from milldam.tokenizing import tokenize_to_store
 
-    config = make_config(inputs, out, options | {"tokenizer": str(tokenizer), "format": "store"})
+    given = {"tokenizer": str(tokenizer), "format": "store", "held_bytes": usage().anonymous}
+    config = make_config(inputs, out, options | given)
     tokenize_to_store(config)
     return open_store(out)

@@ -41,6 +41,8 @@ class TokenizeConfig:
     engine: str = "auto"
     memory: str | int | None = None
     workers: int | None = None
+    held_bytes: int = 0
+    """Memory that the calling program holds already; the limit comes on top of it."""
     overwrite: bool = False
 
     def settings(self, tokenizer_hash: str) -> dict[str, Any]:

@@ -64,10 +64,14 @@ class Budget:
     """Where the limit comes from, for the printed plan."""
 
     @classmethod
-    def of(cls, memory: str | int | None) -> Budget:
-        """The budget from a user's setting; None means half of what is available here."""
+    def of(cls, memory: str | int | None, held_bytes: int = 0) -> Budget:
+        """The budget from a user's setting; None means half of what is available here.
+
+        `held_bytes`: what the calling program held before, which comes on top of a given limit.
+        """
         if memory is not None:
-            return cls(parse_size(memory), "given")
+            beside = f", beside {format_size(held_bytes)} that this program holds" if held_bytes else ""
+            return cls(parse_size(memory) + held_bytes, f"given{beside}")
         available, origin = available_bytes()
         return cls(available // 2, f"half of the {format_size(available)} that {origin} leaves")
 

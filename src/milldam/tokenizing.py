@@ -76,7 +76,7 @@ class _Prepared:
 class _Job:
     def __init__(self, config: TokenizeConfig, run: Run, observer: Observer) -> None:
         self._config, self._run, self._observer = config, run, observer
-        self._budget = Budget.of(config.memory)
+        self._budget = Budget.of(config.memory, config.held_bytes)
         self._snapshot = Snapshot(budget_bytes=self._budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from milldam.errors import ConfigError, did_you_mean
 from milldam.memory import usage
 from milldam.store import Store, open_store
 
@@ -23,9 +24,12 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.config import make_config
+    from milldam.config import TokenizeConfig, make_config
     from milldam.tokenizing import tokenize_to_store
 
+    for name in options:
+        if name not in TokenizeConfig.OPTIONS:
+            raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, TokenizeConfig.OPTIONS)}')
     given = {"tokenizer": str(tokenizer), "format": "store", "held_bytes": usage().anonymous}
     config = make_config(inputs, out, options | given)
     tokenize_to_store(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from milldam.errors import ConfigError
 from milldam.memory import parse_size
@@ -18,6 +18,8 @@ FORMATS = ("store", "npy")
 DOCUMENTS = ("file", "line", "paragraph")
 INVALID_UTF8 = ("reject", "replace", "strict")
 SPECIAL_TEXT = ("special", "plain")
+ENGINES = ("auto", "gigatoken", "huggingface")
+INPUT_FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet", "arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,12 @@ class TokenizeConfig:
     held_bytes: int = 0
     """Memory that the calling program holds already; the limit comes on top of it."""
     overwrite: bool = False
+
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "text_column", "documents", "separator", "input_format", "bos", "eos", "special_text", "invalid_utf8", "strict",
+        "limit", "shard_size", "engine", "memory", "workers", "overwrite",
+    )  # fmt: skip
+    """What a caller of the library may set besides input, output and tokenizer."""
 
     def settings(self, tokenizer_hash: str) -> dict[str, Any]:
         """Everything that changes the result, by name."""
@@ -97,6 +105,8 @@ def _check_choices(config: TokenizeConfig) -> None:
         ("documents", config.documents, DOCUMENTS),
         ("invalid-utf8", config.invalid_utf8, INVALID_UTF8),
         ("special-text", config.special_text, SPECIAL_TEXT),
+        ("engine", config.engine, ENGINES),
+        ("input-format", config.input_format or "txt", INPUT_FORMATS),
     )
     for name, value, allowed in choices:
         if value not in allowed:

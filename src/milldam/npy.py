@@ -17,9 +17,11 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from milldam.config import TokenizeConfig
-from milldam.errors import ConfigError, MismatchError
+from milldam.errors import ConfigError, MilldamError, MismatchError
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.progress import Observer, Summary
+from milldam.rejects import NAME as REJECTS
+from milldam.run import RUN_FOLDER
 from milldam.store import open_store
 from milldam.store.manifest import Manifest, Shard
 from milldam.tokenizing import tokenize_to_store
@@ -32,17 +34,28 @@ def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) ->
     npy, sidecar = config.out, config.out.with_name(config.out.name + ".json")
     if npy.suffix != ".npy":
         raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
-    work = npy.with_name(f".{npy.name}.milldam")
-    if npy.exists() and not config.overwrite and not work.exists():
-        work.mkdir()
+    work = work_folder(npy)
+    compared = npy.exists() and not config.overwrite and not work.exists()
+    if compared:
         _restore_identity(sidecar, npy, work)
-    summary = tokenize_to_store(dataclasses.replace(config, out=work), observer)
-    if not summary.up_to_date or not npy.exists():
+    try:
+        summary = tokenize_to_store(dataclasses.replace(config, out=work), observer, name=npy)
+    except MilldamError:
+        if compared:
+            shutil.rmtree(work)
+        raise
+    if not compared:
         _join(work, npy)
-        manifest = Manifest.read(work)
-        write_file(sidecar, json_bytes(_facts(manifest)))
+        if (work / REJECTS).exists():
+            (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
+        write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
     return dataclasses.replace(summary, out=npy)
+
+
+def work_folder(npy: Path) -> Path:
+    """Where the tokens of an .npy file are made."""
+    return npy.with_name(f".{npy.name}.milldam")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
@@ -55,14 +68,13 @@ def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
     try:
         facts = json.loads(sidecar.read_bytes())
     except (OSError, ValueError):
-        work.rmdir()
         raise MismatchError(
             f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
         ) from None
     names = {field.name for field in dataclasses.fields(Manifest)}
+    (work / RUN_FOLDER).mkdir(parents=True)
     shards = tuple(Shard(**shard) for shard in facts.pop("shards"))
     Manifest(**{name: value for name, value in facts.items() if name in names}, shards=shards).write(work)
-    (work / "run").mkdir()
 
 
 def _join(work: Path, npy: Path) -> None:

@@ -237,8 +237,9 @@ class _UnitWork:
 
     def _send_progress(self) -> None:
         self._reported = time.monotonic()
-        counts = dict(self._counts) | {"documents": self._documents, "anonymous_bytes": usage().anonymous}
-        self._report(PROGRESS, {"counts": counts, "seconds": dict(self._seconds)})
+        counts = dict(self._counts) | {"documents": self._documents}
+        told = {"counts": counts, "seconds": dict(self._seconds), "anonymous_bytes": usage().anonymous}
+        self._report(PROGRESS, told)
 
 
 class _Rejects:

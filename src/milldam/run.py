@@ -31,12 +31,12 @@ from milldam.files import (
     NewFile,
     explain_os_errors,
     hash_bytes,
+    hash_file,
     json_bytes,
     remove_temporaries,
     write_file,
     write_json,
 )
-from milldam.memory import format_size
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
 
@@ -62,8 +62,8 @@ class Identity:
         ]
         if self.input != other.input:
             found.append(
-                f"input: {other.input['files']:,} files, {format_size(other.input['bytes'])}"
-                f" (made from {self.input['files']:,} files, {format_size(self.input['bytes'])})"
+                f"input: {other.input['files']:,} files, {other.input['bytes']:,} bytes"
+                f" (made from {self.input['files']:,} files, {self.input['bytes']:,} bytes)"
             )
         return found
 
@@ -101,8 +101,9 @@ class _Progress:
 class Run:
     """A locked output folder with its plan and records; use it as a context manager."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, name: Path | None = None) -> None:
         self.out, self.folder = out, out / RUN_FOLDER
+        self.name = name or out
         self._lock = FileLock(self.folder / "lock")
         self.progress = _Progress()
 
@@ -115,7 +116,7 @@ class Run:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 raise ConfigError(
-                    f"{self.out}: another run is at work in this folder. `milldam status {self.out}` shows it."
+                    f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
                 ) from None
         return self
 
@@ -158,8 +159,8 @@ class Run:
             listed = "\n".join(f"  {line}" for line in differences)
             changed = "".join(f"    {line}\n" for line in self._changed_inputs())
             raise MismatchError(
-                f"{self.out} {state} from other settings or input:\n{listed}\n{changed}"
-                "Choose another folder, or replace it with --overwrite."
+                f"{self.name} {state} from other settings or input:\n{listed}\n{changed}"
+                "Choose another place, or replace it with --overwrite."
             )
 
     def _changed_inputs(self) -> Iterator[str]:
@@ -219,6 +220,8 @@ class Run:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
         (self.out / MANIFEST).unlink(missing_ok=True)
         self.progress = _Progress()
+        remove_temporaries(self.out)
+        remove_temporaries(self.folder)
         for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
             path.unlink(missing_ok=True)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
@@ -226,6 +229,17 @@ class Run:
         for path in self.folder.iterdir():
             if path.name not in ("lock", "memory.csv", "inputs.new.jsonl", "units.new.jsonl"):
                 path.unlink(missing_ok=True)
+
+    def replan(self, units: Iterable[Any]) -> None:
+        """The same input lies elsewhere now: the same units, by their new paths."""
+        self.stage(units)
+        for name in ("units", "inputs"):
+            (self.folder / f"{name}.new.jsonl").replace(self.folder / f"{name}.jsonl")
+
+    def has_moved(self) -> bool:
+        """Whether the input, otherwise unchanged, has other paths than when the run began."""
+        before, after = self.folder / "inputs.jsonl", self.folder / "inputs.new.jsonl"
+        return hash_file(before) != hash_file(after)
 
     # ---- going on ----
 

@@ -1,9 +1,9 @@
-"""The job of `milldam tokenize`: prepare, plan, work, finish. Each step leaves a state from which the same call
-goes on.
+"""The job of `milldam tokenize`. Each step leaves a state from which the same call goes on.
 
-prepare tokenizer, input listing, text column, engine: everything that can be wrong is found here plan units from
-the input, workers from the budget work units through an executor; every finished part is recorded finish rejects
-gathered, manifest written last
+prepare   tokenizer, input listing, text column, engine: everything that can be wrong is found here
+plan      units from the input, workers from the budget
+work      units through an executor; every finished part is recorded
+finish    rejects gathered, manifest written last
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
 
 
-def tokenize_to_store(config: TokenizeConfig, observer: Observer | None = None) -> Summary:
-    """Do the job, or what is left of it."""
-    with Run(config.out) as run:
+def tokenize_to_store(config: TokenizeConfig, observer: Observer | None = None, *, name: Path | None = None) -> Summary:
+    """Do the job, or what is left of it. `name`: what messages call the result, when it is not the folder."""
+    with Run(config.out, name) as run:
         return _Job(config, run, observer or Quiet()).run()
 
 
@@ -155,11 +155,13 @@ class _Job:
 
     def _plan_units(self, prepared: _Prepared, *, fresh: bool) -> int:
         run = self._run
+        units = plan_units(self._input_files(), prepared.shard_size, partial(slice_file, rules=prepared.rules))
         if fresh:
-            slices = partial(slice_file, rules=prepared.rules)
-            count = run.stage(plan_units(self._input_files(), prepared.shard_size, slices))
+            count = run.stage(units)
             run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
         else:
+            if run.has_moved():
+                run.replan(units)
             count = run.resume()
         self._snapshot.units, self._snapshot.units_done = count, len(run.progress.complete)
         self._snapshot.input_total = sum(unit.size for unit, _ in run.pending(Unit.from_json))
@@ -259,11 +261,7 @@ class _Job:
             self._run.add(event.value)
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
-            self._snapshot.workers[event.worker] = {
-                "pid": event.pid,
-                "unit": event.unit,
-                "time": time.time(),
-            } | event.value["counts"]
+            self._snapshot.workers[event.worker] = _worker_status(event)
         elif event.kind == DONE:
             finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
             self._snapshot.counts.update(finished["counts"])
@@ -320,6 +318,7 @@ class _Job:
         for record in run.records():
             dropped.update(record.dropped)
         gather_rejects(run)
+        self._require_unchanged(prepared.identity)
         shards = shards_in_order(run)
         if not shards:
             raise InputError(_nothing_left(run.out, dropped))
@@ -333,9 +332,16 @@ class _Job:
             input=prepared.identity.input,
             shards=shards,
             dropped=dict(sorted(dropped.items())),
+            inexact_cuts=sum(record.inexact_cuts for record in run.records()),
         )
         manifest.write(self._config.out)
         return manifest
+
+    def _require_unchanged(self, identity: Identity) -> None:
+        """What was read must be what was planned."""
+        now = self._run.write_inputs(list_inputs(self._config.inputs, self._config.input_format))
+        if now != identity.input:
+            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
 
     def _write_summary(self, manifest: Manifest, plan: WorkPlan) -> Summary:
         summary = self._summary(manifest, up_to_date=False, plan=plan)
@@ -357,13 +363,24 @@ class _Job:
             memory={} if up_to_date else self._monitor.summary() | {"budget": self._budget.limit_bytes},
             workers=plan.workers if plan else 0,
             engine=manifest.engine,
-            inexact_cuts=sum(record.inexact_cuts for record in self._run.records()),
+            inexact_cuts=manifest.inexact_cuts,
         )
 
 
 def _this_process_only(given: str) -> bool:
     """Input that another process could not open."""
     return given == STDIN or given.startswith("memory://")
+
+
+def _worker_status(event: Event) -> dict[str, Any]:
+    told = event.value
+    return {
+        "pid": event.pid,
+        "unit": event.unit,
+        "time": time.time(),
+        "anonymous_bytes": told["anonymous_bytes"],
+        **told["counts"],
+    }
 
 
 @contextlib.contextmanager

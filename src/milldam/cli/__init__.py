@@ -6,6 +6,7 @@ run, so that `milldam --help` answers at once.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -30,11 +31,17 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
         except MilldamError as error:
             if ctx.params.get("debug"):
                 raise
             click.echo(f"milldam: {error}", err=True)
             sys.exit(error.exit_code)
+        except BrokenPipeError:
+            # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
         except KeyboardInterrupt:
             click.echo("\nInterrupted.", err=True)
             sys.exit(EXIT_INTERRUPTED)

@@ -32,11 +32,11 @@ def stats(store: Path, as_json: bool) -> None:
         return
     for name, value in figures.items():
         if isinstance(value, dict):
-            click.echo(f"{name}:")
+            click.echo(f"{name}:" if value else f"{name + ':':<22}none")
             for key, inner in value.items():
-                click.echo(f"  {key + ':':<16}{_shown(inner)}")
+                click.echo(f"  {key + ':':<20}{_shown(inner)}")
         else:
-            click.echo(f"{name + ':':<18}{_shown(value)}")
+            click.echo(f"{name + ':':<22}{_shown(value)}")
 
 
 def collect(store: Store) -> dict[str, Any]:

@@ -127,10 +127,11 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _explain_interrupt(config: TokenizeConfig) -> NoReturn:
+    from milldam.npy import work_folder
     from milldam.run import Run
 
     click.echo("\nInterrupted. Every finished shard is safe.", err=True)
-    work = config.out if config.format == "store" else config.out.with_name(f".{config.out.name}.milldam")
+    work = config.out if config.format == "store" else work_folder(config.out)
     records = Run(work).records()
     done = len({record.unit for record in records if record.last})
     click.echo(f"{done} units are done. To go on, run the same command again:", err=True)
@@ -163,7 +164,8 @@ def summary_lines(summary: Summary) -> list[str]:
     lines += _memory_lines(summary.memory)
     if summary.dropped:
         lines.append("Dropped: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.dropped.items()))
-    rejects = summary.out / "rejects.jsonl"
+    beside = summary.out.with_name(f"{summary.out.name}.rejects.jsonl")
+    rejects = summary.out / "rejects.jsonl" if summary.out.is_dir() else beside
     if rejects.exists():
         lines.append(f"Rejected records are in {rejects}")
     if summary.inexact_cuts:

@@ -66,6 +66,14 @@ class TextRules:
     """Stop at the first record that can't be read."""
 
 
+class MalformedError(Exception):
+    """A record that holds no usable document."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
 def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
     """Text of bytes by the rules, and what is wrong with them when there is none."""
     try:
@@ -74,6 +82,17 @@ def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
         if rules.invalid_utf8 == "replace":
             return data.decode("utf-8", errors="replace"), ""
         return None, describe_encoding(data, error)
+
+
+def without_surrogates(text: str, rules: TextRules) -> str:
+    """Text that UTF-8 can hold: JSON's escapes may leave half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        if rules.invalid_utf8 != "replace":
+            raise MalformedError("not_utf8", "an escaped surrogate without its other half") from None
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def describe_encoding(data: bytes, error: UnicodeDecodeError) -> str:
@@ -93,5 +112,6 @@ def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> Non
     """Hand a reject on, or end the run where the user asked for that."""
     if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
         place = f"{reject.file}:{reject.line or reject.row or ''}".rstrip(":")
-        raise InputError(f"{place}: {reject.reason}: {reject.detail}\nLeave out --strict to set such records aside.")
+        option = "--strict" if rules.strict else "--invalid-utf8 strict"
+        raise InputError(f"{place}: {reject.reason}: {reject.detail}\nLeave out {option} to set such records aside.")
     on_reject(reject)

@@ -11,7 +11,7 @@ from milldam.errors import InputError, did_you_mean
 from milldam.sources.compression import TruncatedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE
-from milldam.sources.opening import STDIN, open_bytes, peek_standard_input
+from milldam.sources.opening import open_head
 from milldam.sources.records import WHOLE, Block, record_blocks
 from milldam.sources.table_text import csv_header
 from milldam.sources.tables import open_schema, text_columns
@@ -27,14 +27,14 @@ def find_text_column(slices: Iterable[Slice], wanted: str | None, spool: str | N
 
     Raises InputError when the wanted column is missing, or when it can't be told which one is meant.
     """
-    path = ""
-    for slice in itertools.islice(slices, _FILES):
-        if slice.format == "txt":
-            return None
+    path = None
+    for slice in itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES):
         path = slice.path
         fields = list(dict.fromkeys(_text_fields(slice, spool)))
         if fields:
             return _obvious(fields, path) if wanted is None else _require(wanted, fields, path)
+    if path is None:
+        return None
     raise InputError(f"{path}: no record with text in it: is it empty, or cut off? Look at its first line.")
 
 
@@ -73,11 +73,8 @@ def _json_fields(slice: Slice, spool: str | None) -> list[str]:
 
 
 def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
-    if slice.path == STDIN:
-        yield from _parsed(peek_standard_input())
-        return
     try:
-        with open_bytes(slice.path) as file:
+        with open_head(slice.path) as file:
             blocks = record_blocks(file, slice.compression, LINE, 0, None)
             first = next(blocks, None)
             if first is not None and first.kind == WHOLE:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
+from milldam.sources.batch import MalformedError, TextRules, decode_text, without_surrogates
+
 _PART = 1 << 20
 _LONG_STRING = 1 << 16
 _LARGEST_SKELETON = 16 << 20
@@ -27,12 +29,12 @@ _UNFINISHED = re.compile(
 class GiantLine:
     """Fed the parts of a line in order; gives the text once the last part is there."""
 
-    def __init__(self, path: list[str], spool: str | None) -> None:
-        self._path, self._spool = path, spool
+    def __init__(self, path: list[str], spool: str | None, rules: TextRules) -> None:
+        self._path, self._spool, self._rules = path, spool, rules
         self._file: IO[bytes] | None = None
 
     def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, bool]]:
-        """(part of the text, whether it is the last); raises ValueError when the line holds no such text."""
+        """(part of the text, whether it is the last); raises MalformedError when the line holds no such text."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 - closed with the last part
         self._file.write(data)
@@ -47,24 +49,36 @@ class GiantLine:
         with tempfile.TemporaryFile(dir=spool) as file:
             for part in parts:
                 file.write(part)
-            return json.loads(_scan(file)[0])
+            return json.loads(_scan(file)[0].decode("utf-8"))
 
     def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
-        skeleton, strings = _scan(file)
-        value: Any = json.loads(skeleton)
-        for name in self._path:
-            value = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(value, str):
-            raise ValueError(f'no text in field "{".".join(self._path)}"')
+        try:
+            skeleton, strings = _scan(file)
+            value = self._find(skeleton)
+        except ValueError as error:
+            raise MalformedError("bad_json", str(error)) from None
         if not value.startswith(_MARK):
             yield value, True
             return
         start, stop = strings[int(value.removeprefix(_MARK))]
-        _check_utf8(file, start, stop)
-        yield from _unescape(file, start, stop)
+        # Once through before anything is handed on: what is wrong with it rejects the whole line.
+        for _ in _unescape(file, start, stop, self._rules):
+            pass
+        yield from _unescape(file, start, stop, self._rules)
+
+    def _find(self, skeleton: bytes) -> str:
+        text, problem = decode_text(skeleton, self._rules)
+        if text is None:
+            raise MalformedError("not_utf8", problem)
+        value: Any = json.loads(text)
+        for name in self._path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, str):
+            raise MalformedError("no_text", f'no text in field "{".".join(self._path)}"')
+        return value
 
 
-def _scan(file: IO[bytes]) -> tuple[str, list[tuple[int, int]]]:
+def _scan(file: IO[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
     """The line with long strings marked, and where on disk each of those lies."""
     skeleton, strings = bytearray(), list[tuple[int, int]]()
     for is_string, start, stop in _spans(file):
@@ -76,7 +90,7 @@ def _scan(file: IO[bytes]) -> tuple[str, list[tuple[int, int]]]:
             skeleton += b'"' + text + b'"' if is_string else text
         if len(skeleton) > _LARGEST_SKELETON:
             raise ValueError("the line is too large, even without its long strings")
-    return skeleton.decode("utf-8"), strings
+    return bytes(skeleton), strings
 
 
 def _spans(file: IO[bytes]) -> Iterator[tuple[bool, int, int]]:
@@ -106,13 +120,7 @@ def _bytes_at(file: IO[bytes], start: int, stop: int) -> bytes:
     return file.read(stop - start)
 
 
-def _check_utf8(file: IO[bytes], start: int, stop: int) -> None:
-    """Before anything is handed on: bytes that are no UTF-8 reject the whole line."""
-    for _ in _unescape(file, start, stop):
-        pass
-
-
-def _unescape(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[str, bool]]:
+def _unescape(file: IO[bytes], start: int, stop: int, rules: TextRules) -> Iterator[tuple[str, bool]]:
     held = b""
     while start < stop:
         block = held + _bytes_at(file, start, min(stop, start + _PART))
@@ -121,12 +129,13 @@ def _unescape(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[str, boo
         if start < stop and (unfinished := _unfinished(block)) is not None:
             cut = unfinished
         held = block[cut:]
+        raw, problem = decode_text(block[:cut], rules)
+        if raw is None:
+            raise MalformedError("not_utf8", problem)
         try:
-            text = json.loads(b'"' + block[:cut] + b'"')
-            text.encode("utf-8")
-        except UnicodeError:
-            raise ValueError("its text is not UTF-8") from None
-        yield text, start >= stop
+            yield without_surrogates(json.loads(f'"{raw}"'), rules), start >= stop
+        except ValueError as error:
+            raise MalformedError("bad_json", str(error)) from None
 
 
 def _unfinished(block: bytes) -> int | None:

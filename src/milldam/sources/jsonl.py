@@ -17,7 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from milldam.sources.arrays import bounded
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
+from milldam.sources.batch import (
+    Batch,
+    MalformedError,
+    OnReject,
+    Reject,
+    TextRules,
+    decode_text,
+    stop_or_reject,
+    without_surrogates,
+)
 from milldam.sources.compression import TruncatedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE, make_line_reject
@@ -28,17 +37,9 @@ from milldam.sources.units import Slice
 _MISSING = object()
 
 
-class MalformedError(Exception):
-    """A line that holds no usable document."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
-
-
 def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
     reader = _Reader(slice, rules, on_reject)
-    giant = GiantLine(reader.path, spool)
+    giant = GiantLine(reader.path, spool, rules)
     with open_bytes(slice.path) as file:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
         try:
@@ -101,8 +102,8 @@ class _Reader:
         try:
             for text, last in giant.feed(block.data, last=block.kind != "part"):
                 yield Batch(pa.array([text], pa.large_string()), open=not last)
-        except ValueError as error:
-            self._reject(block, block.line, MalformedError("bad_json", str(error)), b"")
+        except MalformedError as error:
+            self._reject(block, block.line, error, b"")
         yield Batch(pa.array([], pa.large_string()), bytes_read=len(block.data))
 
     def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
@@ -131,7 +132,7 @@ def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
         raise MalformedError(
             "no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text'
         )
-    return _without_surrogates(text, rules)
+    return without_surrogates(text, rules)
 
 
 def find_field(record: Any, path: list[str]) -> Any:
@@ -141,13 +142,3 @@ def find_field(record: Any, path: list[str]) -> Any:
             return _MISSING
         record = record[name]
     return record
-
-
-def _without_surrogates(text: str, rules: TextRules) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        if rules.invalid_utf8 != "replace":
-            raise MalformedError("not_utf8", "an escaped surrogate without its other half") from None
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -7,7 +7,9 @@ million files is held.
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from milldam.errors import InputError, did_you_mean
+from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.opening import STDIN, is_address, open_filesystem, peek_standard_input
 
 FORMATS = {
@@ -28,6 +31,7 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -55,7 +59,7 @@ def list_inputs(inputs: Sequence[str], input_format: str | None = None) -> Itera
 
 def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
     if given == STDIN:
-        yield InputFile(STDIN, input_format or _sniffed_format(), None, 0, "")
+        yield _standard_input(input_format)
     elif is_address(given):
         yield from _list_address(given, input_format)
     elif os.path.isdir(given):
@@ -70,9 +74,16 @@ def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
         raise InputError(f"{given}: no such file or folder.{_nearby(given)}")
 
 
-def _sniffed_format() -> str:
-    """Standard input has no name: an object at its start means JSON lines, anything else is text."""
-    return "jsonl" if peek_standard_input().lstrip().startswith(b"{") else "txt"
+def _standard_input(input_format: str | None) -> InputFile:
+    """It has no name that tells: compression shows in its first bytes, an object at its start means JSON lines."""
+    if input_format in ("parquet", "arrow"):
+        raise InputError(f"{input_format} can't be read from standard input: it is read from its end. Name the file.")
+    head = peek_standard_input()
+    compression = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    with contextlib.suppress(TruncatedError):
+        head = next(read_blocks(io.BytesIO(head), compression, len(head)), b"")
+    sniffed = "jsonl" if head.lstrip().startswith(b"{") else "txt"
+    return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
 
 def _nearby(given: str) -> str:

@@ -38,14 +38,26 @@ def open_bytes(path: str) -> IO[bytes]:
     return open(path, "rb", buffering=0)
 
 
-_stdin: io.BufferedReader | None = None
+def open_head(path: str) -> IO[bytes]:
+    """The same bytes for a look at their beginning: standard input is not used up by it."""
+    return io.BytesIO(peek_standard_input()) if path == STDIN else open_bytes(path)
+
+
+class _StandardInput(io.BufferedReader):
+    """Stays open: it can't be opened again."""
+
+    def close(self) -> None:
+        pass
+
+
+_stdin: _StandardInput | None = None
 
 
 def standard_input() -> io.BufferedReader:
     """Standard input with enough buffer to look at its head before it is read."""
     global _stdin
     if _stdin is None:
-        _stdin = io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False), buffer_size=1 << 20)
+        _stdin = _StandardInput(io.FileIO(sys.stdin.fileno(), closefd=False), buffer_size=1 << 20)
     return _stdin
 
 

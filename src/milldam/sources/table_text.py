@@ -24,7 +24,7 @@ from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_re
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.lines import BOM
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import open_bytes
+from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES
 from milldam.sources.units import Slice, whole
 
@@ -78,7 +78,7 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
 
 def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     """The column names in the first record."""
-    with open_bytes(path) as file:
+    with open_head(path) as file:
         head = next(_record_blocks(file, compression, 0, _DELIMITERS[format]), None)
     if head is None:
         return []

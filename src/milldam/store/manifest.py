@@ -13,6 +13,7 @@ from typing import Any
 
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, json_bytes, write_file
+from milldam.store.format import DTYPE_CODES
 
 NAME = "milldam.json"
 FORMAT_VERSION = 1
@@ -49,6 +50,8 @@ class Manifest:
     shards: tuple[Shard, ...]
     dropped: dict[str, int] = field(default_factory=dict)
     """Documents left out, by reason."""
+    inexact_cuts: int = 0
+    """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -106,7 +109,9 @@ class Manifest:
             shards = tuple(Shard(**shard) for shard in value["shards"])
             for shard in shards:
                 _refuse_outside(shard.name, path)
-            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "dropped")
+            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "dropped", "inexact_cuts")
+            if value["dtype"] not in DTYPE_CODES:
+                raise StoreError(f"{path}: dtype {value['dtype']}; a store holds {' or '.join(DTYPE_CODES)}.")
             return cls(shards=shards, **{name: value[name] for name in names})
         except (KeyError, TypeError) as error:
             raise StoreError(f"{path}: damaged manifest ({error}).") from None

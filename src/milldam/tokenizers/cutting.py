@@ -47,7 +47,7 @@ _BOUNDARIES = (
 _SPACE = re.compile(rb"[ \t-\r]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80")
 
 
-def _character_start(text: bytes, place: int) -> int:
+def character_start(text: bytes, place: int) -> int:
     """The first place from here on that is not inside a character."""
     while place < len(text) and 0x80 <= text[place] < 0xC0:
         place += 1
@@ -56,7 +56,7 @@ def _character_start(text: bytes, place: int) -> int:
 
 def _halves(text: bytes, place: int, reach: int) -> tuple[bytes, bytes]:
     """What lies to the left and right of a place, in whole characters."""
-    start, stop = _character_start(text, max(0, place - reach)), _character_start(text, place + reach)
+    start, stop = character_start(text, max(0, place - reach)), character_start(text, place + reach)
     return text[start:place], text[place:stop]
 
 
@@ -169,10 +169,10 @@ class Cutter:
         while size <= MAX_RUN:
             if begin.at + size + 2 * _RUN_TAIL > len(text):
                 return None, text
-            run = text[begin.at : _character_start(text, begin.at + size + _RUN_TAIL)]
+            run = text[begin.at : character_start(text, begin.at + size + _RUN_TAIL)]
             whole = self._left(begin).texts([run])[0]
             if self._adds_nothing(run, whole, begin):
-                half = _character_start(text, begin.at + len(run) // 2)
+                half = character_start(text, begin.at + len(run) // 2)
                 return begin, text[:half] + text[begin.at + len(run) :]
             for place in self._plausible_places(run, size):
                 cut = self._split_run(run, whole, place, begin)
@@ -180,7 +180,7 @@ class Cutter:
                     return replace(cut, at=begin.at + cut.at), text
             size *= 2
         self.inexact_cuts += 1
-        return _Cut(_character_start(text, begin.at + self._piece_bytes)), text
+        return _Cut(character_start(text, begin.at + self._piece_bytes)), text
 
     def _left(self, begin: _Cut) -> Encoding:
         return self._bare if begin.bare and self._bare is not None else self._main
@@ -189,7 +189,7 @@ class Cutter:
         """Places that hold within a small window; a full check follows."""
         inside = self._bare or self._main
         for start in range(size, size + _TRIES, _TRIES_AT_ONCE):
-            places = sorted({_character_start(run, place) for place in range(start, start + _TRIES_AT_ONCE)})
+            places = sorted({character_start(run, place) for place in range(start, start + _TRIES_AT_ONCE)})
             halves = [_halves(run, place, _WINDOW) for place in places]
             ids = inside.texts([text for left, right in halves for text in (left + right, left, right)])
             for n, place in enumerate(places):
@@ -212,7 +212,7 @@ class Cutter:
     # ---- 3. one unknown token ----
 
     def _adds_nothing(self, run: bytes, whole: Ids, begin: _Cut) -> bool:
-        half = run[: _character_start(run, len(run) // 2)]
+        half = run[: character_start(run, len(run) // 2)]
         return len(whole) <= 2 and np.array_equal(self._left(begin).texts([half])[0], whole)
 
     # ---- encoding what was cut ----

@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
-from milldam.tokenizers.cutting import Cutter
+from milldam.tokenizers.cutting import Cutter, character_start
 from milldam.tokenizers.engines import Engine, Ids, Offsets
 from milldam.tokenizers.special import SpecialTokens
 
 EMPTY = "empty"
+_LONGEST_CHARACTER = 4
 
 
 class Encoder:
@@ -50,7 +51,7 @@ class Encoder:
             texts = texts[1:]
         for run in self._runs(texts):
             if _size(run) > self.engine.document_bytes and len(run) == 1:
-                yield from self._encode_part(_bytes_of(run), final=True)
+                yield from self._encode_giant(run[0].as_buffer())
             elif len(run):
                 yield self._encode_documents(run)
 
@@ -84,6 +85,16 @@ class Encoder:
         bare = _Encoding(self._make_bare) if self._make_bare else None
         sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 4 * self.engine.batch_bytes}
         return Cutter(_Encoding(lambda: self.engine), bare, **sizes)
+
+    def _encode_giant(self, text: pa.Buffer) -> Iterator[Tokens]:
+        """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
+        start = 0
+        while start < text.size:
+            stop = start + self.engine.batch_bytes
+            part = text.slice(start, min(stop + _LONGEST_CHARACTER, text.size) - start).to_pybytes()
+            size = len(part) if stop >= text.size else character_start(part, self.engine.batch_bytes)
+            start += size
+            yield from self._encode_part(part[:size], final=start >= text.size)
 
     def _encode_part(self, text: bytes, *, final: bool) -> Iterator[Tokens]:
         pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]

@@ -36,9 +36,8 @@ class LoadedTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
-        added = self.huggingface.get_added_tokens_decoder()
-        return int(max(self.huggingface.get_vocab_size(with_added_tokens=True), *(number + 1 for number in added), 1))
+        """One more than the largest id: a vocabulary may have gaps."""
+        return 1 + max(self.huggingface.get_vocab(with_added_tokens=True).values(), default=0)
 
 
 def load_tokenizer(spec: str) -> LoadedTokenizer:

@@ -10,6 +10,7 @@ A page shared by two processes counts twice, so the figures err on the safe side
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -249,7 +250,8 @@ class Monitor:
         self._stop.set()
         self._thread.join()
         self.sample()
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def enter_stage(self, stage: str) -> None:
         """Book what follows under another stage."""
@@ -266,7 +268,10 @@ class Monitor:
             if write:
                 now = time.time()
                 rows = (f"{now:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
-                self._file.writelines(rows)
+                # A full disk must not end the watch: the work itself will say so.
+                with contextlib.suppress(OSError):
+                    self._file.writelines(rows)
+                    self._file.flush()
             return self.now
 
     def _book(self, total: Usage) -> None:
@@ -283,7 +288,6 @@ class Monitor:
             self.sample(write=due)
             if due:
                 written = elapsed
-                self._file.flush()
 
     def summary(self) -> dict[str, object]:
         """Start, peak and final, whole and per stage, in bytes of anonymous memory (file-backed apart)."""

@@ -15,6 +15,7 @@ Nothing here is held in memory whole, however many units there are: units are re
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -42,6 +43,7 @@ from milldam.store.manifest import Manifest, Shard
 
 RUN_FOLDER = "run"
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
+_CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class Run:
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock.acquire(timeout=0)
+                # A little patience: `milldam status` takes the lock for a moment to see whether it is free.
+                self._lock.acquire(timeout=1, poll_interval=0.01)
             except Timeout:
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
@@ -166,15 +169,8 @@ class Run:
     def _changed_inputs(self) -> Iterator[str]:
         """The first few files that are new, gone or changed."""
         before, after = self.folder / "inputs.jsonl", self.folder / "inputs.new.jsonl"
-        if not (before.exists() and after.exists()):
-            return
-        with before.open() as old, after.open() as new:
-            shown = 0
-            for was, now in zip(map(json.loads, old), map(json.loads, new), strict=False):
-                change = _describe_change(was, now)
-                if change is not None and shown < 5:
-                    shown += 1
-                    yield change
+        if before.exists() and after.exists():
+            yield from itertools.islice(_changes(_by_path(before), _by_path(after)), _CHANGES_SHOWN)
 
     # ---- a new run ----
 
@@ -247,6 +243,7 @@ class Run:
         """Read the records; drop those whose files are gone. How many units there are."""
         remove_temporaries(self.out)
         remove_temporaries(self.folder)
+        (self.folder / "status.json").unlink(missing_ok=True)
         self._mend_records()
         for record in self.records():
             self._book(record)
@@ -254,21 +251,21 @@ class Run:
             return sum(1 for _ in lines)
 
     def _mend_records(self) -> None:
-        """Drop a record that is torn, or whose shard is missing or of another size."""
+        """Drop a record that is torn, or whose shard is missing or of another size; and what follows it in its unit."""
         path = self.folder / "records.jsonl"
         if not path.exists():
             return
         with path.open("rb") as lines, NewFile(path) as new:
+            next_part: dict[int, int] = {}
             for line in lines:
-                if line.endswith(b"\n") and self._holds(line):
+                record = _parse_record(line)
+                if record is not None and record.part == next_part.get(record.unit, 0) and self._holds(record):
+                    next_part[record.unit] = record.part + 1
                     new.write(line)
             new.commit()
 
-    def _holds(self, line: bytes) -> bool:
-        try:
-            shard = json.loads(line)["shard"]
-        except (ValueError, KeyError):
-            return False
+    def _holds(self, record: PartRecord) -> bool:
+        shard = record.shard
         return shard is None or all(
             _has_size(self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for x in ("bin", "idx")
         )
@@ -285,9 +282,8 @@ class Run:
     def records(self) -> Iterator[PartRecord]:
         path = self.folder / "records.jsonl"
         if path.exists():
-            with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    yield PartRecord(**json.loads(line))
+            with path.open("rb") as lines:
+                yield from (record for line in lines if (record := _parse_record(line)) is not None)
 
     def add(self, record: PartRecord) -> None:
         """Record a part whose shard is durable: from here on it is never made again."""
@@ -329,6 +325,14 @@ class Run:
             return True
 
 
+def _parse_record(line: bytes) -> PartRecord | None:
+    """A record, unless it was torn by a crash while it was written."""
+    try:
+        return PartRecord(**json.loads(line)) if line.endswith(b"\n") else None
+    except (ValueError, TypeError):
+        return None
+
+
 def _has_size(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size == size
@@ -336,19 +340,34 @@ def _has_size(path: Path, size: int) -> bool:
         return False
 
 
-def _describe_change(was: dict[str, Any], now: dict[str, Any]) -> str | None:
-    if PurePath(was["path"]).name != PurePath(now["path"]).name:
-        return f"{now['path']} (was {was['path']})"
-    if was["size"] != now["size"]:
-        return f"{now['path']}: {now['size']:,} bytes (was {was['size']:,})"
-    return f"{now['path']}: modified since" if was["version"] != now["version"] else None
+def _by_path(listing: Path) -> dict[str, dict[str, Any]]:
+    with listing.open(encoding="utf-8") as lines:
+        files = (json.loads(line) for line in itertools.islice(lines, _FILES_COMPARED))
+        return {file["path"]: file for file in files}
+
+
+def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for path, now in after.items():
+        was = before.get(path)
+        if was is None:
+            yield f"{path}: new"
+        elif was["size"] != now["size"]:
+            yield f"{path}: {now['size']:,} bytes (was {was['size']:,})"
+        elif was["version"] != now["version"]:
+            yield f"{path}: modified since"
+    yield from (f"{path}: gone" for path in before if path not in after)
 
 
 def _refuse_foreign(out: Path) -> None:
     """Never mix our files with somebody else's."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).exists() and not (out / RUN_FOLDER).exists():
+    if (
+        out.is_dir()
+        and any(out.iterdir())
+        and not (out / MANIFEST).exists()
+        and not (out / RUN_FOLDER / "lock").exists()
+    ):
         raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
 
 

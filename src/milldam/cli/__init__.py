@@ -18,6 +18,7 @@ from milldam.cli.demo import demo
 from milldam.cli.inspect import inspect
 from milldam.cli.stats import stats
 from milldam.cli.status import status
+from milldam.cli.terminal import visible
 from milldam.cli.tokenize import tokenize
 from milldam.cli.verify import verify
 from milldam.errors import MilldamError
@@ -36,7 +37,7 @@ class _Group(click.Group):
         except MilldamError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"milldam: {error}", err=True)
+            click.echo(visible(f"milldam: {error}"), err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.
@@ -48,7 +49,7 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"milldam: unexpected {type(error).__name__}: {error}", err=True)
+            click.echo(visible(f"milldam: unexpected {type(error).__name__}: {error}"), err=True)
             click.echo("This is a bug in milldam; run it again with `milldam --debug ...` for the traceback.", err=True)
             sys.exit(1)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.cli.terminal import visible
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -61,15 +63,9 @@ def _coloured(store: Store, tokens: list[int], ids: bool, *, marks: bool) -> Tex
     special = {store.manifest.tokenizer["eos"], store.manifest.tokenizer["bos"]}
     for position, token in enumerate(tokens):
         style = "bold red" if token in special else _COLOURS[position % len(_COLOURS)]
-        text.append(_visible(store.decode([token])), style=style)
+        text.append(visible(store.decode([token])).replace("\n", "⏎\n"), style=style)
         if ids:
             text.append(f"[{token}]", style="dim")
         if marks:
             text.append("|")
     return text
-
-
-def _visible(piece: str) -> str:
-    """Control characters as pictures: a document must not steer the terminal."""
-    pictures = {code: 0x2400 + code for code in range(0x20) if code != 0x0A} | {0x7F: 0x2421}
-    return piece.translate(pictures | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)).replace("\n", "⏎\n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.cli.terminal import visible
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class QuietDisplay:
         pass
 
     def warn(self, message: str) -> None:
-        click.echo(f"Warning: {message}", err=True)
+        click.echo(visible(f"Warning: {message}"), err=True)
 
 
 class PlainDisplay(QuietDisplay):
@@ -83,7 +84,7 @@ class LiveDisplay(QuietDisplay):
         self._status.update(Text(f"{_bar(_share(snapshot))} {progress_line(snapshot)}"))
 
     def warn(self, message: str) -> None:
-        self._status.console.print(f"Warning: {message}", style="yellow", markup=False)
+        self._status.console.print(visible(f"Warning: {message}"), style="yellow", markup=False)
 
 
 def plan_lines(plan: WorkPlan) -> list[str]:

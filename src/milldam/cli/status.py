@@ -48,7 +48,7 @@ def read_status(out: Path) -> dict[str, Any]:
     }
     if state != FINISHED:
         working = run.is_locked()
-        heard = max([last.get("time", 0.0), *(w["time"] for w in last.get("workers", {}).values())])
+        heard = max([last.get("time", time.time()), *(w["time"] for w in last.get("workers", {}).values())])
         stuck = time.time() - heard > _STUCK_SECONDS
         state = ("stuck" if stuck else "working") if working else "ended"
     return {"state": state, "safe": safe, **last}

@@ -94,8 +94,13 @@ class _Job:
 
     def _hand_out(self, worker: _Worker) -> None:
         worker.unit = self._again.pop() if self._again else next(self._units, None)
-        if worker.unit is not None:
-            worker.connection.send(self._assign(worker.unit))
+        if worker.unit is None:
+            return
+        assignment = self._assign(worker.unit)
+        try:
+            worker.connection.send(assignment)
+        except OSError:
+            self._replace(worker)
 
     def _hear(self, worker: _Worker) -> None:
         try:

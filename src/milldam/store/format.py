@@ -121,6 +121,8 @@ class Index:
         if version != VERSION or code not in names:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents
+        if documents == 0:
+            raise StoreError(f"{path}: no document indices; not even the first, which is always 0. Make it again.")
         if len(buffer) != expected:
             raise StoreError(f"{path}: {len(buffer):,} bytes where its header says {expected:,}. Make it again.")
         at = HEADER.size

@@ -60,8 +60,9 @@ def _verify_index(path: Path, shard: Shard, dtype: str) -> Iterator[str]:
         yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
     if len(index.documents) != shard.documents + 1:
         yield f"{path}: {len(index.documents) - 1:,} documents where the manifest says {shard.documents:,}"
-    if index.documents[0] != 0 or index.documents[-1] != len(index.lengths):
-        yield f"{path}: document indices do not cover all sequences"
+    ascending = bool(np.all(index.documents[1:] > index.documents[:-1]))
+    if index.documents[0] != 0 or index.documents[-1] != len(index.lengths) or not ascending:
+        yield f"{path}: document indices do not cover all sequences in order"
     yield from _verify_offsets(path, index, shard)
 
 
@@ -83,6 +84,8 @@ def _verify_ids(path: Path, manifest: Manifest) -> Iterator[str]:
         width = np.dtype(manifest.dtype).itemsize
         while block := file.read(_BLOCK_TOKENS * width):
             ids = np.frombuffer(block, manifest.dtype)
-            if int(ids.max()) >= manifest.vocab_size or int(ids.min()) < 0:
-                yield f"{path}: token id {int(ids.max())} outside the vocabulary of {manifest.vocab_size:,}"
+            smallest, largest = int(ids.min()), int(ids.max())
+            if smallest < 0 or largest >= manifest.vocab_size:
+                wrong = smallest if smallest < 0 else largest
+                yield f"{path}: token id {wrong} outside the vocabulary of {manifest.vocab_size:,}"
                 return

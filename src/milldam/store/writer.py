@@ -39,7 +39,8 @@ class ShardWriter:
         self._sequences = 0
         self._open_length = 0
         self._bin = NewFile(folder / f"{name}.bin")
-        self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
+        with explain_os_errors(folder / f"{name}.idx"):
+            self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
 
     def append(self, tokens: Tokens) -> None:
         """Add documents; an open one is finished by the appends that follow."""

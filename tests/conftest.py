@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, settings
+
+from token_pieces import TokenizerJson
 
 PROJECT = Path(__file__).parents[1]
 
@@ -14,7 +18,7 @@ settings.register_profile(
     deadline=None,
     database=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=100,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("milldam")
@@ -33,3 +37,34 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo_texts() -> list[str]:
+    """The documents of the corpus that comes with milldam."""
+    lines = (PROJECT / "src/milldam/demo_data/corpus.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line)["text"] for line in lines if line]
+
+
+@pytest.fixture(scope="session")
+def unigram_json(demo_texts: list[str]) -> str:
+    """A small Unigram tokenizer that marks word starts, trained on the demo corpus."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.normalizer = tokenizers.normalizers.NFKC()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    special = {"special_tokens": ["<unk>", "</s>"], "unk_token": "<unk>"}
+    trainer = tokenizers.trainers.UnigramTrainer(vocab_size=1500, show_progress=False, **special)
+    tokenizer.train_from_iterator(demo_texts, trainer)
+    return TokenizerJson(tokenizer.to_str())
+
+
+@pytest.fixture(scope="session")
+def wordpiece_json(demo_texts: list[str]) -> str:
+    """A small WordPiece tokenizer as BERT has it, trained on the demo corpus."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[CLS]", "[SEP]"]
+    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=1500, show_progress=False, special_tokens=special)
+    tokenizer.train_from_iterator(demo_texts, trainer)
+    return TokenizerJson(tokenizer.to_str())

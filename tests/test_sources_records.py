@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from milldam.sources.records import LAST, PART, WHOLE, BlankLine, Block, Boundary, record_blocks
 from source_reading import small_blocks
 
-LINE, SIGN = Boundary(b"\n"), Boundary(b"<|>")
-SHORT = 4
-"""Characters that a blank line may have in these tests; 256 in earnest."""
-
-
-@pytest.fixture
-def blank_line(monkeypatch: pytest.MonkeyPatch) -> BlankLine:
-    """Blank lines of at most `SHORT` characters, so that small blocks can hold one."""
-    monkeypatch.setattr(BlankLine, "_LONGEST", SHORT)
-    monkeypatch.setattr(BlankLine, "_BLANK", re.compile(rb"\n[ \t\r]{0,%d}\n" % SHORT))
-    monkeypatch.setattr(BlankLine, "_BLANK_BEFORE", re.compile(rb"\n[ \t\r]{0,%d}\Z" % SHORT))
-    return BlankLine()
+LINE, SIGN, PARAGRAPH = Boundary(b"\n"), Boundary(b"<|>"), BlankLine()
+ENDS = {LINE: rb"\n\Z", SIGN: rb"<\|>\Z", PARAGRAPH: rb"(?:\A|\n)[ \t\r]*\n\Z"}
+"""What the bytes before the start of a record look like."""
 
 
 def contents(*tokens: str) -> st.SearchStrategy[bytes]:
@@ -67,19 +58,15 @@ def test_stretches_between_separators_come_once_in_order_from_any_slices(
     check_slices(*cut, SIGN, sizes)
 
 
-# BUG (sources/records.py, _Splitter): a blank line at the very start of the bytes held is not seen as one, because the
-# line end before it has been handed on; the slice after sees it, so a paragraph can come twice.
-@given(cut=cut_data("a", "b", " ", "\n", "\n\n", "\r\n"), sizes=SIZES)
+@given(cut=cut_data("a", " ", "\n", "\n\n", "\r\n", "x" * 150), sizes=st.tuples(st.just(300), st.integers(300, 700)))
 def test_paragraphs_come_once_in_order_from_any_slices(
-    blank_line: BlankLine, cut: tuple[bytes, list[tuple[int, int | None]]], sizes: tuple[int, int]
+    cut: tuple[bytes, list[tuple[int, int | None]]], sizes: tuple[int, int]
 ) -> None:
     """Several blank lines in a row, and lines of spaces, are where slices are aligned."""
-    check_slices(*cut, blank_line, sizes)
+    check_slices(*cut, PARAGRAPH, sizes)
 
 
-def check_slices(
-    data: bytes, ranges: list[tuple[int, int | None]], boundary: Boundary, sizes: tuple[int, int]
-) -> None:
+def check_slices(data: bytes, ranges: list[tuple[int, int | None]], boundary: Boundary, sizes: tuple[int, int]) -> None:
     with small_blocks(*sizes):
         slices = list(blocks_of(data, boundary, ranges))
     assert b"".join(block.data for blocks in slices for block in blocks) == data
@@ -96,7 +83,7 @@ def check_block(block: Block, data: bytes, position: int, boundary: Boundary) ->
     assert block.line == 1 + data.count(b"\n", block.origin, position)
     after = position + len(block.data)
     if block.kind != PART and after < len(data):
-        assert boundary.first(data, after) == after, "the block does not end where a record ends"
+        assert re.search(ENDS[boundary], data[:after]), "the block does not end where a record ends"
 
 
 @given(lines=st.lists(st.integers(0, 50), max_size=12), sizes=SIZES)

@@ -100,16 +100,7 @@ def read_as_megatron(data: bytes) -> tuple[np.dtype[Any], np.ndarray, np.ndarray
     (sequences,) = struct.unpack_from("<Q", data, 18)
     (documents,) = struct.unpack_from("<Q", data, 26)
     assert version == 1
-    dtypes = {
-        1: np.uint8,
-        2: np.int8,
-        3: np.int16,
-        4: np.int32,
-        5: np.int64,
-        6: np.float64,
-        7: np.float32,
-        8: np.uint16,
-    }
+    names = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")  # by code, from 1
     at = 34
     lengths = np.frombuffer(data, dtype="<i4", count=sequences, offset=at)
     pointers = np.frombuffer(data, dtype="<i8", count=sequences, offset=at + lengths.nbytes)

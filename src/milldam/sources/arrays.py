@@ -128,6 +128,9 @@ def without_blank(texts: pa.LargeStringArray) -> pa.LargeStringArray:
 
 def bounded(array: pa.Array) -> Iterator[pa.Array]:
     """Slices of about `BATCH_BYTES`, without a copy; a larger document stands alone."""
+    if pa.types.is_dictionary(array.type):
+        yield from _bounded_dictionary(array)
+        return
     if array.nbytes <= BATCH_BYTES or len(array) <= 1:
         if len(array):
             yield array
@@ -135,6 +138,18 @@ def bounded(array: pa.Array) -> Iterator[pa.Array]:
     half = len(array) // 2
     yield from bounded(array[:half])
     yield from bounded(array[half:])
+
+
+def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
+    """By the size of the texts that the numbers stand for, which the array itself does not show."""
+    sizes = pc.take(pc.binary_length(array.dictionary.cast(pa.large_binary())), array.indices).fill_null(0)
+    ends = np.cumsum(sizes.to_numpy(zero_copy_only=False))
+    start = 0
+    while start < len(array):
+        reached = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, reached + BATCH_BYTES, side="right")))
+        yield array[start:stop].dictionary_decode()
+        start = stop
 
 
 def byte_count(texts: pa.LargeStringArray) -> int:

@@ -111,7 +111,10 @@ def describe_encoding(data: bytes, error: UnicodeDecodeError) -> str:
 def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> None:
     """Hand a reject on, or end the run where the user asked for that."""
     if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
-        place = f"{reject.file}:{reject.line or reject.row or ''}".rstrip(":")
+        number = reject.row if reject.line is None else reject.line
+        place = reject.file if number is None else f"{reject.file}:{number}"
+        if reject.origin:
+            place += f" (counted from byte {reject.origin:,})"
         option = "--strict" if rules.strict else "--invalid-utf8 strict"
         raise InputError(f"{place}: {reject.reason}: {reject.detail}\nLeave out {option} to set such records aside.")
     on_reject(reject)

@@ -81,7 +81,7 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
                 yield from _parsed(first.data.removeprefix(BOM))
             elif first is not None:
                 yield GiantLine.outline(_giant_parts(first, blocks), spool)
-    except (TruncatedError, ValueError):
+    except (TruncatedError, ValueError, RecursionError):
         return
 
 
@@ -89,7 +89,7 @@ def _parsed(data: bytes) -> Iterator[Any]:
     for line in data.split(b"\n")[:_RECORDS]:
         try:
             yield json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
 
 

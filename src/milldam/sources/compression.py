@@ -46,7 +46,9 @@ def _decompress(file: IO[bytes], make: Callable[[], Any], block_bytes: int) -> I
             if block:
                 yield block
         # Zero bytes between members are padding, as tape archives leave it.
-        pending = bytes(decompressor.unused_data).lstrip(b"\0") or file.read(_COMPRESSED_BLOCK).lstrip(b"\0")
+        pending = bytes(decompressor.unused_data).lstrip(b"\0")
+        while not pending and (block := file.read(_COMPRESSED_BLOCK)):
+            pending = block.lstrip(b"\0")
 
 
 class _Gzip:

@@ -1,8 +1,8 @@
 """One JSON line of any size -> the text of one field, in parts of bounded size.
 
-The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that
-the ordinary parser reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped
-in parts. Memory: one part and the skeleton, at most `_LARGEST_SKELETON`.
+The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that the
+ordinary parser reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped in parts.
+Memory: one part and the skeleton, at most `_LARGEST_SKELETON`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
@@ -18,7 +19,6 @@ from milldam.sources.batch import MalformedError, TextRules, decode_text, withou
 _PART = 1 << 20
 _LONG_STRING = 1 << 16
 _LARGEST_SKELETON = 16 << 20
-_MARK = "\ue000milldam string "
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 # A cut must not fall into an escape, between the halves of a surrogate pair, or into a UTF-8 character.
 _UNFINISHED = re.compile(
@@ -49,18 +49,20 @@ class GiantLine:
         with tempfile.TemporaryFile(dir=spool) as file:
             for part in parts:
                 file.write(part)
-            return json.loads(_scan(file)[0].decode("utf-8"))
+            return json.loads(_scan(file, "")[0].decode("utf-8"))
 
     def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
         try:
-            skeleton, strings = _scan(file)
+            # A mark that no text of the input can foresee.
+            mark = f"{uuid.uuid4()} "
+            skeleton, strings = _scan(file, mark)
             value = self._find(skeleton)
         except ValueError as error:
             raise MalformedError("bad_json", str(error)) from None
-        if not value.startswith(_MARK):
+        if not value.startswith(mark):
             yield value, True
             return
-        start, stop = strings[int(value.removeprefix(_MARK))]
+        start, stop = strings[int(value.removeprefix(mark))]
         # Once through before anything is handed on: what is wrong with it rejects the whole line.
         for _ in _unescape(file, start, stop, self._rules):
             pass
@@ -71,19 +73,22 @@ class GiantLine:
         if text is None:
             raise MalformedError("not_utf8", problem)
         value: Any = json.loads(text)
+        field = ".".join(self._path)
         for name in self._path:
-            value = value.get(name) if isinstance(value, dict) else None
+            if not isinstance(value, dict) or name not in value:
+                raise MalformedError("no_field", f'no field "{field}"')
+            value = value[name]
         if not isinstance(value, str):
-            raise MalformedError("no_text", f'no text in field "{".".join(self._path)}"')
+            raise MalformedError("no_text", f'"{field}" is {type(value).__name__}, not text')
         return value
 
 
-def _scan(file: IO[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
+def _scan(file: IO[bytes], mark: str) -> tuple[bytes, list[tuple[int, int]]]:
     """The line with long strings marked, and where on disk each of those lies."""
     skeleton, strings = bytearray(), list[tuple[int, int]]()
     for is_string, start, stop in _spans(file):
         if is_string and stop - start > _LONG_STRING:
-            skeleton += json.dumps(f"{_MARK}{len(strings)}").encode()
+            skeleton += json.dumps(f"{mark}{len(strings)}").encode()
             strings.append((start, stop))
         else:
             text = _bytes_at(file, start, stop)

@@ -84,8 +84,10 @@ class _Reader:
             texts.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
+        # One object a line, and nothing else: neither blank lines nor an object over several.
         lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        return texts if texts.null_count == 0 and len(texts) == lines else None
+        objects = data.count(b"\n{") + data.startswith(b"{")
+        return texts if texts.null_count == 0 and len(texts) == lines == objects else None
 
     def _parse_lines(self, block: Block) -> pa.LargeStringArray:
         texts = []

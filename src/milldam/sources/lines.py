@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,25 +52,31 @@ def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Itera
         blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop)
         try:
             for number, block in enumerate(blocks):
+                if number == 0 and slice.start == 0:
+                    block = replace(block, data=block.data.removeprefix(BOM))
                 if block.kind in (PART, LAST):
                     yield from giant.read(block, boundary)
                     continue
-                data = block.data.removeprefix(BOM) if number == 0 and slice.start == 0 else block.data
-                texts = _split(data, block, slice, rules, on_reject)
+                texts = _split(block, slice, rules, on_reject)
                 yield from (Batch(part, bytes_read=part.nbytes) for part in bounded(without_blank(texts)))
         except TruncatedError as error:
             yield from giant.cancel()
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
 
-def _split(data: bytes, block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
-    boundary = boundary_of(rules)
+def _split(block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
+    boundary, data = boundary_of(rules), block.data
     assert boundary is not None
     pieces = _SPLITTERS[boundary](data) if boundary in _SPLITTERS else split_at(data, boundary.separators[0])
 
+    searched = 0
+
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        line = block.line + data.count(b"\n", 0, data.find(raw))
-        return make_line_reject(slice, block, line, reason, detail, raw)
+        # Rejects come in order: each is searched for behind the one before.
+        nonlocal searched
+        at = data.index(raw, searched)
+        searched = at + len(raw)
+        return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
 
     texts = checked_text(pieces, rules, on_reject, make_reject)
     return pc.utf8_trim(texts, characters="\r\n") if boundary is PARAGRAPH else texts
@@ -84,6 +90,13 @@ def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail:
     return Reject(slice.path, reason, detail, record, line=line, origin=block.origin)
 
 
+def _without_end(data: bytes, boundary: Boundary) -> bytes:
+    """The last part of a giant document, without what ends it."""
+    if boundary is LINE:
+        return data.removesuffix(b"\n").removesuffix(b"\r") if data.endswith(b"\n") else data
+    return data.rstrip(b" \t\r\n") if boundary is PARAGRAPH else data.removesuffix(boundary.separators[0])
+
+
 class _Giant:
     """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8."""
 
@@ -93,12 +106,17 @@ class _Giant:
 
     def _reset(self) -> None:
         self._held = b""
-        self._started = self._failed = False
+        self._started = self._failed = self._ink = False
 
     def read(self, block: Block, boundary: Boundary) -> Iterator[Batch]:
         data, last = block.data, block.kind == LAST
         if last:
-            data = data.rstrip(b"\r\n") if boundary in _SPLITTERS else data.removesuffix(boundary.separators[0])
+            data = _without_end(data, boundary)
+        self._ink = self._ink or bool(data.strip())
+        if last and not self._ink:
+            # Nothing but white space from end to end: no document, as everywhere.
+            yield from self.cancel()
+            return
         yield from self.feed(data, block.line, block.origin, last=last)
 
     def feed(self, data: bytes, line: int = 1, origin: int = 0, *, last: bool) -> Iterator[Batch]:

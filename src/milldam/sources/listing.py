@@ -91,13 +91,16 @@ def _nearby(given: str) -> str:
     return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
 
 
-def _list_folder(folder: Path, input_format: str | None) -> Iterator[InputFile]:
+def _list_folder(folder: Path, input_format: str | None, above: tuple[str, ...] = ()) -> Iterator[InputFile]:
+    real = os.path.realpath(folder)
+    if real in above:
+        return  # a link that leads back up
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _list_folder(Path(entry.path), input_format)
-        elif _kind(entry.name) is not None:
+            yield from _list_folder(Path(entry.path), input_format, (*above, real))
+        elif entry.is_file() and (input_format is not None or _kind(entry.name) is not None):
             yield _local_file(entry.path, input_format)
 
 
@@ -112,28 +115,37 @@ def _local_file(path: str, input_format: str | None) -> InputFile:
 def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
     try:
-        paths = filesystem.glob(path) if glob.has_magic(path) else [path]
-        details = (detail for one in paths for detail in _find_details(filesystem, one))
-        for name, detail in details:
-            if name == path or _kind(name) is not None:
-                kind, compression = _required_kind(name, input_format)
-                version = next(
-                    (
-                        str(detail[k])
-                        for k in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
-                        if k in detail
-                    ),
-                    "",
-                )
-                yield InputFile(filesystem.unstrip_protocol(name), kind, compression, int(detail["size"]), version)
+        if glob.has_magic(path):
+            found = sorted(filesystem.glob(path, detail=True).items())
+            files = (detail for _, detail in found if detail["type"] == "file")
+            details = (detail for detail in files if not PurePosixPath(detail["name"]).name.startswith("."))
+        else:
+            given = filesystem.info(path)
+            is_folder = given["type"] == "directory"
+            details = (detail for detail in (_walk(filesystem, path, input_format) if is_folder else [given]))
+        for detail in details:
+            yield _remote_file(filesystem, detail, input_format)
     except FileNotFoundError:
         raise InputError(f"{address}: nothing there.") from None
 
 
-def _find_details(filesystem: Any, path: str) -> list[tuple[str, dict[str, Any]]]:
-    found = filesystem.find(path, detail=True)
-    hidden = [name for name in found if PurePosixPath(name).name.startswith(".")]
-    return sorted((name, detail) for name, detail in found.items() if name not in hidden)
+def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[dict[str, Any]]:
+    """The files of a remote folder in the order of a local one."""
+    entries = {PurePosixPath(entry["name"]).name: entry for entry in filesystem.ls(folder, detail=True)}
+    for name, entry in sorted(entries.items()):
+        if name.startswith("."):
+            continue
+        if entry["type"] == "directory":
+            yield from _walk(filesystem, entry["name"], input_format)
+        elif input_format is not None or _kind(name) is not None:
+            yield entry
+
+
+def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | None) -> InputFile:
+    kind, compression = _required_kind(detail["name"], input_format)
+    keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_commit", "created")
+    version = next((str(detail[key]) for key in keys if key in detail), "")
+    return InputFile(filesystem.unstrip_protocol(detail["name"]), kind, compression, int(detail["size"]), version)
 
 
 def _kind(name: str) -> tuple[str, str | None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from typing import IO, Any
@@ -9,6 +10,7 @@ from typing import IO, Any
 from milldam.errors import ConfigError
 
 STDIN = "-"
+_HEAD_BYTES = 1 << 16
 
 
 def is_address(given: str) -> bool:
@@ -30,7 +32,7 @@ def open_filesystem(address: str) -> tuple[Any, str]:
 def open_bytes(path: str) -> IO[bytes]:
     """The raw bytes of a file, wherever it lies."""
     if path == STDIN:
-        return standard_input()
+        return standard_input()  # type: ignore[return-value]
     if is_address(path):
         filesystem, inner = open_filesystem(path)
         file: IO[bytes] = filesystem.open(inner, "rb")
@@ -43,24 +45,28 @@ def open_head(path: str) -> IO[bytes]:
     return io.BytesIO(peek_standard_input()) if path == STDIN else open_bytes(path)
 
 
-class _StandardInput(io.BufferedReader):
-    """Stays open: it can't be opened again."""
+class _StandardInput(io.RawIOBase):
+    """Standard input with its head kept for a look; it stays open, since it can't be opened again."""
+
+    def __init__(self) -> None:
+        self.head = sys.stdin.buffer.read(_HEAD_BYTES)
+        self._rest = io.BytesIO(self.head)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return self._rest.read(size) or sys.stdin.buffer.read(size)
 
     def close(self) -> None:
         pass
 
 
-_stdin: _StandardInput | None = None
-
-
-def standard_input() -> io.BufferedReader:
-    """Standard input with enough buffer to look at its head before it is read."""
-    global _stdin
-    if _stdin is None:
-        _stdin = _StandardInput(io.FileIO(sys.stdin.fileno(), closefd=False), buffer_size=1 << 20)
-    return _stdin
+@functools.cache
+def standard_input() -> _StandardInput:
+    return _StandardInput()
 
 
 def peek_standard_input() -> bytes:
     """The head of standard input, which stays there to be read."""
-    return bytes(standard_input().peek())
+    return standard_input().head

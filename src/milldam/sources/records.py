@@ -40,15 +40,18 @@ class Boundary:
         # A separator that overlaps itself ("abab" in "ababab") can be told only by reading from the start.
         self.splittable = not any(s[:k] == s[-k:] for s in separators for k in range(1, len(s)))
 
-    def first(self, data: bytes, start: int) -> int | None:
-        """End of the first separator that ends at or after `start`."""
+    def first(self, data: bytes, start: int, *, at_record: bool = False) -> int | None:
+        """End of the first separator that ends at or after `start`. `at_record`: the data begins where a record may."""
         found = ((data.find(s, max(0, start - len(s))), len(s)) for s in self.separators)
         return min((at + size for at, size in found if at >= 0), default=None)
 
     def last(self, data: bytes) -> int | None:
         """End of the last separator."""
-        found = ((data.rfind(s), len(s)) for s in self.separators)
-        return max((at + size for at, size in found if at >= 0), default=None)
+        if self.splittable:
+            found = ((data.rfind(s), len(s)) for s in self.separators)
+            return max((at + size for at, size in found if at >= 0), default=None)
+        ends = [match.end() for match in re.finditer(re.escape(self.separators[0]), data)]
+        return ends[-1] if ends else None
 
 
 class BlankLine(Boundary):
@@ -56,6 +59,7 @@ class BlankLine(Boundary):
 
     _LONGEST = 256
     _BLANK = re.compile(rb"\n[ \t\r]{0,%d}\n" % _LONGEST)
+    _BLANK_FIRST = re.compile(rb"(?:[ \t\r]{0,%d}\n)+" % _LONGEST)
     _BLANK_BEFORE = re.compile(rb"\n[ \t\r]{0,%d}\Z" % _LONGEST)
 
     def __init__(self) -> None:
@@ -63,11 +67,17 @@ class BlankLine(Boundary):
         self.longest = self._LONGEST + 2
         self.splittable = True
 
-    def first(self, data: bytes, start: int) -> int | None:
+    def first(self, data: bytes, start: int, *, at_record: bool = False) -> int | None:
+        if at_record and (leading := self._BLANK_FIRST.match(data)) and leading.end() >= start:
+            return leading.end()
         match = self._BLANK.search(data, max(0, start - self.longest))
         while match is not None and match.end() < start:
             match = self._BLANK.search(data, match.start() + 1)
-        return match.end() if match is not None else None
+        if match is None:
+            return None
+        # A record begins after the last of several blank lines, so that it has one place and no other.
+        further = self._BLANK_FIRST.match(data, match.end())
+        return further.end() if further is not None else match.end()
 
     def last(self, data: bytes) -> int | None:
         newline = data.rfind(b"\n")
@@ -97,7 +107,7 @@ def _skip_to_record(blocks: Iterator[bytes], boundary: Boundary, start: int) -> 
     held = b""
     for block in blocks:
         held += block
-        end = boundary.first(held, start - position)
+        end = boundary.first(held, start - position, at_record=position == 0)
         if end is not None:
             return _prepend(held[end:], blocks), position + end
         kept = held[-boundary.longest :]
@@ -140,7 +150,8 @@ class _Splitter:
         if end is not None:
             kind, self._in_giant = LAST if self._in_giant else WHOLE, False
             return self._take(end, kind)
-        if len(self._held) > (BLOCK_BYTES if self._in_giant else GIANT_BYTES):
+        most = BLOCK_BYTES if self._in_giant else GIANT_BYTES
+        if len(self._held) > max(most, 2 * self._boundary.longest):
             self._in_giant = True
             # A separator may straddle the end: keep its length back.
             return self._take(len(self._held) - self._boundary.longest, PART)
@@ -149,7 +160,7 @@ class _Splitter:
     def _end_of_records(self) -> int | None:
         """Where the last whole record ends, of those that begin before `stop`."""
         if self._stop is not None and self._position + len(self._held) >= self._stop:
-            end = self._boundary.first(self._held, self._stop - self._position)
+            end = self._boundary.first(self._held, self._stop - self._position, at_record=True)
             if end is not None:
                 return end
         return self._boundary.last(self._held)

@@ -1,26 +1,25 @@
-"""CSV and TSV -> documents. Records are found by their quotes, so that a field may hold line ends; Arrow parses
-blocks of them.
+"""CSV and TSV -> documents, as Python's csv module reads them: a field may hold line ends, blank lines are skipped.
 
-Quotes matter at the start of a field only, as Arrow and Python's csv read them. A row with too few or too many
-fields is rejected with its line. Holds one block; a record may be as large as `_LARGEST_RECORD`.
+A row with too few or too many fields is rejected with its line. Holds one batch; a field may have `_LARGEST_FIELD`
+bytes, and a quote that is never closed ends there.
 """
 
 from __future__ import annotations
 
 import csv
-import re
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.csv
 
 from milldam.errors import InputError
-from milldam.sources.arrays import bounded, checked_text
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.arrays import BATCH_BYTES
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.lines import BOM
 from milldam.sources.listing import InputFile
@@ -28,155 +27,210 @@ from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES
 from milldam.sources.units import Slice, whole
 
-_LARGEST_RECORD = 64 << 20
+_LARGEST_FIELD = 64 << 20
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 
+csv.field_size_limit(_LARGEST_FIELD)
 
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """Whole records: where they lie in the file, and where each ends in `data`."""
+Positions = npt.NDArray[np.int64]
 
-    data: bytes
-    offset: int
-    line: int
-    ends: npt.NDArray[np.int64]
+
+# ---- slices ----
 
 
 def slice_csv(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Byte ranges that begin at records. A large file is read once for that, at the speed of the disk."""
+    """Byte ranges that begin at records. A large file is read once for that, at the speed of the disk.
+
+    A file with stray quotes can be read only from its start: it stays whole.
+    """
     if file.compression is not None or file.size <= shard_size * 1.25:
         yield whole(file)
         return
-    start, wanted = 0, shard_size
+    cuts = _find_cuts(file, shard_size)
+    edges = [0, *cuts, None] if cuts is not None else [0, None]
+    for start, stop in pairwise(edges):
+        assert start is not None
+        size = (file.size if stop is None else stop) - start
+        yield Slice(file.path, file.format, None, start, stop, size)
+
+
+def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
+    """Where to cut: the first record end after each `shard_size` bytes; None when quotes are not as they should be."""
+    cuts: list[int] = []
+    position, inside, wanted = 0, False, shard_size
     with open_bytes(file.path) as source:
-        for records in _record_blocks(source, None, 0, _DELIMITERS[file.format]):
-            end = records.offset + len(records.data)
-            if end >= wanted and end < file.size:
-                yield Slice(file.path, file.format, None, start, end, end - start)
-                start, wanted = end, end + shard_size
-    yield Slice(file.path, file.format, None, start, None, file.size - start)
+        for lines in _whole_lines(read_blocks(source, None, BLOCK_BYTES), file.path):
+            array = np.frombuffer(lines, dtype=np.uint8)
+            quotes = np.flatnonzero(array == _QUOTE)
+            if not _well_placed(array, quotes, ord(_DELIMITERS[file.format]), inside):
+                return None
+            ends = position + _record_ends(array, quotes, inside)
+            after = ends[ends >= wanted]
+            while len(after) and int(after[0]) < file.size:
+                cuts.append(int(after[0]))
+                wanted = cuts[-1] + shard_size
+                after = after[after >= wanted]
+            inside ^= bool(len(quotes) % 2)
+            position += len(lines)
+    return cuts
 
 
-def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
-    delimiter = _DELIMITERS[slice.format]
-    names = csv_header(slice.path, slice.compression, slice.format)
-    column = rules.text_column
-    if column not in names:
-        found = ", ".join(f'"{name}"' for name in names)
-        raise InputError(f'{slice.path}: no column "{column}"; found {found}. Set --text-column.')
-    with open_bytes(slice.path) as file:
-        file.seek(slice.start) if slice.start else None
-        try:
-            for records in _record_blocks(file, slice.compression, slice.start, delimiter):
-                if slice.stop is not None and records.offset >= slice.stop:
-                    return
-                yield from _parse(records, names, delimiter, slice, rules, on_reject)
-        except TruncatedError as error:
-            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
-
-
-def csv_header(path: str, compression: str | None, format: str) -> list[str]:
-    """The column names in the first record."""
-    with open_head(path) as file:
-        head = next(_record_blocks(file, compression, 0, _DELIMITERS[format]), None)
-    if head is None:
-        return []
-    first = head.data[: int(head.ends[0])].removeprefix(BOM).decode("utf-8", "replace")
-    return next(csv.reader([first], delimiter=_DELIMITERS[format]), [])
-
-
-def _parse(
-    records: _Records, names: list[str], delimiter: str, slice: Slice, rules: TextRules, on_reject: OnReject
-) -> Iterator[Batch]:
-    skip = int(records.ends[0]) if records.offset == 0 else 0
-    data = records.data[skip:]
-    if not data.strip():
-        return
-    starts = np.concatenate(([0], records.ends))[1 if skip else 0 :]
-
-    def line_of(position: int) -> int:
-        at = int(starts[min(position, len(starts) - 1)])
-        return records.line + records.data.count(b"\n", 0, at)
-
-    def reject_row(row: pyarrow.csv.InvalidRow) -> str:
-        detail = f"{row.actual_columns} fields where the header has {row.expected_columns}"
-        line = line_of((row.number or 1) - 1)
-        stop_or_reject(Reject(slice.path, "bad_row", detail, row.text, line=line, origin=slice.start), rules, on_reject)
-        return "skip"
-
-    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        record = raw.decode("utf-8", "backslashreplace")
-        return Reject(slice.path, reason, detail, record, line=line_of(position), origin=slice.start)
-
-    column = rules.text_column
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(data),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=reject_row
-        ),
-        convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=[column], column_types={column: pa.large_binary()}, check_utf8=False
-        ),
-    )
-    for chunk in table.column(0).chunks:
-        texts = checked_text(chunk, rules, on_reject, make_reject)
-        for part in bounded(texts):
-            yield Batch(part, bytes_read=part.nbytes)
-
-
-# ---- where records end ----
-
-
-def _record_blocks(file: IO[bytes], compression: str | None, offset: int, delimiter: str) -> Iterator[_Records]:
-    held, line = b"", 1
-    for block in read_blocks(file, compression, BLOCK_BYTES):
-        held += block
-        ends = _record_ends(held, ord(delimiter))
-        if len(ends):
-            size = int(ends[-1])
-            yield _Records(held[:size], offset, line, ends)
-            line += held.count(b"\n", 0, size)
-            held, offset = held[size:], offset + size
-        elif len(held) > _LARGEST_RECORD:
-            raise InputError(
-                f"near byte {offset:,}: a record of more than {_LARGEST_RECORD:,} bytes; is a quote not closed?"
-            )
-    if held:
-        yield _Records(held, offset, line, np.array([len(held)]))
-
-
-def _record_ends(data: bytes, delimiter: int) -> npt.NDArray[np.int64]:
-    """Where each whole record ends, in bytes that begin at a record."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    newlines = np.flatnonzero(array == _NEWLINE)
-    quotes = np.flatnonzero(array == _QUOTE)
-    if not len(quotes):
-        return newlines + 1
-    if not _well_placed(array, quotes, delimiter):
-        return _record_ends_by_field(data, chr(delimiter))
-    # An even number of quotes before it: outside of quotes.
-    ends: npt.NDArray[np.int64] = newlines[np.searchsorted(quotes, newlines) % 2 == 0] + 1
-    return ends
-
-
-def _well_placed(array: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delimiter: int) -> bool:
+def _well_placed(array: npt.NDArray[np.uint8], quotes: Positions, delimiter: int, inside: bool) -> bool:
     """Whether every quote opens a field, closes one, or is doubled inside one."""
     padded = np.concatenate(([_NEWLINE], array, [_NEWLINE]))
-    opening, closing = quotes[::2], quotes[1::2]
+    opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
     edges = np.zeros(256, dtype=bool)
     edges[[delimiter, _NEWLINE, _RETURN, _QUOTE]] = True
     return bool(edges[padded[opening]].all() and edges[padded[closing + 2]].all())
 
 
-def _record_ends_by_field(data: bytes, delimiter: str) -> npt.NDArray[np.int64]:
-    """The slow way, field by field, for files with stray quotes."""
-    d = re.escape(delimiter.encode())
-    field = re.compile(rb'(?:"(?:[^"]|"")*"[^%s\n]*|(?!")[^%s\n]*)(%s|\n)' % (d, d, d))
-    ends, at = [], 0
-    while (match := field.match(data, at)) is not None:
-        at = match.end()
-        if match[1] == b"\n":
-            ends.append(at)
-    return np.array(ends, dtype=np.int64)
+def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) -> Positions:
+    """Line ends outside of quotes: those with an even number of quotes before them."""
+    newlines = np.flatnonzero(array == _NEWLINE)
+    ends: Positions = newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + 1
+    return ends
+
+
+def _whole_lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
+    held = b""
+    for block in blocks:
+        held += block
+        end = held.rfind(b"\n") + 1
+        if end:
+            yield held[:end]
+            held = held[end:]
+        elif len(held) > _LARGEST_FIELD:
+            raise InputError(
+                f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
+            )
+    if held:
+        yield held
+
+
+# ---- rows ----
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Texts on their way into a batch, with the line of each."""
+
+    texts: list[str]
+    lines: list[int]
+    size: int = 0
+
+    def add(self, text: str, line: int) -> None:
+        self.texts.append(text)
+        self.lines.append(line)
+        self.size += len(text)
+
+
+def csv_header(path: str, compression: str | None, format: str) -> list[str]:
+    """The column names in the first record."""
+    with open_head(path) as file:
+        try:
+            return next(_rows(_text_lines(file, compression, None, path), _DELIMITERS[format]), (1, []))[1]
+        except TruncatedError:
+            return []
+
+
+def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    names = csv_header(slice.path, slice.compression, slice.format)
+    if rules.text_column not in names:
+        found = ", ".join(f'"{name}"' for name in names) or "none"
+        raise InputError(f'{slice.path}: no column "{rules.text_column}"; found {found}. Set --text-column.')
+    reader = _Reader(slice, rules, on_reject, names)
+    with open_bytes(slice.path) as file:
+        if slice.start:
+            file.seek(slice.start)
+        size = None if slice.stop is None else slice.stop - slice.start
+        lines = _text_lines(file, slice.compression, size, slice.path)
+        try:
+            yield from reader.read(lines)
+        except TruncatedError as error:
+            yield from reader.flush()
+            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+
+
+def _text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
+    """Lines with their ends; bytes that are no UTF-8 come as lone surrogates."""
+    first = True
+    for block in _whole_lines(_limited(read_blocks(file, compression, BLOCK_BYTES), size), path):
+        text = block.removeprefix(BOM if first else b"").decode("utf-8", "surrogateescape")
+        first = False
+        yield from io.StringIO(text, newline="\n")
+
+
+def _limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
+    for block in blocks:
+        yield block if size is None else block[:size]
+        if size is not None:
+            size -= len(block)
+            if size <= 0:
+                return
+
+
+def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, fields); a record that csv can't read gives no fields but its error."""
+    reader = csv.reader(lines, delimiter=delimiter)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            yield line, [f"\0{error}"]
+            continue
+        if row is None:
+            return
+        if row:
+            yield line, row
+
+
+class _Reader:
+    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, names: list[str]) -> None:
+        assert rules.text_column is not None
+        self._slice, self._rules, self._on_reject = slice, rules, on_reject
+        self._width, self._column = len(names), names.index(rules.text_column)
+        self._gathered = _Gathered([], [])
+
+    def read(self, lines: Iterator[str]) -> Iterator[Batch]:
+        rows = _rows(lines, _DELIMITERS[self._slice.format])
+        if self._slice.start == 0:
+            next(rows, None)
+        for line, row in rows:
+            if len(row) != self._width:
+                self._reject_row(line, row)
+                continue
+            self._gathered.add(row[self._column], line)
+            if self._gathered.size >= BATCH_BYTES // 2:
+                yield from self.flush()
+        yield from self.flush()
+
+    def flush(self) -> Iterator[Batch]:
+        """What has been gathered, as a batch."""
+        gathered, self._gathered = self._gathered, _Gathered([], [])
+        if not gathered.texts:
+            return
+        try:
+            texts = pa.array(gathered.texts, pa.large_string())
+        except UnicodeEncodeError:
+            checked = map(self._checked, gathered.texts, gathered.lines)
+            texts = pa.array([text for text in checked if text is not None], pa.large_string())
+        yield Batch(texts, bytes_read=gathered.size)
+
+    def _checked(self, text: str, line: int) -> str | None:
+        decoded, problem = decode_text(text.encode("utf-8", "surrogateescape"), self._rules)
+        if decoded is None:
+            self._reject(line, "not_utf8", problem, text)
+        return decoded
+
+    def _reject_row(self, line: int, row: list[str]) -> None:
+        detail = f"{len(row)} fields where the header has {self._width}"
+        if len(row) == 1 and row[0].startswith("\0"):
+            detail = row[0][1:]
+        self._reject(line, "bad_row", detail, _DELIMITERS[self._slice.format].join(row))
+
+    def _reject(self, line: int, reason: str, detail: str, record: str) -> None:
+        shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        reject = Reject(self._slice.path, reason, detail, shown, line=line, origin=self._slice.start)
+        stop_or_reject(reject, self._rules, self._on_reject)

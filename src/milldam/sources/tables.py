@@ -25,6 +25,7 @@ from milldam.sources.units import Slice, by_parts, whole
 
 _BUFFER = 1 << 20
 _ROWS = 8192
+_ROWS_OF_DICTIONARY = 32
 
 
 @contextmanager
@@ -88,16 +89,35 @@ def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for group in range(slice.start, stop):
-            rows = metadata.row_group(group).num_rows
-            per_row = metadata.row_group(group).total_byte_size // max(1, rows)
             batches = parquet.iter_batches(
-                batch_size=max(1, min(_ROWS, BATCH_BYTES // max(1, per_row))),
+                batch_size=_rows_at_a_time(metadata.row_group(group), rules.text_column),
                 row_groups=[group],
                 columns=[rules.text_column],
                 use_threads=False,
             )
-            yield from _read_batches(batches, row, slice, rules, on_reject, "parquet")
-            row += rows
+            yield from _read_batches(_gathered(batches), row, slice, rules, on_reject, "parquet")
+            row += metadata.row_group(group).num_rows
+
+
+def _rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
+    """About a batch; fewer where texts may be stored once and repeated, since then sizes on disk tell little."""
+    per_row = group.total_byte_size // max(1, group.num_rows)
+    rows = int(max(1, min(_ROWS, BATCH_BYTES // max(1, per_row))))
+    chunks = (group.column(k) for k in range(group.num_columns))
+    repeated = any(chunk.has_dictionary_page for chunk in chunks if chunk.path_in_schema == column)
+    return min(rows, _ROWS_OF_DICTIONARY) if repeated else rows
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches put together."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(one.nbytes for one in held) >= BATCH_BYTES // 2:
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held = []
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 # ---- Arrow IPC: the file format, and the stream format that HF datasets writes ----
@@ -175,6 +195,7 @@ def _read_batches(
             column = batch.column(names[0])
             for name in names[1:]:
                 column = pc.struct_field(column, name)
+            _require_sound(column)
             for part in bounded(column):
                 yield Batch(_checked(part, row, slice, rules, on_reject), bytes_read=part.nbytes)
                 row += len(part)
@@ -182,13 +203,18 @@ def _read_batches(
         raise _damaged(slice.path, kind, error) from None
 
 
+def _require_sound(column: pa.Array) -> None:
+    """A damaged file may hold offsets that lead anywhere: look before they are followed. UTF-8 is checked later."""
+    bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    (column.view(bytes_of[column.type]) if column.type in bytes_of else column).validate(full=True)
+
+
 def _checked(part: pa.Array, row: int, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
-    values = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
-    return checked_text(values.cast(pa.large_binary()), rules, on_reject, make_reject)
+    return checked_text(part.cast(pa.large_binary()), rules, on_reject, make_reject)
 
 
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:

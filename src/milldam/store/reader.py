@@ -1,7 +1,7 @@
 """A store opened for reading: nothing is loaded, files are mapped when they are first touched.
 
-Opening reads the manifest alone. A document is a numpy view into the mapping. At most `MAPPED_SHARDS` shards are mapped at
-a time, since a mapping holds a file open and systems allow as few as 1,024 of those. A store pickles as its path.
+Opening reads the manifest alone. A document is a numpy view into the mapping. At most `MAPPED_SHARDS` shards are mapped
+at a time, since a mapping holds a file open and systems allow as few as 1,024 of those. A store pickles as its path.
 """
 
 from __future__ import annotations

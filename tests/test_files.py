@@ -1,0 +1,151 @@
+"""Files that are whole or not there, and a full disk that is said to be full."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs import small_disk
+from milldam import files
+from milldam.errors import ResourceError
+from milldam.files import NewFile, hash_bytes, hash_file, json_bytes, remove_temporaries, write_file
+from milldam.store import ShardWriter
+from milldam.store.writer import Tokens
+
+
+def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:
+    """A file shows up under its name when it is committed, whole."""
+    path = tmp_path / "a.bin"
+    with NewFile(path) as new:
+        new.write(b"one")
+        new.write(b"two")
+        assert not path.exists()
+        record = new.commit()
+    assert path.read_bytes() == b"onetwo"
+    assert record == {"bytes": 6, "xxh3": xxhash.xxh3_128(b"onetwo").hexdigest()}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_an_older_file_stays_until_the_commit(tmp_path: Path) -> None:
+    """Replacing a file leaves the old one readable up to the last moment, and after a failure."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), NewFile(path) as new:
+        new.write(b"new")
+        raise RuntimeError("stop")
+    assert path.read_bytes() == b"old"
+    write_file(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:
+    """Leaving without a commit leaves nothing, under any name."""
+    with NewFile(tmp_path / "a.bin") as new:
+        new.write(b"x")
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    """Only hidden temporary files go."""
+    for name in (".a.bin.123.tmp", ".b.idx.9.tmp", "notes.tmp", ".hidden", "a.bin"):
+        (tmp_path / name).write_bytes(b"x")
+    remove_temporaries(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "a.bin", "notes.tmp"]
+
+
+@given(kept=st.binary(), taken_back=st.binary(), after=st.binary())
+def test_rewinding_forgets_what_was_written_since(tmp_path: Path, kept: bytes, taken_back: bytes, after: bytes) -> None:
+    """Bytes, size and hash are as if the rewound part had never been written."""
+    with NewFile(tmp_path / "a.bin") as new:
+        new.write(kept)
+        mark = new.mark()
+        new.write(taken_back)
+        new.rewind(mark)
+        new.write(after)
+        record = new.commit()
+    assert (tmp_path / "a.bin").read_bytes() == kept + after
+    assert record == {"bytes": len(kept + after), "xxh3": hash_bytes(kept + after)}
+
+
+def test_a_mark_can_be_rewound_to_more_than_once(tmp_path: Path) -> None:
+    """A mark stays good after it has been used."""
+    with NewFile(tmp_path / "a.bin") as new:
+        new.write(b"kept")
+        mark = new.mark()
+        for _ in range(3):
+            new.write(b"gone")
+            new.rewind(mark)
+        assert new.commit() == {"bytes": 4, "xxh3": hash_bytes(b"kept")}
+
+
+@given(data=st.binary(max_size=300))
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, data: bytes) -> None:
+    """Reading in blocks gives the hash of the whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_CHUNK", 7)
+        (tmp_path / "a").write_bytes(data)
+        assert hash_file(tmp_path / "a") == xxhash.xxh3_128(data).hexdigest()
+
+
+def test_json_is_the_same_bytes_for_the_same_value() -> None:
+    """Other scripts stay readable, and the order is the one given."""
+    assert json_bytes({"b": "größe", "a": 1}) == '{\n "b": "größe",\n "a": 1\n}\n'.encode()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
+    """No space and no quota give an error that says what is safe and what to do."""
+    with pytest.raises(ResourceError, match="disk is full") as caught, files.explain_os_errors(tmp_path / "a.bin"):
+        raise OSError(code, os.strerror(code))
+    assert caught.value.exit_code == 4
+    assert str(tmp_path / "a.bin") in str(caught.value) and "run the same command again" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, code: int) -> None:
+    """A refusal names the folder and the way out."""
+    with pytest.raises(ResourceError, match=r"is not writable .*with -o"), files.explain_os_errors(tmp_path / "a.bin"):
+        raise OSError(code, os.strerror(code))
+
+
+def test_other_errors_of_the_system_pass_unchanged(tmp_path: Path) -> None:
+    """What has no better explanation is not explained away."""
+    with pytest.raises(OSError, match="Input/output error"), files.explain_os_errors(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
+    """On a real full disk the write is refused with our error, and what was begun is removed."""
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k"):
+        with pytest.raises(ResourceError, match="disk is full"), NewFile(disk / "a.bin") as new:
+            new.write(bytes(1 << 20))
+        assert list(disk.iterdir()) == []
+
+
+def test_a_disk_without_room_for_one_more_file(tmp_path: Path) -> None:
+    """A shard that can't even be begun on a full disk says that the disk is full."""
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k,nr_inodes=3"):
+        (disk / "taken").write_bytes(b"")
+        with pytest.raises(ResourceError, match="disk is full"):
+            ShardWriter(disk, "train-00000", "train", "uint16")
+
+
+def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None:
+    """Lengths that wait to be written do not hide the error, nor keep the unfinished shard on the full disk."""
+    disk = tmp_path / "disk"
+    with small_disk(disk, "64k"):
+        documents = Tokens(np.zeros(300, dtype=np.uint16), np.ones(300, dtype=np.int64))
+        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(disk, "a", "train", "uint16") as writer:
+            for _ in range(1000):
+                writer.append(documents)
+        assert list(disk.iterdir()) == []

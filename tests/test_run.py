@@ -1,0 +1,344 @@
+"""The run folder: records that survive a crash, a lock, and the refusal to mix what does not belong together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.run import FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run, require_complete, shards_in_order
+from milldam.sources.units import Slice, Unit
+from milldam.store.manifest import Manifest
+
+SETTINGS = {"tokenizer": "abc", "eos": "auto", "limit": None}
+INPUT = {"files": 1, "bytes": 10, "fingerprint": "f"}
+
+
+@dataclass(frozen=True)
+class File:
+    """What the run folder needs to know of an input file."""
+
+    path: str
+    size: int = 10
+    version: str = "1"
+
+
+def units(count: int) -> list[Unit]:
+    return [Unit(k, (Slice("corpus.jsonl", "jsonl", None, k, k + 1, 1),)) for k in range(count)]
+
+
+def start(out: Path, count: int = 3, files: tuple[File, ...] = (File("corpus.jsonl"),)) -> Identity:
+    """A folder with a plan in it."""
+    with Run(out) as run:
+        identity = Identity(SETTINGS, run.write_inputs(files))
+        assert run.stage(units(count)) == count
+        run.start(identity, {"tokenizer.json": b"{}"})
+    return identity
+
+
+def record(out: Path, unit: int, part: int = 0, *, last: bool = True, batches: int = 1) -> PartRecord:
+    """A finished part whose shard lies in the folder."""
+    name = f"train-{unit:05d}" + (f"-{part:03d}" if part else "")
+    for suffix in ("bin", "idx"):
+        (out / f"{name}.{suffix}").write_bytes(b"12345678")
+    files = {suffix: {"bytes": 8, "xxh3": ""} for suffix in ("bin", "idx")}
+    counts = {"documents": 2, "tokens": 4, "text_bytes": 9, "characters": 9}
+    return PartRecord(unit, part, {"name": name, "split": "train", **counts, **files}, {"empty": 1}, batches, last)
+
+
+def add(out: Path, *records: PartRecord) -> None:
+    with Run(out) as run:
+        for one in records:
+            run.add(one)
+
+
+def resumed(out: Path) -> Run:
+    """The run as the next command finds it."""
+    with Run(out) as run:
+        run.resume()
+        return run
+
+
+def pending(run: Run) -> list[tuple[int, tuple[int, int]]]:
+    return [(unit.index, done) for unit, done in run.pending(Unit.from_json)]
+
+
+# ---- plan and records ----
+
+
+def test_a_folder_is_new_then_unfinished_then_finished(tmp_path: Path) -> None:
+    """The state follows what lies in the folder, the manifest last."""
+    out = tmp_path / "s"
+    assert Run(out).state() == NEW
+    start(out)
+    assert Run(out).state() == UNFINISHED
+    Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", SETTINGS, INPUT, ()).write(out)
+    assert Run(out).state() == FINISHED
+    assert Run(out).identity() == Identity(SETTINGS, INPUT)
+
+
+def test_units_come_back_as_they_were_planned(tmp_path: Path) -> None:
+    """The plan on disk gives the same units in the same order."""
+    start(tmp_path / "s", 3)
+    with Run(tmp_path / "s") as run:
+        assert run.resume() == 3
+        assert [unit for unit, _ in run.pending(Unit.from_json)] == units(3)
+
+
+def test_recorded_units_are_not_done_again(tmp_path: Path) -> None:
+    """A complete unit is left out; of a part of one it is known where to go on."""
+    start(tmp_path)
+    add(tmp_path, record(tmp_path, 2), record(tmp_path, 1, 0, last=False, batches=3))
+    run = resumed(tmp_path)
+    assert pending(run) == [(0, (0, 0)), (1, (1, 3))]
+    assert run.progress.documents == 4
+
+
+def test_shards_are_in_plan_order_whatever_the_order_of_work(tmp_path: Path) -> None:
+    """The manifest lists units and their parts in order, though they were finished in another."""
+    start(tmp_path)
+    add(tmp_path, record(tmp_path, 2), record(tmp_path, 0, 0, last=False), record(tmp_path, 1), record(tmp_path, 0, 1))
+    names = [shard.name for shard in shards_in_order(resumed(tmp_path))]
+    assert names == ["train-00000", "train-00000-001", "train-00001", "train-00002"]
+
+
+def test_an_incomplete_run_can_not_be_finished(tmp_path: Path) -> None:
+    """As long as a unit is missing there is no store."""
+    start(tmp_path, 2)
+    add(tmp_path, record(tmp_path, 0))
+    with pytest.raises(Exception, match="1 units are not done"):
+        require_complete(resumed(tmp_path), 2)
+
+
+@given(keep=st.integers(0, 400))
+def test_a_torn_last_line_is_mended(tmp_path_factory: pytest.TempPathFactory, keep: int) -> None:
+    """Wherever the power failed while records were written, whole lines are kept and the rest is done again."""
+    out = tmp_path_factory.mktemp("torn")
+    start(out)
+    add(out, record(out, 0), record(out, 1))
+    path = out / "run" / "records.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    torn = whole[: min(len(whole), first + keep)]
+    path.write_bytes(torn)
+    run = resumed(out)
+    done = torn.count(b"\n")
+    assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:done])
+    assert [index for index, _ in pending(run)] == list(range(done, 3))
+    add(out, record(out, 2))
+    assert path.read_bytes().count(b"\n") == done + 1
+
+
+def test_a_record_in_the_middle_that_is_no_json_is_dropped(tmp_path: Path) -> None:
+    """A line of zeros, as some file systems leave it after a crash, costs one unit, not the run."""
+    start(tmp_path)
+    add(tmp_path, record(tmp_path, 0))
+    with (tmp_path / "run" / "records.jsonl").open("ab") as file:
+        file.write(bytes(30) + b"\n[]\n")
+    add(tmp_path, record(tmp_path, 2))
+    assert [index for index, _ in pending(resumed(tmp_path))] == [1]
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+@pytest.mark.parametrize("damage", ["missing", "short", "long"])
+def test_a_record_without_its_whole_shard_is_dropped(tmp_path: Path, suffix: str, damage: str) -> None:
+    """A shard that is gone or of another size is made again."""
+    start(tmp_path)
+    add(tmp_path, record(tmp_path, 0), record(tmp_path, 1))
+    path = tmp_path / f"train-00000.{suffix}"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(b"1234567" if damage == "short" else b"123456789")
+    run = resumed(tmp_path)
+    assert [index for index, _ in pending(run)] == [0, 2]
+    assert [one.unit for one in run.records()] == [1]
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_missing_part_takes_the_later_parts_of_its_unit_with_it(tmp_path: Path, gone: int) -> None:
+    """A unit goes on from its last unbroken part: what follows a hole is made again, so that nothing is lost."""
+    start(tmp_path, 2)
+    parts = [record(tmp_path, 0, part, last=part == 2, batches=part + 1) for part in range(3)]
+    add(tmp_path, *parts, record(tmp_path, 1))
+    (tmp_path / f"{parts[gone].shard['name']}.bin").unlink()  # type: ignore[index]
+    assert pending(resumed(tmp_path)) == [(0, (gone, gone))]
+
+
+def test_an_empty_unit_is_complete_without_a_shard(tmp_path: Path) -> None:
+    """A unit that gave no document is not done again."""
+    start(tmp_path, 2)
+    add(tmp_path, PartRecord(0, 0, None, {"not_utf8": 3}, 1, True))
+    assert [index for index, _ in pending(resumed(tmp_path))] == [1]
+
+
+def test_leftovers_are_cleared_when_a_run_goes_on(tmp_path: Path) -> None:
+    """What a killed run was writing, in the folder and in its run folder, is gone after the next start."""
+    start(tmp_path)
+    for name in (".train-00001.bin.99.tmp", "run/.rejects-0000001-00000.jsonl.99.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    resumed(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
+
+
+def test_a_new_start_clears_the_earlier_run_and_its_shards(tmp_path: Path) -> None:
+    """A run that replaces another leaves none of its files, and none of anybody else's is touched."""
+    start(tmp_path)
+    add(tmp_path, record(tmp_path, 0))
+    (tmp_path / "milldam.json").write_text("{}")
+    (tmp_path / "README.txt").write_text("mine")
+    start(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["README.txt", "tokenizer.json"]
+    assert pending(resumed(tmp_path)) == [(0, (0, 0)), (1, (0, 0)), (2, (0, 0))]
+
+
+# ---- one at a time, and nobody else's folder ----
+
+
+def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
+    """While one run is at work another is refused; afterwards it may start."""
+    start(tmp_path)
+    with Run(tmp_path) as first:
+        assert Run(tmp_path).is_locked()
+        with pytest.raises(ConfigError, match="another run is at work"), Run(tmp_path):
+            pass
+        assert first.state() == UNFINISHED
+    assert not Run(tmp_path).is_locked()
+    with Run(tmp_path):
+        pass
+
+
+def test_a_refused_second_run_leaves_the_first_one_alone(tmp_path: Path) -> None:
+    """A run that was kept out removes nothing of the run at work, though that has no plan yet."""
+    with Run(tmp_path / "s") as first:
+        first.write_inputs([File("corpus.jsonl")])
+        with pytest.raises(ConfigError), Run(tmp_path / "s"):
+            pass
+        assert list(first.read_inputs())
+        assert Run(tmp_path / "s").is_locked()
+
+
+def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
+    """`milldam status` in a loop looks at the lock; a run that starts at that moment must not be refused."""
+    start(tmp_path)
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            Run(tmp_path).is_locked()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in range(200):
+            with Run(tmp_path):
+                pass
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
+    """A folder with files that are not ours is refused, and nothing is put into it."""
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty and not made by milldam"), Run(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_foreign_folder_named_run_is_left_alone(tmp_path: Path) -> None:
+    """A project that happens to have a `run` folder is still not ours: nothing in it may be removed."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    (tmp_path / "model-1.bin").write_text("mine")
+    with pytest.raises(ConfigError, match="not made by milldam"):
+        start(tmp_path)
+    assert (tmp_path / "run" / "thesis.txt").read_text() == (tmp_path / "model-1.bin").read_text() == "mine"
+
+
+def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
+    """A folder that was made beforehand is fine."""
+    with Run(tmp_path) as run:
+        assert run.state() == NEW
+
+
+def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
+    """A file is not overwritten by a store."""
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file; -o names a folder"), Run(tmp_path / "s"):
+        pass
+    assert (tmp_path / "s").read_text() == "mine"
+
+
+# ---- what changed ----
+
+
+@pytest.mark.parametrize(("name", "value"), [("tokenizer", "xyz"), ("eos", "none"), ("limit", 5), ("new", True)])
+def test_each_changed_setting_is_named_with_both_values(name: str, value: Any) -> None:
+    """The refusal has the setting's name, what it is now, and what the folder was made with."""
+    before = Identity(SETTINGS, INPUT)
+    after = Identity(SETTINGS | {name: value}, INPUT)
+    assert before.differences(before) == []
+    assert before.differences(after) == [f"{name}: {json.dumps(value)} (made with {json.dumps(SETTINGS.get(name))})"]
+
+
+def test_all_differences_are_named_at_once() -> None:
+    """Nobody has to find them one by one."""
+    after = Identity({"tokenizer": "x", "eos": "y", "limit": 1}, INPUT | {"files": 2, "bytes": 10**6})
+    found = Identity(SETTINGS, INPUT).differences(after)
+    assert [line.split(":")[0] for line in found] == ["tokenizer", "eos", "limit", "input"]
+    assert re.fullmatch(r"input: 2 files, .* \(made from 1 files, .*\)", found[-1])
+
+
+BEFORE = A, B, C = (File("a.jsonl"), File("b.jsonl"), File("c.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("after", "named", "not_named"),
+    [
+        pytest.param((A, File("b.jsonl", 11), C), ["b.jsonl"], ["a.jsonl", "c.jsonl"], id="grown"),
+        pytest.param((A, File("b.jsonl", 10, "2"), C), ["b.jsonl"], ["a.jsonl", "c.jsonl"], id="touched"),
+        pytest.param((*BEFORE, File("d.jsonl")), ["d.jsonl"], ["a.jsonl", "b.jsonl", "c.jsonl"], id="added last"),
+        pytest.param(BEFORE[:2], ["c.jsonl"], ["a.jsonl", "b.jsonl"], id="last one gone"),
+        pytest.param((File("0.jsonl"), *BEFORE), ["0.jsonl"], ["b.jsonl", "c.jsonl"], id="added first"),
+        pytest.param(BEFORE[1:], ["a.jsonl"], ["c.jsonl"], id="first one gone"),
+    ],
+)
+@pytest.mark.parametrize("finished", [False, True])
+def test_changed_files_are_named(
+    tmp_path: Path, after: tuple[File, ...], named: list[str], not_named: list[str], finished: bool
+) -> None:
+    """A refusal names the files that changed, were added or are gone, and no others."""
+    identity = start(tmp_path, files=BEFORE)
+    if finished:
+        Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", identity.settings, identity.input, ()).write(tmp_path)
+    with Run(tmp_path) as run:
+        now = dataclasses.replace(identity, input=run.write_inputs(after))
+        with pytest.raises(MismatchError) as caught:
+            run.require_same(now)
+    message = str(caught.value)
+    assert message.endswith("--overwrite.")
+    assert [name for name in named if name not in message] == []
+    assert [name for name in not_named if name in message] == []
+
+
+def test_equal_identities_go_on(tmp_path: Path) -> None:
+    """Nothing changed, nothing is refused."""
+    start(tmp_path, files=BEFORE)
+    with Run(tmp_path) as run:
+        run.require_same(Identity(SETTINGS, run.write_inputs(BEFORE)))
+
+
+def test_the_order_of_files_is_part_of_the_identity(tmp_path: Path) -> None:
+    """The same files in another order give other documents first, so they are another input."""
+    with Run(tmp_path) as run:
+        assert run.write_inputs(BEFORE) != run.write_inputs(BEFORE[::-1])

@@ -1,0 +1,228 @@
+"""Which field holds the text: the obvious one, or an error that names the candidates."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milldam.errors import InputError
+from milldam.sources import opening
+from milldam.sources.batch import TextRules
+from milldam.sources.columns import find_text_column
+from milldam.sources.listing import list_inputs
+from milldam.sources.reading import read_unit
+from milldam.sources.units import Slice, Unit
+from source_reading import small_blocks
+
+
+def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | None:
+    """The text column of a JSON lines file with these records."""
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return find(path, wanted=wanted)
+
+
+def find(*paths: Path, wanted: str | None = None) -> str | None:
+    files = list_inputs([str(path) for path in paths])
+    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted, None)
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"text": "a", "content": "b", "title": "c"}, "text"),
+        ({"id": "1", "content": "b"}, "content"),
+        ({"id": "1", "Body": "b"}, "Body"),
+        ({"id": 1, "story": "b", "url": "c"}, "story"),
+        ({"id": 1, "anything": "b"}, "anything"),
+        ({"id": "1", "meta": {"text": "b"}}, "meta.text"),
+        ({"n": 1, "meta": {"deep": {"er": "b"}}}, "meta.deep.er"),
+    ],
+    ids=str,
+)
+def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str) -> None:
+    """ "text" before all, then the one field with a usual name, then the only field that holds text."""
+    assert column_of(tmp_path, record) == column
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        ({"content": "a", "body": "b"}, '"content", "body"'),
+        ({"question": "a", "answer": "b"}, '"question", "answer"'),
+        ({"a": {"text": "x"}, "b": {"text": "y"}}, '"a.text", "b.text"'),
+    ],
+    ids=str,
+)
+def test_several_candidates_are_an_error_that_names_them(tmp_path: Path, record: Any, names: str) -> None:
+    """With the option that settles it."""
+    with pytest.raises(InputError, match=f"several fields hold text: {names}. Say which one: --text-column"):
+        column_of(tmp_path, record)
+
+
+def test_a_wanted_column_that_is_there_is_taken(tmp_path: Path) -> None:
+    """Whatever else there is."""
+    assert column_of(tmp_path, {"text": "a", "title": "b"}, wanted="title") == "title"
+
+
+def test_a_wanted_column_that_is_missing_names_those_there_are(tmp_path: Path) -> None:
+    """And the one that was probably meant."""
+    with pytest.raises(
+        InputError, match=r'no text in a field "contnet"; found text in "content", "url"\. Did you mean'
+    ):
+        column_of(tmp_path, {"content": "a", "url": "b", "n": 1}, wanted="contnet")
+
+
+def test_a_wanted_column_that_holds_numbers_is_an_error(tmp_path: Path) -> None:
+    """Only text is text."""
+    with pytest.raises(InputError, match='no text in a field "n"'):
+        column_of(tmp_path, {"n": 1, "text": "a"}, wanted="n")
+
+
+def test_records_without_the_field_do_not_hide_it(tmp_path: Path) -> None:
+    """The first hundred records are looked at together."""
+    assert column_of(tmp_path, {"id": 1}, {"text": None}, {"title": "b"}, {"text": "c"}) == "text"
+
+
+def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
+    """They will be rejected later; the column is found all the same."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n{"text": "\xff"}\n[1]\n{"body": "a"}\n')
+    assert find(path) == "body"
+
+
+def test_a_deeply_nested_line_at_the_head_is_passed_over(tmp_path: Path) -> None:
+    """As it is when it is read."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"[" * 200_000 + b'\n{"body": "a"}\n')
+    assert find(path) == "body"
+
+
+def test_empty_files_are_passed_over(tmp_path: Path) -> None:
+    """The first file that has records decides."""
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_bytes(b"\n\n")
+    (tmp_path / "c.jsonl").write_text('{"body": "x"}\n')
+    assert find(tmp_path) == "body"
+
+
+def test_no_text_anywhere_is_an_error_with_the_file(tmp_path: Path) -> None:
+    """It says what to look at."""
+    with pytest.raises(InputError, match=r"a\.jsonl: no record with text in it"):
+        column_of(tmp_path, {"n": 1})
+
+
+def test_plain_text_has_no_column(tmp_path: Path) -> None:
+    """Nothing is opened."""
+    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "column"),
+    [
+        ("a.csv", "id,text,title", "text"),
+        ("a.csv", "id,content", "content"),
+        ("a.csv", "words", "words"),
+        ("a.tsv", "id\tbody", "body"),
+        ("a.csv", '"id","text"', "text"),
+    ],
+)
+def test_a_csv_header_is_enough(tmp_path: Path, name: str, header: str, column: str) -> None:
+    """By the same rules."""
+    (tmp_path / name).write_text(f"{header}\n")
+    assert find(tmp_path / name) == column
+
+
+def test_a_csv_header_with_several_candidates_names_them(tmp_path: Path) -> None:
+    """All columns of a CSV file can be text."""
+    (tmp_path / "a.csv").write_text("id,words\n")
+    with pytest.raises(InputError, match='several fields hold text: "id", "words"'):
+        find(tmp_path / "a.csv")
+
+
+def test_a_compressed_file_is_looked_into(tmp_path: Path) -> None:
+    """Also one that is cut off."""
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"body": "x"}\n' * 5000)[:-8])
+    assert find(path) == "body"
+
+
+def test_a_giant_first_line_is_looked_into(tmp_path: Path) -> None:
+    """Without holding it."""
+    with small_blocks(64, 128):
+        assert column_of(tmp_path, {"id": "1" * 300, "body": "x" * 5000}, {"other": "y"}) == "body"
+
+
+# ---- standard input ----
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bytes]], None]]:
+    """Gives standard input these pieces, one after the other, as a slow writer does to a pipe."""
+    threads: list[threading.Thread] = []
+
+    def give(pieces: list[bytes]) -> None:
+        reading, writing = os.pipe()
+        monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+        opening.standard_input.cache_clear()
+        threads.append(threading.Thread(target=write_slowly, args=(writing, pieces)))
+        threads[-1].start()
+
+    yield give
+    for thread in threads:
+        thread.join()
+
+
+def write_slowly(writing: int, pieces: list[bytes]) -> None:
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        for piece in pieces:
+            pipe.write(piece)
+            time.sleep(0.05)
+
+
+def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[bytes]], None]) -> None:
+    """What was looked at is still there to be read."""
+    data = b'{"body": "a"}\n{"body": "b"}\n'
+    stdin([data])
+    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert opening.open_bytes("-").read() == data
+
+
+def test_a_slow_writer_on_standard_input_does_not_hide_the_column(stdin: Callable[[list[bytes]], None]) -> None:
+    """The head is read until it holds a whole line."""
+    pieces = [b'{"body": "a long', b' first line"}\n', b'{"body": "b"}\n']
+    stdin(pieces)
+    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert read_dash("jsonl", "body") == ["a long first line", "b"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_csv_on_standard_input_is_read(stdin: Callable[[list[bytes]], None]) -> None:
+    """Its header is looked at first, and its rows are still there."""
+    stdin([b"id,te", b"xt\n1,a\n", b"2,b\n"])
+    assert find_text_column([Slice("-", "csv", None)], None, None) == "text"
+    assert read_dash("csv", "text") == ["a", "b"]
+
+
+@pytest.mark.parametrize(("data", "format"), [(b' {"text": "a"}\n', "jsonl"), (b"plain\n", "txt"), (b"", "txt")])
+def test_the_format_of_standard_input_is_told_by_its_head(
+    stdin: Callable[[list[bytes]], None], data: bytes, format: str
+) -> None:
+    """It has no name that could say so."""
+    stdin([data])
+    assert [file.format for file in list_inputs(["-"])] == [format]
+
+
+def read_dash(format: str, column: str) -> list[str]:
+    unit = Unit(0, (Slice("-", format, None),))
+    batches = read_unit(unit, TextRules(text_column=column), lambda reject: None)
+    return [text for batch in batches for text in batch.texts.to_pylist()]

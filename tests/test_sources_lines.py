@@ -1,4 +1,6 @@
-"""Plain text becomes documents: per file, line, paragraph or stretch between separators, at any size of shard and block."""
+"""Plain text becomes documents: per file, line, paragraph or stretch between separators, at any size of shard and
+block.
+"""
 
 from __future__ import annotations
 

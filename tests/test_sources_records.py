@@ -1,4 +1,6 @@
-"""Bytes become blocks of whole records: each record in the slice where it begins, wherever slices and blocks are cut."""
+"""Bytes become blocks of whole records: each record in the slice where it begins, wherever slices and blocks are
+cut.
+"""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_quote_that_is_never_closed_does_not_take_all_the_memory(tmp_path: Pat
         result = read_csv(tmp_path, 'id,text\n1,"open\n' + "2,b\n" * 1000)
     finally:
         csv.field_size_limit(before)
-    assert [(reject.line, reject.reason) for reject in result.rejects][0] == (2, "bad_row")
+    assert next((reject.line, reject.reason) for reject in result.rejects) == (2, "bad_row")
     assert set(result.texts) == {"b"}
 
 

@@ -1,4 +1,6 @@
-"""Every way to name a tokenizer ends in the same thing, a tokenizer.json; what is wrong with one is told in a sentence."""
+"""Every way to name a tokenizer ends in the same thing, a tokenizer.json; what is wrong with one is told in a
+sentence.
+"""
 
 from __future__ import annotations
 

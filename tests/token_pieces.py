@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,7 +13,7 @@ import pytest
 import tokenizers
 
 from milldam.tokenizers import cutting
-from milldam.tokenizers.encoder import Encoder, bare_json, marks_word_starts
+from milldam.tokenizers.encoder import Encoder, bare_form
 from milldam.tokenizers.engines import HUGGINGFACE, Engine, make_engine
 from milldam.tokenizers.special import SpecialTokens
 
@@ -47,11 +48,7 @@ def small_engine(tokenizer_json: str, name: str = HUGGINGFACE) -> Engine:
 
 def make_encoder(engine: Engine, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL) -> Encoder:
     """An encoder as a worker makes it."""
-
-    def make_bare() -> Engine:
-        return small_engine(bare_json(tokenizer_json))
-
-    return Encoder(engine, special, "uint32", make_bare=make_bare if marks_word_starts(tokenizer_json) else None)
+    return Encoder(engine, special, "uint32", bare=bare_form(tokenizer_json, small_engine))
 
 
 @cache
@@ -98,4 +95,4 @@ def encode_documents(encoder: Encoder, batches: Sequence[Sequence[str]]) -> list
 def cut_at(text: str, places: Sequence[int]) -> list[str]:
     """The text in parts."""
     edges = [0, *sorted({place % max(1, len(text)) for place in places}), len(text)]
-    return [text[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    return [text[start:stop] for start, stop in itertools.pairwise(edges)]

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.store import ShardWriter
-from milldam.tokenizers.encoder import Encoder, bare_json, marks_word_starts
-from milldam.tokenizers.engines import Engine, FrugalEngine, make_engine
+from milldam.tokenizers.encoder import Encoder, bare_form
+from milldam.tokenizers.engines import HUGGINGFACE, Engine, FrugalEngine, make_engine
 from milldam.tokenizers.special import SpecialTokens
 
 REPORT_SECONDS = 0.25
@@ -85,11 +86,9 @@ class UnitTokenizer:
 
     def _make_encoder(self) -> Encoder:
         task = self._task
-        make_bare = self._make_bare if marks_word_starts(self._json) else None
-        return Encoder(self._engine, task.special, task.dtype, make_bare=make_bare)
-
-    def _make_bare(self) -> Engine:
-        return self._make(self._task.engine, bare_json(self._json))
+        # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
+        bare = bare_form(self._json, partial(self._make, HUGGINGFACE))
+        return Encoder(self._engine, task.special, task.dtype, bare=bare)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         with _UnitWork(self._task, assignment, self._make_encoder(), report) as work:

@@ -26,7 +26,9 @@ def from_vocab_and_merges(path: Path) -> str:
         if not needed.is_file():
             raise InputError(f"{path}: {needed.name} is missing beside it; both are needed.")
     vocab = json.loads(vocab_path.read_text(encoding="utf-8"))
-    lines = merges_path.read_text(encoding="utf-8").splitlines()
+    if not isinstance(vocab, dict):
+        raise InputError(f"{vocab_path}: not a vocabulary: an object of tokens and numbers is expected.")
+    lines = merges_path.read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     specials = {token: vocab[token] for token in ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>") if token in vocab}
     return _dump(_byte_level(vocab, merges, specials, split=None))
@@ -82,7 +84,8 @@ def _dump(tokenizer: dict[str, Any]) -> str:
 
 def from_wordpiece(path: Path) -> str:
     """A BERT vocab.txt. Lower case when tokenizer_config.json beside it says so, else when no entry has a capital."""
-    tokens = path.read_text(encoding="utf-8").splitlines()
+    tokens = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    tokens = [token.removesuffix("\r") for token in tokens]
     vocab = {token: number for number, token in enumerate(tokens)}
     if "[UNK]" not in vocab:
         raise InputError(f"{path}: no [UNK] entry, so this is not a BERT vocabulary.")
@@ -134,11 +137,14 @@ def from_sentencepiece(path: Path) -> str:
         raise InputError(f"{path}: sentencepiece models of type word and char are not supported.")
     numbered = list(enumerate(pieces))
     specials = {p: i for i, (p, _, t) in numbered if t in (_CONTROL, _UNKNOWN)}
-    user = {p: i for i, (p, _, t) in numbered if t == _USER_DEFINED}
+    # Unigram takes its user-defined pieces by their score, the best there is; BPE would merge over them.
+    user = {p: i for i, (p, _, t) in numbered if t == _USER_DEFINED and kind == _BPE}
     fallback = any(t == _BYTE for _, _, t in pieces)
     unknown = next((i for i, (_, _, t) in numbered if t == _UNKNOWN), 0)
     build = _unigram_model if kind == _UNIGRAM else _sentencepiece_bpe_model
-    rules = _sentencepiece_whitespace(model["normalizer"], prefix_in_normalizer=kind == _BPE)
+    # Words can be encoded one by one (which is quicker) where no piece and no space reaches over a word's start.
+    by_words = kind == _UNIGRAM and bool(model["normalizer"].get(4, 1)) and not any("▁" in p[1:] for p, _, _ in pieces)
+    rules = _sentencepiece_whitespace(model["normalizer"], prefix_in_normalizer=not by_words)
     decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}] if fallback else []
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     decoder = {"type": "Sequence", "decoders": [*decoders, metaspace]}
@@ -147,13 +153,14 @@ def from_sentencepiece(path: Path) -> str:
 
 
 def _sentencepiece_whitespace(spec: dict[int, Any], *, prefix_in_normalizer: bool) -> dict[str, Any]:
-    """Normaliser and pre-tokenizer. BPE merges across words, so its word marks are made by the normaliser alone."""
+    """Normaliser and pre-tokenizer. What may merge across words gets its word marks from the normaliser alone."""
     steps: list[dict[str, Any]] = []
     if spec.get(2):
         charsmap = base64.b64encode(spec[2]).decode("ascii")
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.get(4, 1):
-        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        # Spaces only: other white space is text to sentencepiece.
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     prefix = bool(spec.get(3, 1))
     if prefix_in_normalizer:
@@ -271,7 +278,8 @@ def from_tiktoken(path: Path) -> str:
     pairs = ((_merge_of(token, ranks), rank) for token, rank in ranks.items() if len(token) > 1)
     ordered = sorted((rank, pair) for pair, rank in pairs if pair is not None)
     merges = [[_as_letters(a, letters), _as_letters(b, letters)] for _, (a, b) in ordered]
-    return _dump(_byte_level(vocab, merges, specials, split))
+    # In the vocabulary too: HF tokenizers would number a special token anew where the ranks leave a gap.
+    return _dump(_byte_level(vocab | specials, merges, specials, split))
 
 
 def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:

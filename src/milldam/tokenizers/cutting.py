@@ -6,7 +6,8 @@ The text is cut about every `piece_bytes`, and each cut is checked before it is 
    the tokenizer itself: a window around the cut must encode to the same ids whole and in two.
 2. Inside a run without such a place (a megabyte of letters): where ids(run) = ids(left) + ids(right). For BPE
    that is exact for whatever follows: a sequence of tokens is the encoding of its text when each adjacent pair is.
-   Tokenizers that mark word starts encode the right part with their bare form, which adds no mark.
+   Tokenizers that mark word starts encode the right part with their bare form, which adds no mark: up to the next
+   space where each word gets its mark from a pre-tokenizer, or all through where only the whole text gets one.
 3. Inside a run that is one unknown token whatever its length: the second half adds nothing and is dropped.
 
 When none of these holds for runs of up to `MAX_RUN`, the cut is made all the same and counted in `inexact_cuts`.
@@ -60,6 +61,10 @@ def _halves(text: bytes, place: int, reach: int) -> tuple[bytes, bytes]:
     return text[start:place], text[place:stop]
 
 
+def _is_sum(whole: Ids, left: Ids, right: Ids) -> bool:
+    return len(left) > 0 and len(right) > 0 and np.array_equal(whole, np.concatenate((left, right)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """Where a piece begins."""
@@ -86,8 +91,10 @@ class Encoding(Protocol):
 class Cutter:
     """Encodes one document at a time: `feed` its parts in order, the last with `final`."""
 
-    def __init__(self, main: Encoding, bare: Encoding | None, *, piece_bytes: int, buffer_bytes: int) -> None:
-        self._main, self._bare = main, bare
+    def __init__(
+        self, main: Encoding, bare: Encoding | None, *, bare_spans_words: bool, piece_bytes: int, buffer_bytes: int
+    ) -> None:
+        self._main, self._bare, self._bare_spans_words = main, bare, bare_spans_words
         self._piece_bytes, self._buffer_bytes = piece_bytes, buffer_bytes
         self.inexact_cuts = 0
         self.forget()
@@ -126,41 +133,55 @@ class Cutter:
         return cuts, text
 
     def _last_cuts(self, text: bytes, begin: _Cut) -> list[_Cut]:
-        space = _SPACE.search(text, begin.at) if begin.bare else None
-        return [*([_Cut(space.start())] if space else []), _Cut(len(text))]
+        word_end = self._word_end(text, begin.at, len(text)) if self._ends_with_word(begin) else None
+        return [*([word_end] if word_end else []), _Cut(len(text))]
+
+    def _ends_with_word(self, begin: _Cut) -> bool:
+        return begin.bare and not self._bare_spans_words
+
+    def _word_end(self, text: bytes, start: int, stop: int) -> _Cut | None:
+        """Where the word that a bare piece continues is over: a space from which the main tokenizer goes on."""
+        for space in _SPACE.finditer(text, start + 1, stop):
+            if self._joint(text, space.start()) == _Cut(space.start()):
+                return _Cut(space.start())
+        return None
 
     def _find_cut(self, text: bytes, begin: _Cut) -> tuple[_Cut | None, bytes]:
         """The next cut, None when more text is needed; and the text: shorter when a part of it adds nothing."""
         target = begin.at + self._piece_bytes
-        if begin.bare:
-            space = _SPACE.search(text, begin.at, target)
-            found = space.start() if space is not None and space.start() > begin.at else None
+        if self._ends_with_word(begin):
+            found = self._word_end(text, begin.at, target)
         else:
             found = self._between_words(text, target) or self._before_run(text, begin.at, target)
-        return (_Cut(found), text) if found is not None else self._inside_run(text, begin)
+        return (found, text) if found is not None else self._inside_run(text, begin)
 
     # ---- 1. between words ----
 
-    def _between_words(self, text: bytes, target: int) -> int | None:
+    def _between_words(self, text: bytes, target: int) -> _Cut | None:
         for boundary in _BOUNDARIES:
             for match in itertools.islice(boundary.finditer(text, target, target + _REACH), 4):
-                if self._separates(text, match.start()):
-                    return match.start()
+                if cut := self._joint(text, match.start()):
+                    return cut
         return None
 
-    def _before_run(self, text: bytes, at: int, target: int) -> int | None:
+    def _before_run(self, text: bytes, at: int, target: int) -> _Cut | None:
         """The last place between words before a run that reaches over the target."""
         for boundary in _BOUNDARIES:
             places = [m.start() for m in boundary.finditer(text, at + 1, target)]
             for place in reversed(places[-4:]):
-                if self._separates(text, place):
-                    return place
+                if cut := self._joint(text, place):
+                    return cut
         return None
 
-    def _separates(self, text: bytes, place: int) -> bool:
+    def _joint(self, text: bytes, place: int) -> _Cut | None:
+        """A cut here, if a window around it has the same ids whole and in two; sides without any id prove nothing."""
         left, right = _halves(text, place, _WINDOW)
-        whole, *halves = self._main.texts([left + right, left, right])
-        return np.array_equal(whole, np.concatenate(halves))
+        whole, left_ids, right_ids = self._main.texts([left + right, left, right])
+        if _is_sum(whole, left_ids, right_ids):
+            return _Cut(place)
+        if self._bare is not None and self._bare_spans_words and _is_sum(whole, left_ids, self._bare.texts([right])[0]):
+            return _Cut(place, bare=True)
+        return None
 
     # ---- 2. inside a run ----
 
@@ -193,19 +214,16 @@ class Cutter:
             halves = [_halves(run, place, _WINDOW) for place in places]
             ids = inside.texts([text for left, right in halves for text in (left + right, left, right)])
             for n, place in enumerate(places):
-                whole, left_ids, right_ids = ids[3 * n : 3 * n + 3]
-                if np.array_equal(whole, np.concatenate((left_ids, right_ids))):
+                if _is_sum(*ids[3 * n : 3 * n + 3]):
                     yield place
 
     def _split_run(self, run: bytes, whole: Ids, place: int, begin: _Cut) -> _Cut | None:
         left = self._left(begin).texts([run[:place]])[0]
-        if not np.array_equal(left, whole[: len(left)]):
-            return None
         for encoding, bare in ((self._main, False), (self._bare, True)):
-            if encoding is None or (bare and _SPACE.search(run, place)):
+            if encoding is None or (bare and not self._bare_spans_words and _SPACE.search(run, place)):
                 continue
             right = encoding.texts([run[place:]])[0]
-            if len(right) and np.array_equal(right, whole[len(left) :]):
+            if _is_sum(whole, left, right):
                 return _Cut(place, bare, int(right[0]))
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,16 +26,23 @@ EMPTY = "empty"
 _LONGEST_CHARACTER = 4
 
 
+@dataclass(frozen=True, slots=True)
+class BareForm:
+    """The tokenizer without the mark at a word's start, for pieces that continue a text."""
+
+    make: Callable[[], Engine]
+    spans_words: bool
+    """The mark belongs to the whole text, not to each word: a bare piece may run on over spaces."""
+
+
 class Encoder:
     """One per worker. `encode` takes batches in order; an open batch holds one text, a part of a document."""
 
-    def __init__(
-        self, engine: Engine, special: SpecialTokens, dtype: str, *, make_bare: Callable[[], Engine] | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, special: SpecialTokens, dtype: str, *, bare: BareForm | None = None) -> None:
         self.engine, self.special = engine, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
-        self._make_bare = make_bare
+        self._bare = bare
         self._cutter = self._make_cutter()
         self._inside = False
         self._last_token: int | None = None
@@ -82,9 +90,10 @@ class Encoder:
     # ---- a document larger than the engine takes at once ----
 
     def _make_cutter(self) -> Cutter:
-        bare = _Encoding(self._make_bare) if self._make_bare else None
+        bare = _Encoding(self._bare.make) if self._bare is not None else None
+        spans_words = self._bare is not None and self._bare.spans_words
         sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 4 * self.engine.batch_bytes}
-        return Cutter(_Encoding(lambda: self.engine), bare, **sizes)
+        return Cutter(_Encoding(lambda: self.engine), bare, bare_spans_words=spans_words, **sizes)
 
     def _encode_giant(self, text: pa.Buffer) -> Iterator[Tokens]:
         """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
@@ -169,9 +178,12 @@ def add_special_tokens(
     return out, lengths
 
 
-def marks_word_starts(tokenizer_json: str) -> bool:
-    """Whether the tokenizer puts a mark before a word: then a piece from inside a word needs its bare form."""
-    return '"Metaspace"' in tokenizer_json or '"Prepend"' in tokenizer_json
+def bare_form(tokenizer_json: str, make: Callable[[str], Engine]) -> BareForm | None:
+    """How to continue a text in pieces, where the tokenizer marks the start of words or of the text."""
+    marks_text, marks_words = '"Prepend"' in tokenizer_json, '"Metaspace"' in tokenizer_json
+    if not marks_text and not marks_words:
+        return None
+    return BareForm(lambda: make(bare_json(tokenizer_json)), spans_words=marks_text)
 
 
 def bare_json(tokenizer_json: str) -> str:

@@ -1,13 +1,14 @@
 """A user's word for a tokenizer -> the one form that everything else uses: the bytes of a tokenizer.json.
 
 Takes a folder, a file (tokenizer.json, vocab.json with merges.txt, a BERT vocab.txt, a sentencepiece .model,
-a .tiktoken file) or a Hub name that is cached or can be reached. Truncation and padding that a file carries are
-taken out: they would cut documents in silence.
+a .tiktoken file) or a Hub name that is cached or can be reached. Truncation, padding and dropout that a file carries
+are taken out: they would change ids in silence.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,12 @@ def _checked(name: str, json: str, named: NamedTokens, origin: Path | str) -> Lo
     except Exception as error:
         reason = str(error).splitlines()[0][:200]
         raise InputError(f"{origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
-    if tokenizer.truncation is not None or tokenizer.padding is not None:
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if tokenizer.truncation is not None or tokenizer.padding is not None or dropout is not None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        if dropout is not None:
+            tokenizer.model.dropout = None
         json = tokenizer.to_str()
     return LoadedTokenizer(name, json, named, tokenizer)
 
@@ -89,7 +93,7 @@ def _read_file(path: Path) -> str:
         return convert(path)
     except InputError:
         raise
-    except (ValueError, KeyError, OSError, IndexError) as error:
+    except (ValueError, KeyError, OSError, IndexError, TypeError, AttributeError, struct.error) as error:
         raise InputError(f"{path}: can't be read as a tokenizer ({error}).\n{_ACCEPTED}") from None
 
 
@@ -117,10 +121,10 @@ def _hub_file(name: str, file: str, *, required: bool) -> Path | None:
     import huggingface_hub
     from huggingface_hub import errors
 
-    cached = huggingface_hub.try_to_load_from_cache(name, file)
-    if isinstance(cached, str):
-        return Path(cached)
     try:
+        cached = huggingface_hub.try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return Path(cached)
         return Path(huggingface_hub.hf_hub_download(name, file))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
         if not required:

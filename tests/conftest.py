@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -48,13 +51,25 @@ def demo_texts() -> list[str]:
 
 @pytest.fixture(scope="session")
 def unigram_json(demo_texts: list[str]) -> str:
-    """A small Unigram tokenizer that marks word starts, trained on the demo corpus."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    """A small Unigram tokenizer that marks word starts: frequent parts of the demo corpus's words, and every letter.
+
+    Made by hand, since the trainer of HF tokenizers gives another vocabulary every time.
+    """
+    words = collections.Counter(f"▁{word}" for text in demo_texts for word in text.split(" "))
+    parts: collections.Counter[str] = collections.Counter()
+    for word, count in words.items():
+        for start, stop in itertools.combinations(range(min(len(word), 40) + 1), 2):
+            if stop - start <= 8:
+                parts[word[start:stop]] += count
+    letters = [part for part in sorted(parts) if len(part) == 1 and parts[part] > 3]
+    frequent = sorted((part for part in parts if len(part) > 1), key=lambda part: (-parts[part] * len(part), part))
+    total = sum(parts.values())
+    vocab = [("<unk>", 0.0), ("</s>", 0.0)]
+    vocab += [(part, math.log(parts[part] / total)) for part in [*letters, *frequent[:1000]]]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(vocab, unk_id=0))
     tokenizer.normalizer = tokenizers.normalizers.NFKC()
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    special = {"special_tokens": ["<unk>", "</s>"], "unk_token": "<unk>"}
-    trainer = tokenizers.trainers.UnigramTrainer(vocab_size=1500, show_progress=False, **special)
-    tokenizer.train_from_iterator(demo_texts, trainer)
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
     return TokenizerJson(tokenizer.to_str())
 
 

@@ -214,13 +214,13 @@ def test_the_budget_decides_how_many_workers_fit() -> None:
 
 @given(parent=st.integers(10 * MB, 500 * MB), tokenizer=st.integers(0, 10**9), wanted=st.integers(1, 64))
 def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: int, wanted: int) -> None:
-    """The size in the refusal is enough, and it is the smallest whole megabyte that is."""
+    """The size in the refusal is enough, and little more than the smallest that is."""
     with pytest.raises(ResourceError) as caught:
         fit_workers(Budget(MB, "given"), parent, tokenizer, wanted)
     smallest = parse_size(str(caught.value).rsplit("--memory ", 1)[1].rstrip("."))
     assert fit_workers(Budget(smallest, "given"), parent, tokenizer, wanted) >= 1
     with pytest.raises(ResourceError):
-        fit_workers(Budget(smallest - MB, "given"), parent, tokenizer, wanted)
+        fit_workers(Budget(smallest * 96 // 100 - 2 * MB, "given"), parent, tokenizer, wanted)
 
 
 def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_missing_file_in_a_missing_folder_is_still_a_short_error(tmp_path: Pat
 def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
     """A file named on its own is never left out in silence."""
     make(tmp_path, "corpus.dat")
-    with pytest.raises(InputError, match="--input-format txt|jsonl"):
+    with pytest.raises(InputError, match=r"--input-format txt\|jsonl"):
         listed(tmp_path / "corpus.dat")
 
 
@@ -226,7 +226,7 @@ def test_a_glob_at_an_address_gives_each_file_once(memory: fsspec.AbstractFileSy
 
 def test_nothing_at_an_address_is_an_error(memory: fsspec.AbstractFileSystem) -> None:
     """A missing remote file is an input error, not a traceback."""
-    with pytest.raises(InputError, match="memory://box/none.txt"):
+    with pytest.raises(InputError, match=r"memory://box/none\.txt"):
         listed("memory://box/none.txt")
 
 

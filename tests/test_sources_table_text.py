@@ -96,7 +96,7 @@ loose = st.lists(
 @given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"])
 @example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20)
 def test_stray_quotes_are_read_as_by_the_csv_module(tmp_path: Path, body: str, shard_size: int, block: int) -> None:
-    """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects where the header differs."""
+    """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects by the header."""
     data = "id,text\n" + body
     rows = naive_rows(data)[1:]
     with small_blocks(block):

@@ -47,6 +47,7 @@ WORDS = [
 EMOJI = ("🙂", "👍🏽", "🏳️‍🌈", "👩‍👩‍👧‍👦", "🇺🇦")
 # A failure is told by its recipe of stretches, which needs no shrinking; that would take minutes.
 FEW = settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
+MORE = settings(FEW, max_examples=150)
 PLACES = st.lists(st.integers(0, 20_000), max_size=12)
 
 
@@ -117,6 +118,27 @@ def test_unigram_in_pieces_is_unigram_of_the_whole(unigram_json: str, text: str,
     check(unigram_json, HUGGINGFACE, text, places)
 
 
+# BUG (tokenizers/encoder.py, bare_json): without its Metaspace, the bare form has no mark for a space; where a bare
+# piece runs into one before a place to end is found, the space is an unknown token, and no cut is counted as inexact.
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        [("one letter", 735, 814), ("words", 954, 794), ("hex", 1330, 53), ("spaces", 232, 380), ("marks", 505, 389)],
+        [("one letter", 995, 271), ("one letter", 697, 665), ("spaces", 1190, 872), ("words", 972, 560)],
+        [("glued words", 1179, 112), ("one letter", 836, 345), ("glued words", 1064, 442), ("words", 452, 430)],
+        [("emoji", 774, 309), ("spaces", 1211, 954), ("glued words", 1321, 459), ("words", 435, 541)],
+    ],
+    ids=lambda recipe: ", ".join(kind for kind, _, _ in recipe),
+)
+@pytest.mark.parametrize("part", [137, 700, 100_000])
+def test_words_behind_a_long_run_keep_their_marks(
+    unigram_json: str, recipe: list[tuple[str, int, int]], part: int
+) -> None:
+    """A piece that continues a text is over where the next word begins, or has its marks too."""
+    text = "".join(stretch(kind, size, random.Random(seed)) for kind, size, seed in recipe)
+    check(unigram_json, HUGGINGFACE, text, list(range(0, len(text), part)))
+
+
 @FEW
 @given(text=documents("chinese", "glued words", "hex", "lines", "line ends"), places=PLACES)
 def test_unigram_in_pieces_across_line_ends_is_unigram_of_the_whole(
@@ -138,10 +160,21 @@ def ties_only(tokenizer_json: str, ids: list[int], expected: list[int]) -> bool:
 
 
 @FEW
-@given(text=documents(*SAFE), places=PLACES)
+@given(text=documents(*(kind for kind in SAFE if kind != "spaces")), places=PLACES)
 def test_wordpiece_in_pieces_is_wordpiece_of_the_whole(wordpiece_json: str, text: str, places: list[int]) -> None:
     """Where a word of any length is one unknown token."""
     check(wordpiece_json, HUGGINGFACE, text, places)
+
+
+@FEW
+@given(text=documents(*ALL), places=PLACES)
+def test_wordpiece_in_pieces_is_right_also_where_it_cannot_know(
+    wordpiece_json: str, text: str, places: list[int]
+) -> None:
+    """A cut in a long stretch of spaces may be counted as inexact, though it is not."""
+    encoder = make_encoder(small_engine(wordpiece_json), wordpiece_json)
+    ids = encode_in_parts(encoder, cut_at(text, places))
+    assert ids == encode_whole(reference(wordpiece_json), text)
 
 
 SENTENCEPIECE = {
@@ -233,7 +266,7 @@ def test_a_word_that_is_one_unknown_token_is_one_at_any_size(wordpiece_json: str
 def test_a_cut_that_later_text_could_move_is_counted_as_inexact(unigram_json: str, extra: int) -> None:
     """Never wrong in silence."""
     tokenizer = reference(unigram_json)
-    sign = next(c for c in "-\n=*" if any(t == c * len(t) and len(t) > 3 for t in tokenizer.get_vocab()))
+    sign = next(c for c in "-\n=*.#" if any(t == c * len(t) and len(t) > 3 for t in tokenizer.get_vocab()))
     text = sign * (6000 + extra)
     encoder = make_encoder(small_engine(unigram_json), unigram_json)
     ids = encode_in_parts(encoder, cut_at(text, list(range(0, 6000, 450))))

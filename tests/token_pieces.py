@@ -24,7 +24,7 @@ NO_SPECIAL = SpecialTokens(None, None)
 def small_windows() -> Iterator[None]:
     """Cuts are looked for, and checked, within hundreds of bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in {"_REACH": 64, "_WINDOW": 160, "_RUN": 512, "_RUN_TAIL": 256, "MAX_RUN": 16384}.items():
+        for name, size in {"_REACH": 64, "_WINDOW": 256, "_RUN": 512, "_RUN_TAIL": 256, "MAX_RUN": 16384}.items():
             patch.setattr(cutting, name, size)
         yield
 
@@ -42,7 +42,7 @@ class TokenizerJson(str):
 def small_engine(tokenizer_json: str, name: str = HUGGINGFACE) -> Engine:
     """An engine that takes a document of more than 300 bytes for a giant."""
     engine = make_engine(name, tokenizer_json, plain_specials=True, threads=1)
-    engine.document_bytes, engine.piece_bytes, engine.batch_bytes = 300, 200, 400
+    engine.document_bytes, engine.piece_bytes, engine.batch_bytes = 300, 200, 600
     return engine
 
 

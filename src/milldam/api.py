@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.memory import usage
+from milldam.memory import release, usage
 from milldam.store import Store, open_store
 
 open = open_store
@@ -30,6 +30,7 @@ def tokenize(
     for name in options:
         if name not in TokenizeConfig.OPTIONS:
             raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, TokenizeConfig.OPTIONS)}')
+    release()
     given = {"tokenizer": str(tokenizer), "format": "store", "held_bytes": usage().anonymous}
     config = make_config(inputs, out, options | given)
     tokenize_to_store(config)

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from milldam.errors import ResourceError
+from milldam.errors import ConfigError, ResourceError
 
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK = 1 << 20
@@ -149,6 +149,8 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 f"The disk is full: {path} could not be written.\n"
                 "Everything finished so far is safe. Free some space and run the same command again."
             ) from None
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
+            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place with -o.") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ResourceError(
                 f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o."

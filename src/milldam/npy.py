@@ -23,6 +23,7 @@ from milldam.progress import Observer, Summary
 from milldam.rejects import NAME as REJECTS
 from milldam.run import RUN_FOLDER
 from milldam.store import open_store
+from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
 from milldam.tokenizing import tokenize_to_store
 
@@ -35,6 +36,7 @@ def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) ->
     if npy.suffix != ".npy":
         raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
     work = work_folder(npy)
+    _clear_comparison(work)
     compared = npy.exists() and not config.overwrite and not work.exists()
     if compared:
         _restore_identity(sidecar, npy, work)
@@ -51,6 +53,14 @@ def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) ->
         write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
     return dataclasses.replace(summary, out=npy)
+
+
+def _clear_comparison(work: Path) -> None:
+    """What a run left that was killed while it only compared: a manifest without its shards."""
+    if (work / MANIFEST).exists():
+        shards = Manifest.read(work).shards
+        if any(not (work / f"{shard.name}.bin").exists() for shard in shards):
+            shutil.rmtree(work)
 
 
 def work_folder(npy: Path) -> Path:

@@ -253,7 +253,7 @@ class _Rejects:
         if self._file is None:
             self._file = NewFile(self._path)
         self.counts[reject.reason] += 1
-        self._file.write((json.dumps(reject.as_json(), ensure_ascii=False) + "\n").encode())
+        self._file.write((json.dumps(reject.as_json()) + "\n").encode())
 
     def commit(self) -> None:
         if self._file is not None:

@@ -39,7 +39,8 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
     need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
     alone = max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
     if budget.limit_bytes < alone:
-        smallest = -(-alone // 10**6)
+        # A process does not weigh the same twice: a little more, so that the size named is not refused in turn.
+        smallest = alone * 103 // 100 // 10**6 + 1
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer: "
             f"it takes at least --memory {smallest}MB."

@@ -29,7 +29,8 @@ def prefetched(items: Iterator[Item], ahead: int) -> Iterator[Item]:
             yield item
     finally:
         stopped.set()
-        thread.join()
+        # It may be waiting for input that never comes: then it ends with the process.
+        thread.join(timeout=1)
 
 
 def _work(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Event) -> None:

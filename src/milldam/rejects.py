@@ -14,7 +14,7 @@ from typing import Any
 from milldam.files import NewFile
 from milldam.run import Run
 from milldam.sources.compression import read_blocks
-from milldam.sources.opening import open_bytes
+from milldam.sources.opening import is_address, open_bytes
 
 NAME = "rejects.jsonl"
 _BLOCK = 1 << 20
@@ -30,10 +30,11 @@ def gather_rejects(run: Run) -> None:
     lines = _LineCounter()
     with NewFile(path) as new:
         for reject in _read(parts):
+            reject["file"] = _current_path(run, reject["file"])
             origin = reject.pop("origin", 0)
             if origin and "line" in reject:
                 reject["line"] += lines.before(reject["file"], origin)
-            new.write((json.dumps(reject, ensure_ascii=False) + "\n").encode())
+            new.write((json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
         new.commit()
 
 
@@ -42,6 +43,14 @@ def _read(parts: list[Path]) -> Iterator[dict[str, Any]]:
         with part.open(encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)
+
+
+def _current_path(run: Run, file: str) -> str:
+    """Where a file lies now: input may move between two runs of a job."""
+    if is_address(file) or Path(file).exists():
+        return file
+    paths = (listed["path"] for listed in run.inputs())
+    return next((path for path in paths if Path(path).name == Path(file).name), file)
 
 
 class _LineCounter:

@@ -116,7 +116,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 # A little patience: `milldam status` takes the lock for a moment to see whether it is free.
-                self._lock.acquire(timeout=1, poll_interval=0.01)
+                self._lock.acquire(timeout=0.2, poll_interval=0.01)
             except Timeout:
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
@@ -180,15 +180,18 @@ class Run:
         fingerprint = hash_bytes(b"")
         with explain_os_errors(self.folder), (self.folder / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
             for file in files:
-                listing.write(json.dumps(asdict(file), ensure_ascii=False) + "\n")
+                # ASCII, with escapes: a file's name need not be UTF-8.
+                listing.write(json.dumps(asdict(file)) + "\n")
                 # The name, not the path: data that moves to another folder is still the same data.
                 known = f"{PurePath(file.path).name} {file.size} {file.version}"
-                fingerprint = hash_bytes(f"{fingerprint} {known}".encode())
+                fingerprint = hash_bytes(f"{fingerprint} {known}".encode("utf-8", "surrogateescape"))
                 count, size = count + 1, size + file.size
         return {"files": count, "bytes": size, "fingerprint": fingerprint}
 
-    def read_inputs(self) -> Iterator[dict[str, Any]]:
-        with (self.folder / "inputs.new.jsonl").open(encoding="utf-8") as listing:
+    def inputs(self, *, listed_now: bool = False) -> Iterator[dict[str, Any]]:
+        """The input files: those of the plan, or those just listed."""
+        name = "inputs.new.jsonl" if listed_now else "inputs.jsonl"
+        with (self.folder / name).open(encoding="utf-8") as listing:
             for line in listing:
                 yield json.loads(line)
 
@@ -197,7 +200,7 @@ class Run:
         count = 0
         with explain_os_errors(self.folder), (self.folder / "units.new.jsonl").open("w", encoding="utf-8") as lines:
             for unit in units:
-                lines.write(json.dumps(unit.as_json(), ensure_ascii=False) + "\n")
+                lines.write(json.dumps(unit.as_json()) + "\n")
                 count += 1
             lines.flush()
             os.fsync(lines.fileno())
@@ -216,8 +219,7 @@ class Run:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
         (self.out / MANIFEST).unlink(missing_ok=True)
         self.progress = _Progress()
-        remove_temporaries(self.out)
-        remove_temporaries(self.folder)
+        self.tidy()
         for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
             path.unlink(missing_ok=True)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
@@ -241,8 +243,7 @@ class Run:
 
     def resume(self) -> int:
         """Read the records; drop those whose files are gone. How many units there are."""
-        remove_temporaries(self.out)
-        remove_temporaries(self.folder)
+        self.tidy()
         (self.folder / "status.json").unlink(missing_ok=True)
         self._mend_records()
         for record in self.records():
@@ -287,7 +288,7 @@ class Run:
 
     def add(self, record: PartRecord) -> None:
         """Record a part whose shard is durable: from here on it is never made again."""
-        line = json.dumps(asdict(record), ensure_ascii=False) + "\n"
+        line = json.dumps(asdict(record)) + "\n"
         with explain_os_errors(self.folder), (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
@@ -300,6 +301,11 @@ class Run:
             for index, line in enumerate(lines):
                 if index not in self.progress.complete:
                     yield parse(json.loads(line)), self.progress.partial.get(index, (0, 0))
+
+    def tidy(self) -> None:
+        """Remove what processes that were killed left half written."""
+        remove_temporaries(self.out)
+        remove_temporaries(self.folder)
 
     def done_so_far(self, index: int) -> tuple[int, int]:
         """(parts, batches) recorded of a unit by now."""

@@ -133,7 +133,7 @@ class _Job:
         )
 
     def _input_files(self) -> Iterator[InputFile]:
-        return (InputFile(**file) for file in self._run.read_inputs())
+        return (InputFile(**file) for file in self._run.inputs(listed_now=True))
 
     def _where_to_begin(self, identity: Identity) -> str:
         """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
@@ -318,6 +318,7 @@ class _Job:
         for record in run.records():
             dropped.update(record.dropped)
         gather_rejects(run)
+        run.tidy()
         self._require_unchanged(prepared.identity)
         shards = shards_in_order(run)
         if not shards:
@@ -386,9 +387,17 @@ def _worker_status(event: Event) -> dict[str, Any]:
 @contextlib.contextmanager
 def _thread_limit(plan: WorkPlan) -> Iterator[None]:
     """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
+    before = dict(os.environ)
     if plan.workers == 1 and plan.threads < cores():
         os.environ.setdefault("RAYON_NUM_THREADS", str(plan.threads))
-    yield
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if plan.threads > 1 else "false"
+    try:
+        yield
+    finally:
+        for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _engine_version(engine: str) -> str:

@@ -96,12 +96,17 @@ def _list_folder(folder: Path, input_format: str | None, above: tuple[str, ...] 
     if real in above:
         return  # a link that leads back up
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or (entry.is_dir() and _is_ours(entry.path)):
             continue
         if entry.is_dir():
             yield from _list_folder(Path(entry.path), input_format, (*above, real))
         elif entry.is_file() and (input_format is not None or _kind(entry.name) is not None):
             yield _local_file(entry.path, input_format)
+
+
+def _is_ours(folder: str) -> bool:
+    """A store or a run, finished or not: what we made is no input, wherever it lies."""
+    return any((Path(folder) / name).exists() for name in ("milldam.json", "run/lock"))
 
 
 def _local_file(path: str, input_format: str | None) -> InputFile:

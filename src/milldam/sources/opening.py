@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
 from typing import IO, Any
 
 from milldam.errors import ConfigError
 
 STDIN = "-"
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES, _LONGEST_HEAD = 1 << 16, 8 << 20
 
 
 def is_address(given: str) -> bool:
@@ -49,14 +50,28 @@ class _StandardInput(io.RawIOBase):
     """Standard input with its head kept for a look; it stays open, since it can't be opened again."""
 
     def __init__(self) -> None:
-        self.head = sys.stdin.buffer.read(_HEAD_BYTES)
+        self._descriptor = sys.stdin.fileno()
+        self.head = self._read(_HEAD_BYTES)
+        # A first line that is longer belongs to the head too.
+        while b"\n" not in self.head and len(self.head) < _LONGEST_HEAD and (more := self._read(_HEAD_BYTES)):
+            self.head += more
         self._rest = io.BytesIO(self.head)
+
+    def _read(self, size: int) -> bytes:
+        """So many bytes, fewer at the end. Not by sys.stdin, whose lock a waiting thread would keep at exit."""
+        parts: list[bytes] = []
+        while size > 0 and (part := os.read(self._descriptor, size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        return self._rest.read(size) or sys.stdin.buffer.read(size)
+        if size < 0:
+            return self._rest.read() + b"".join(iter(lambda: self._read(_HEAD_BYTES), b""))
+        return self._rest.read(size) or self._read(size)
 
     def close(self) -> None:
         pass

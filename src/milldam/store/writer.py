@@ -6,6 +6,7 @@ the index is streamed. Nothing appears under its final name before `commit`.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,5 +94,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lengths.close()
+        # On a full disk even closing may fail; that must not hide what went wrong before.
+        with contextlib.suppress(OSError):
+            self._lengths.close()
         self._bin.__exit__(kind, error, trace)

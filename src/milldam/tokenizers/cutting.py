@@ -6,6 +6,7 @@ The text is cut about every `piece_bytes`, and each cut is checked before it is 
    the tokenizer itself: a window around the cut must encode to the same ids whole and in two.
 2. Inside a run without such a place (a megabyte of letters): where ids(run) = ids(left) + ids(right). For BPE
    that is exact for whatever follows: a sequence of tokens is the encoding of its text when each adjacent pair is.
+   For Unigram, which weighs the whole word, the left part must also stay the same wherever the text might end.
    Tokenizers that mark word starts encode the right part with their bare form, which adds no mark: up to the next
    space where each word gets its mark from a pre-tokenizer, or all through where only the whole text gets one.
 3. Inside a run that is one unknown token whatever its length: the second half adds nothing and is dropped.
@@ -32,6 +33,7 @@ MAX_RUN = 1 << 20
 _RUN_TAIL = 2048
 _TRIES = 64
 _TRIES_AT_ONCE = 16
+_ENDINGS = 24
 
 # Text is UTF-8. From the surest place to the least: before a single space between words, at a line's end, where
 # letters, digits and signs meet, before a Chinese or Japanese full stop or comma. Each begins at a character.
@@ -92,9 +94,17 @@ class Cutter:
     """Encodes one document at a time: `feed` its parts in order, the last with `final`."""
 
     def __init__(
-        self, main: Encoding, bare: Encoding | None, *, bare_spans_words: bool, piece_bytes: int, buffer_bytes: int
+        self,
+        main: Encoding,
+        bare: Encoding | None,
+        *,
+        bare_spans_words: bool = False,
+        weighs_words: bool = False,
+        piece_bytes: int,
+        buffer_bytes: int,
     ) -> None:
-        self._main, self._bare, self._bare_spans_words = main, bare, bare_spans_words
+        self._main, self._bare = main, bare
+        self._bare_spans_words, self._weighs_words = bare_spans_words, weighs_words
         self._piece_bytes, self._buffer_bytes = piece_bytes, buffer_bytes
         self.inexact_cuts = 0
         self.forget()
@@ -141,18 +151,21 @@ class Cutter:
 
     def _word_end(self, text: bytes, start: int, stop: int) -> _Cut | None:
         """Where the word that a bare piece continues is over: a space from which the main tokenizer goes on."""
-        for space in _SPACE.finditer(text, start + 1, stop):
+        for space in itertools.islice(_SPACE.finditer(text, start + 1, stop), _TRIES):
             if self._joint(text, space.start()) == _Cut(space.start()):
                 return _Cut(space.start())
-        return None
+        plain = text.find(b" ", start + 1, stop)
+        if plain < 0:
+            return None
+        self.inexact_cuts += 1
+        return _Cut(plain)
 
     def _find_cut(self, text: bytes, begin: _Cut) -> tuple[_Cut | None, bytes]:
         """The next cut, None when more text is needed; and the text: shorter when a part of it adds nothing."""
         target = begin.at + self._piece_bytes
         if self._ends_with_word(begin):
-            found = self._word_end(text, begin.at, target)
-        else:
-            found = self._between_words(text, target) or self._before_run(text, begin.at, target)
+            return self._inside_run(text, begin)
+        found = self._between_words(text, target) or self._before_run(text, begin.at, target)
         return (found, text) if found is not None else self._inside_run(text, begin)
 
     # ---- 1. between words ----
@@ -191,6 +204,8 @@ class Cutter:
             if begin.at + size + 2 * _RUN_TAIL > len(text):
                 return None, text
             run = text[begin.at : character_start(text, begin.at + size + _RUN_TAIL)]
+            if self._ends_with_word(begin) and (word_end := self._word_end(text, begin.at, begin.at + len(run))):
+                return word_end, text
             whole = self._left(begin).texts([run])[0]
             if self._adds_nothing(run, whole, begin):
                 half = character_start(text, begin.at + len(run) // 2)
@@ -218,6 +233,8 @@ class Cutter:
                     yield place
 
     def _split_run(self, run: bytes, whole: Ids, place: int, begin: _Cut) -> _Cut | None:
+        if self._weighs_words and not self._is_stable(run, place):
+            return None
         left = self._left(begin).texts([run[:place]])[0]
         for encoding, bare in ((self._main, False), (self._bare, True)):
             if encoding is None or (bare and not self._bare_spans_words and _SPACE.search(run, place)):
@@ -226,6 +243,14 @@ class Cutter:
             if _is_sum(whole, left, right):
                 return _Cut(place, bare, int(right[0]))
         return None
+
+    def _is_stable(self, run: bytes, place: int) -> bool:
+        """Whether what lies left of a place has the same ids wherever the text behind it ends."""
+        inside = self._bare or self._main
+        left, right = _halves(run, place, _WINDOW)
+        ends = sorted({character_start(right, max(0, len(right) - cut)) for cut in range(_ENDINGS)})
+        known, *continued = inside.texts([left, *(left + right[:end] for end in ends)])
+        return all(np.array_equal(known, ids[: len(known)]) for ids in continued)
 
     # ---- 3. one unknown token ----
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
 from milldam.tokenizers.cutting import Cutter, character_start
-from milldam.tokenizers.engines import Engine, Ids, Offsets
+from milldam.tokenizers.engines import Engine, Ids, Offsets, json_model_type
 from milldam.tokenizers.special import SpecialTokens
 
 EMPTY = "empty"
@@ -33,6 +33,8 @@ class BareForm:
     make: Callable[[], Engine]
     spans_words: bool
     """The mark belongs to the whole text, not to each word: a bare piece may run on over spaces."""
+    weighs_words: bool
+    """Unigram: how a word is divided depends on all of it."""
 
 
 class Encoder:
@@ -91,9 +93,14 @@ class Encoder:
 
     def _make_cutter(self) -> Cutter:
         bare = _Encoding(self._bare.make) if self._bare is not None else None
-        spans_words = self._bare is not None and self._bare.spans_words
-        sizes = {"piece_bytes": self.engine.piece_bytes, "buffer_bytes": 4 * self.engine.batch_bytes}
-        return Cutter(_Encoding(lambda: self.engine), bare, bare_spans_words=spans_words, **sizes)
+        return Cutter(
+            _Encoding(lambda: self.engine),
+            bare,
+            bare_spans_words=self._bare is not None and self._bare.spans_words,
+            weighs_words=self._bare is not None and self._bare.weighs_words,
+            piece_bytes=self.engine.piece_bytes,
+            buffer_bytes=4 * self.engine.batch_bytes,
+        )
 
     def _encode_giant(self, text: pa.Buffer) -> Iterator[Tokens]:
         """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
@@ -183,7 +190,8 @@ def bare_form(tokenizer_json: str, make: Callable[[str], Engine]) -> BareForm | 
     marks_text, marks_words = '"Prepend"' in tokenizer_json, '"Metaspace"' in tokenizer_json
     if not marks_text and not marks_words:
         return None
-    return BareForm(lambda: make(bare_json(tokenizer_json)), spans_words=marks_text)
+    by_merges = json_model_type(tokenizer_json) == "BPE"
+    return BareForm(lambda: make(bare_json(tokenizer_json)), spans_words=marks_text, weighs_words=not by_merges)
 
 
 def bare_json(tokenizer_json: str) -> str:

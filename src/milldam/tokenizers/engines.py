@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -56,7 +55,7 @@ def make_engine(name: str, tokenizer_json: str, *, plain_specials: bool, threads
     """Build an engine; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
     if name == GIGATOKEN:
         return GigatokenEngine(tokenizer_json, plain_specials=plain_specials, threads=threads)
-    return HuggingFaceEngine(tokenizer_json, plain_specials=plain_specials, threads=threads)
+    return HuggingFaceEngine(tokenizer_json, plain_specials=plain_specials)
 
 
 class GigatokenEngine:
@@ -106,15 +105,14 @@ def _as_awkward(texts: pa.LargeStringArray) -> Any:
 
 
 class HuggingFaceEngine:
-    """HF tokenizers: every kind of tokenizer, about two megabytes a second and core."""
+    """HF tokenizers: every kind of tokenizer, two megabytes a second and core; the environment sets its threads."""
 
     # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
     batch_bytes = 256 << 10
     document_bytes = 128 << 10
     piece_bytes = 32 << 10
 
-    def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    def __init__(self, tokenizer_json: str, *, plain_specials: bool) -> None:
         self._json, self._plain_specials = tokenizer_json, plain_specials
         self.name = f"huggingface tokenizers {version('tokenizers')}"
         self._load()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.batch import OnReject, Reject, TextRules, decode_text, stop_or_reject
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
 
 BATCH_BYTES = 2 << 20
 
@@ -138,6 +138,13 @@ def bounded(array: pa.Array) -> Iterator[pa.Array]:
     half = len(array) // 2
     yield from bounded(array[:half])
     yield from bounded(array[half:])
+
+
+def batches_of(texts: pa.LargeStringArray, bytes_read: int) -> Iterator[Batch]:
+    """The texts of a block in bounded batches; an empty one when there are none, so that rejects do not pile up."""
+    parts = list(bounded(texts)) or [texts]
+    for part in parts:
+        yield Batch(part, bytes_read=bytes_read // len(parts))
 
 
 def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:

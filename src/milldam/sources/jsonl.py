@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from milldam.sources.arrays import bounded
+from milldam.sources.arrays import batches_of
 from milldam.sources.batch import (
     Batch,
     MalformedError,
@@ -66,11 +66,7 @@ class _Reader:
         texts = self._parse_block(block.data)
         if texts is None:
             texts = self._parse_lines(block)
-        parts = list(bounded(texts))
-        for part in parts:
-            yield Batch(part, bytes_read=len(block.data) // len(parts))
-        if not parts:
-            yield Batch(texts, bytes_read=len(block.data))
+        yield from batches_of(texts, len(block.data))
 
     def _parse_block(self, data: bytes) -> pa.LargeStringArray | None:
         """All texts of a flawless block; None when any line needs a closer look."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.sources.arrays import (
-    bounded,
+    batches_of,
     checked_text,
     decode_array,
     split_at,
@@ -58,7 +58,7 @@ def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Itera
                     yield from giant.read(block, boundary)
                     continue
                 texts = _split(block, slice, rules, on_reject)
-                yield from (Batch(part, bytes_read=part.nbytes) for part in bounded(without_blank(texts)))
+                yield from batches_of(without_blank(texts), len(block.data))
         except TruncatedError as error:
             yield from giant.cancel()
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)

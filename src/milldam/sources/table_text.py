@@ -30,6 +30,7 @@ from milldam.sources.units import Slice, whole
 _LARGEST_FIELD = 64 << 20
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
+_ROW_BYTES = 100
 
 csv.field_size_limit(_LARGEST_FIELD)
 
@@ -197,20 +198,22 @@ class _Reader:
         rows = _rows(lines, _DELIMITERS[self._slice.format])
         if self._slice.start == 0:
             next(rows, None)
+        size = 0
         for line, row in rows:
-            if len(row) != self._width:
+            if len(row) == self._width:
+                self._gathered.add(row[self._column], line)
+            else:
                 self._reject_row(line, row)
-                continue
-            self._gathered.add(row[self._column], line)
-            if self._gathered.size >= BATCH_BYTES // 2:
+            # A row counts for something even without text: neither texts nor rejects may pile up.
+            size += sum(map(len, row)) + _ROW_BYTES
+            if size >= BATCH_BYTES // 2:
                 yield from self.flush()
+                size = 0
         yield from self.flush()
 
     def flush(self) -> Iterator[Batch]:
         """What has been gathered, as a batch."""
         gathered, self._gathered = self._gathered, _Gathered([], [])
-        if not gathered.texts:
-            return
         try:
             texts = pa.array(gathered.texts, pa.large_string())
         except UnicodeEncodeError:

@@ -46,9 +46,11 @@ def small_engine(tokenizer_json: str, name: str = HUGGINGFACE) -> Engine:
     return engine
 
 
-def make_encoder(engine: Engine, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL) -> Encoder:
-    """An encoder as a worker makes it."""
-    return Encoder(engine, special, "uint32", bare=bare_form(tokenizer_json, small_engine))
+def make_encoder(
+    engine: Engine, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL, *, bare: str = HUGGINGFACE
+) -> Encoder:
+    """An encoder as a worker makes it; the bare form runs on the engine named."""
+    return Encoder(engine, special, "uint32", bare=bare_form(tokenizer_json, lambda text: small_engine(text, bare)))
 
 
 @cache

@@ -21,7 +21,7 @@ import pyarrow as pa
 from milldam.executors import PART, PROGRESS, Report
 from milldam.files import NewFile
 from milldam.memory import usage
-from milldam.planning import WORK_BYTES
+from milldam.planning import CALL_BYTES
 from milldam.prefetch import prefetched
 from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import byte_count, character_count
@@ -78,7 +78,7 @@ class UnitTokenizer:
         self._json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         engine = self._make(task.engine, self._json)
         # The engine's cache may fill what the share leaves besides the batches on their way.
-        self._engine = FrugalEngine(engine, max(task.share_bytes - WORK_BYTES, usage().anonymous + SMALLEST_CACHE))
+        self._engine = FrugalEngine(engine, max(task.share_bytes - CALL_BYTES, usage().anonymous + SMALLEST_CACHE))
 
     def _make(self, engine: str, tokenizer_json: str) -> Engine:
         plain = self._task.plain_specials

@@ -11,6 +11,8 @@ from milldam.memory import Budget, format_size
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
 WORKER_BYTES = 48 * 10**6
 WORK_BYTES = 60 * 10**6
+CALL_BYTES = 40 * 10**6
+"""Of these, what one call of the engine may add: the rest of a worker's share is for the engine's cache."""
 TOKENIZER_FACTOR = 16
 
 

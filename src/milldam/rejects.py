@@ -15,6 +15,7 @@ from milldam.files import NewFile
 from milldam.run import Run
 from milldam.sources.compression import read_blocks
 from milldam.sources.opening import is_address, open_bytes
+from milldam.sources.records import count_line_ends
 
 NAME = "rejects.jsonl"
 _BLOCK = 1 << 20
@@ -66,7 +67,7 @@ class _LineCounter:
             source.seek(self._position)
             for block in read_blocks(source, None, _BLOCK):
                 block = block[: position - self._position]
-                self._count += block.count(b"\n")
+                self._count += count_line_ends(block)
                 self._position += len(block)
                 if self._position >= position:
                     break

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -35,6 +36,7 @@ from milldam.sources.records import WHOLE, Block, record_blocks
 from milldam.sources.units import Slice
 
 _MISSING = object()
+_LINE_END, _BRACE = 10, 123
 
 
 def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
@@ -63,13 +65,14 @@ class _Reader:
         self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
 
     def read_block(self, block: Block) -> Iterator[Batch]:
-        texts = self._parse_block(block.data)
+        texts = self._parse_block(block)
         if texts is None:
             texts = self._parse_lines(block)
         yield from batches_of(texts, len(block.data))
 
-    def _parse_block(self, data: bytes) -> pa.LargeStringArray | None:
+    def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
         """All texts of a flawless block; None when any line needs a closer look."""
+        data = block.data
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
@@ -81,9 +84,8 @@ class _Reader:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
         # One object a line, and nothing else: neither blank lines nor an object over several.
-        lines = data.count(b"\n") + (not data.endswith(b"\n"))
-        objects = data.count(b"\n{") + data.startswith(b"{")
-        return texts if texts.null_count == 0 and len(texts) == lines == objects else None
+        lines = block.line_ends + (not data.endswith(b"\n"))
+        return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data) else None
 
     def _parse_lines(self, block: Block) -> pa.LargeStringArray:
         texts = []
@@ -107,6 +109,12 @@ class _Reader:
     def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
         reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)
         stop_or_reject(reject, self._rules, self._on_reject)
+
+
+def _count_objects(data: bytes) -> int:
+    """Lines that begin with a brace."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    return int(np.count_nonzero((array[:-1] == _LINE_END) & (array[1:] == _BRACE))) + data.startswith(b"{")
 
 
 def _nested_type(path: list[str]) -> pa.DataType:

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+import numpy as np
+
 from milldam.sources.compression import read_blocks
 
 BLOCK_BYTES = 1 << 20
 GIANT_BYTES = 8 << 20
 
 WHOLE, PART, LAST = "whole", "part", "last"
+_LINE_END = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,15 @@ class Block:
     """Line of its first byte, counted from the first record of the slice, from 1."""
     origin: int
     """Where the first record of the slice begins in the file."""
+    line_ends: int
+    """How many line ends it holds."""
     kind: str = WHOLE
     """"whole" records; or a "part", and at the end the "last" part, of one giant record."""
+
+
+def count_line_ends(data: bytes) -> int:
+    """As data.count(b"\\n"), many times as fast."""
+    return int(np.count_nonzero(np.frombuffer(data, dtype=np.uint8) == _LINE_END))
 
 
 class Boundary:
@@ -170,7 +180,7 @@ class _Splitter:
 
     def _take(self, size: int, kind: str = WHOLE) -> Block:
         data, self._held = self._held[:size], self._held[size:]
-        block = Block(data, self._line, self._origin, kind)
+        block = Block(data, self._line, self._origin, count_line_ends(data), kind)
         self._position += size
-        self._line += data.count(b"\n")
+        self._line += block.line_ends
         return block

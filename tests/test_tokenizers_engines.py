@@ -91,8 +91,6 @@ def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
     assert (0 in ids) is not plain
 
 
-# BUG (tokenizers/engines.py, HuggingFaceEngine): encode_special_tokens keeps the splitter from finding a special token,
-# but a Unigram model finds "</s>" among its own pieces, with the best score there is. A text can end a document.
 def test_the_text_of_a_special_token_is_text_to_unigram_too(unigram_json: str) -> None:
     """No text of the input can make a special token."""
     engine = make_engine(HUGGINGFACE, unigram_json, plain_specials=True, threads=1)
@@ -150,7 +148,6 @@ def test_the_kind_of_model_is_read_from_the_file(
     assert json_model_type(json.dumps(json.loads(text), indent=2)) == kind
 
 
-# BUG (tokenizers/engines.py, json_model_type): looks behind the last `"model"`, which may be a word of the vocabulary.
 def test_the_kind_of_model_is_found_when_model_is_a_word() -> None:
     """In BERT's vocabulary it is."""
     model = tokenizers.models.WordPiece(
@@ -249,7 +246,6 @@ def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wron
         choose(GIGATOKEN, request.getfixturevalue(kind))
 
 
-# BUG (tokenizers/proof.py, choose_engine): only the making of the engine is guarded, not its first use.
 def test_an_engine_that_fails_while_encoding_falls_back(demo_json: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal may come late."""
 
@@ -261,8 +257,6 @@ def test_an_engine_that_fails_while_encoding_falls_back(demo_json: str, monkeypa
     assert choose("auto", demo_json).engine == HUGGINGFACE
 
 
-# BUG (tokenizers/proof.py, expected_ids): no hard string holds the tokenizer's own added tokens, where gigatoken
-# differs for some (single_word, ids that HF tokenizers numbers anew): found only when the first documents hold one.
 @pytest.mark.parametrize(
     "added",
     [{"single_word": True}, {"id": 5000}, {"single_word": True, "special": True}],

@@ -126,7 +126,6 @@ def test_ids_are_read_from_the_models_config(tmp_path: Path) -> None:
     assert read_named_tokens(write(tmp_path, config={"eos_token_id": [1, 2]})) == NamedTokens()
 
 
-# BUG (tokenizers/special.py, read_named_tokens): True is an int to Python, so it is token 1.
 def test_only_numbers_are_ids(tmp_path: Path) -> None:
     """Not truth values, nor words, nor what is below zero."""
     assert read_named_tokens(write(tmp_path, config={"eos_token_id": True, "bos_token_id": "1"})) == NamedTokens()
@@ -139,7 +138,6 @@ def test_what_is_broken_or_says_nothing_is_passed_over(tmp_path: Path, file: str
     assert read_named_tokens(write(tmp_path, **{file: content})) == NamedTokens()
 
 
-# BUG (tokenizers/special.py, choose_special_tokens): id_to_token(-1) raises OverflowError.
 @pytest.mark.parametrize("number", [-1, 1 << 40])
 def test_an_id_that_no_token_can_have_is_passed_over(tmp_path: Path, number: int) -> None:
     """Some configs say -1 for none."""

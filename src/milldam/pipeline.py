@@ -75,9 +75,11 @@ class UnitTokenizer:
 
     def __init__(self, task: TokenizeTask) -> None:
         self._task = task
-        self._json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        engine = self._make(task.engine, self._json)
+        tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
+        engine = self._make(task.engine, tokenizer_json)
         # The engine's cache may fill what the share leaves besides the batches on their way.
+        # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
+        self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
         self._engine = FrugalEngine(engine, max(task.share_bytes - CALL_BYTES, usage().anonymous + SMALLEST_CACHE))
 
     def _make(self, engine: str, tokenizer_json: str) -> Engine:
@@ -85,10 +87,7 @@ class UnitTokenizer:
         return make_engine(engine, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 
     def _make_encoder(self) -> Encoder:
-        task = self._task
-        # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        bare = bare_form(self._json, partial(self._make, HUGGINGFACE))
-        return Encoder(self._engine, task.special, task.dtype, bare=bare)
+        return Encoder(self._engine, self._task.special, self._task.dtype, bare=self._bare)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         with _UnitWork(self._task, assignment, self._make_encoder(), report) as work:

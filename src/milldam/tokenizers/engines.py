@@ -66,8 +66,6 @@ class GigatokenEngine:
     piece_bytes = 64 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
-        if json_model_type(tokenizer_json) not in ("BPE", None):
-            raise ValueError("gigatoken encodes BPE only")
         self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json
         self._parallel = threads > 1
         self.name = f"gigatoken {version('gigatoken')}"
@@ -113,6 +111,8 @@ class HuggingFaceEngine:
     piece_bytes = 32 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool) -> None:
+        if plain_specials and json_model_type(tokenizer_json) == "Unigram":
+            tokenizer_json = without_special_pieces(tokenizer_json)
         self._json, self._plain_specials = tokenizer_json, plain_specials
         self.name = f"huggingface tokenizers {version('tokenizers')}"
         self._load()
@@ -178,16 +178,25 @@ def encode_each(engine: Engine, texts: Sequence[str] | Sequence[bytes]) -> list[
 
 
 def json_model_type(tokenizer_json: str) -> str | None:
-    """The model's type as a tokenizer.json states it; old files leave it out."""
-    head = tokenizer_json.rfind('"model"')
-    for kind in ("WordPiece", "WordLevel", "Unigram", "BPE"):
-        if f'"type":"{kind}"' in tokenizer_json[head : head + 200].replace(" ", "").replace("\n", ""):
-            return kind
-    return None
+    """The model's type as a tokenizer.json states it; old files leave it out, but only Unigram has a list of pieces."""
+    model = json.loads(tokenizer_json)["model"]
+    return "Unigram" if isinstance(model.get("vocab"), list) else model.get("type")
 
 
 def without_special_tokens(tokenizer_json: str) -> str:
     """The same tokenizer, for which the text of a special token is text like any other."""
     tokenizer = json.loads(tokenizer_json)
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
+    return json.dumps(tokenizer, ensure_ascii=False)
+
+
+def without_special_pieces(tokenizer_json: str) -> str:
+    """The same Unigram tokenizer, whose special pieces have names that no text holds."""
+    tokenizer = json.loads(tokenizer_json)
+    special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = [
+        [f"\ufdd0{n}" if n in special else piece, score] for n, (piece, score) in enumerate(vocab)
+    ]
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
     return json.dumps(tokenizer, ensure_ascii=False)

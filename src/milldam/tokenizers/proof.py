@@ -17,6 +17,8 @@ from milldam.errors import ConfigError
 from milldam.memory import release
 from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_engine
 
+_ADDED = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -37,8 +39,14 @@ class Choice:
 def expected_ids(tokenizer: Any, samples: Sequence[str], *, plain_specials: bool) -> Expected:
     """What HF tokenizers makes of the hard strings and of samples of the input."""
     tokenizer.encode_special_tokens = plain_specials
-    texts = [*HARD_STRINGS, *samples]
+    texts = [*HARD_STRINGS, *_around_added(tokenizer), *samples]
     return Expected(texts, encode_by_huggingface(tokenizer, texts))
+
+
+def _around_added(tokenizer: Any) -> list[str]:
+    """The tokenizer's own added tokens, in words, between words and doubled."""
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    return [f"a {token} b{token}{token}c\n{token}\n " for token in added[:_ADDED]]
 
 
 def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool) -> Choice:
@@ -47,9 +55,9 @@ def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain
         return Choice(HUGGINGFACE, "as asked")
     try:
         fast = make_engine(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, threads=1)
+        difference = _first_difference(expected, encode_each(fast, expected.texts))
     except Exception as error:  # it refuses with several exception types, none of them its own
         return _refused(wanted, str(error).splitlines()[0] if str(error) else type(error).__name__)
-    difference = _first_difference(expected, encode_each(fast, expected.texts))
     del fast
     release()
     if wanted == GIGATOKEN:

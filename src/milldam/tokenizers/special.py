@@ -45,8 +45,13 @@ def read_named_tokens(folder: Path) -> NamedTokens:
                 named[role] = token
     config = _read_object(folder / "config.json")
     ids = {role: config.get(f"{role}_token_id") for role in ("bos", "eos")}
-    number = {role: value if isinstance(value, int) else None for role, value in ids.items()}
+    number = {role: value if _is_id(value) else None for role, value in ids.items()}
     return NamedTokens(named.get("bos"), named.get("eos"), number["bos"], number["eos"])
+
+
+def _is_id(value: Any) -> bool:
+    """Some configs say -1, or a list of several."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
 def _read_object(path: Path) -> dict[str, Any]:

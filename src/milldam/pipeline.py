@@ -21,7 +21,7 @@ import pyarrow as pa
 from milldam.executors import PART, PROGRESS, Report
 from milldam.files import NewFile
 from milldam.memory import usage
-from milldam.planning import CALL_BYTES
+from milldam.planning import cache_limit
 from milldam.prefetch import prefetched
 from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import byte_count, character_count
@@ -34,7 +34,6 @@ from milldam.tokenizers.engines import HUGGINGFACE, Engine, FrugalEngine, make_e
 from milldam.tokenizers.special import SpecialTokens
 
 REPORT_SECONDS = 0.25
-SMALLEST_CACHE = 16 << 20
 READ_AHEAD = 4
 
 _Read = tuple[Batch | None, list[Reject]]
@@ -77,10 +76,9 @@ class UnitTokenizer:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         engine = self._make(task.engine, tokenizer_json)
-        # The engine's cache may fill what the share leaves besides the batches on their way.
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
-        self._engine = FrugalEngine(engine, max(task.share_bytes - CALL_BYTES, usage().anonymous + SMALLEST_CACHE))
+        self._engine = FrugalEngine(engine, cache_limit(task.share_bytes, usage().anonymous))
 
     def _make(self, engine: str, tokenizer_json: str) -> Engine:
         plain = self._task.plain_specials

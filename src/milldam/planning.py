@@ -11,8 +11,8 @@ from milldam.memory import Budget, format_size
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
 WORKER_BYTES = 48 * 10**6
 WORK_BYTES = 60 * 10**6
-CALL_BYTES = 40 * 10**6
-"""Of these, what one call of the engine may add: the rest of a worker's share is for the engine's cache."""
+BATCHES_BYTES = 20 * 10**6
+SMALLEST_CACHE = 16 * 10**6
 TOKENIZER_FACTOR = 16
 
 
@@ -49,6 +49,16 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
         )
     several = (budget.limit_bytes - parent_bytes) // need
     return max(1, min(wanted, several))
+
+
+def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
+    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its engine's cache.
+
+    The cache is a table that doubles when it is full, old and new side by side for a moment: so it may fill half of
+    what the share leaves besides the batches on their way.
+    """
+    room = share_bytes - loaded_bytes - BATCHES_BYTES
+    return loaded_bytes + max(SMALLEST_CACHE, room // 2)
 
 
 def cores() -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from milldam.sources.compression import read_blocks
 
 BLOCK_BYTES = 1 << 20
-GIANT_BYTES = 8 << 20
+GIANT_BYTES = 2 << 20
 
 WHOLE, PART, LAST = "whole", "part", "last"
 _LINE_END = 10

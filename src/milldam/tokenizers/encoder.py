@@ -99,7 +99,7 @@ class Encoder:
             bare_spans_words=self._bare is not None and self._bare.spans_words,
             weighs_words=self._bare is not None and self._bare.weighs_words,
             piece_bytes=self.engine.piece_bytes,
-            buffer_bytes=4 * self.engine.batch_bytes,
+            buffer_bytes=2 * self.engine.batch_bytes,
         )
 
     def _encode_giant(self, text: pa.Buffer) -> Iterator[Tokens]:

@@ -63,7 +63,7 @@ class GigatokenEngine:
 
     batch_bytes = 1 << 20
     document_bytes = 1 << 20
-    piece_bytes = 64 << 10
+    piece_bytes = 128 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
         self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json

@@ -19,11 +19,9 @@ from milldam.cli.inspect import inspect
 from milldam.cli.stats import stats
 from milldam.cli.status import status
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import tokenize
+from milldam.cli.tokenize import EXIT_INTERRUPTED, tokenize
 from milldam.cli.verify import verify
 from milldam.errors import MilldamError
-
-EXIT_INTERRUPTED = 130
 
 
 class _Group(click.Group):

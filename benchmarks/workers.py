@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from milldam import tokenizing
-from milldam.config import make_config
+from milldam import workforce
 from milldam.executors import DONE, Event, Executor, Task
 from milldam.executors.local import LocalExecutor
 from milldam.executors.serial import SerialExecutor
+from milldam.job import run_job
+from milldam.tokenize_options import tokenize_config
 
 
 class ThreadExecutor:
@@ -59,11 +60,10 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
 
 def measure(name: str, corpus: str, tokenizer: str) -> None:
     with tempfile.TemporaryDirectory(prefix="milldam-workers-") as folder:
-        options = {"tokenizer": tokenizer, "memory": "2GB", "workers": 2}
-        config = make_config(corpus, Path(folder) / "out", options)
+        config = tokenize_config(corpus, Path(folder) / "out", tokenizer, {"memory": "2GB", "workers": 2})
         started = time.monotonic()
-        with mock.patch.object(tokenizing, "LocalExecutor", lambda *_: EXECUTORS[name]()):
-            summary = tokenizing.tokenize_to_store(config)
+        with mock.patch.object(workforce, "LocalExecutor", lambda *_: EXECUTORS[name]()):
+            summary = run_job(config, report=False)
         seconds = time.monotonic() - started
     rate, peak = summary.text_bytes / seconds / 1e6, summary.memory["peak"] / 1e6
     print(f"{name:<10} {seconds:6.1f} s  {rate:6.0f} MB/s  {peak:5.0f} MB", flush=True)

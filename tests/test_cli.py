@@ -29,6 +29,7 @@ from jobs import (
     write_corpus,
     write_lines,
 )
+from milldam.cli import main
 from milldam.cli.status import read_status
 from milldam.run import Identity, Run
 from milldam.sources.units import Slice, Unit
@@ -66,7 +67,18 @@ def test_help_answers_in_a_fraction_of_a_second() -> None:
     assert best < 0.3
 
 
-@pytest.mark.parametrize("command", ["tokenize", "status", "verify", "stats", "inspect", "demo", "completion"])
+COMMANDS = (
+    "completion", "dedup-index", "demo", "inspect", "migrate", "plan", "preprocess", "report", "schema", "stats",
+    "status", "tokenize", "train-tokenizer", "verify",
+)  # fmt: skip
+
+
+def test_these_are_the_commands() -> None:
+    """No command comes or goes unnoticed."""
+    assert sorted(main.commands) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     """Each command is in the overview and has a help of its own; -h is --help."""
     assert f"\n  {command} " in invoke("--help").stdout
@@ -75,9 +87,16 @@ def test_every_command_explains_itself(command: str) -> None:
     assert shown.stdout == invoke(command, "--help").stdout
 
 
-def test_help_of_a_command_has_an_example() -> None:
-    """The help of the main command shows how it is used."""
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"demo"}))
+def test_help_of_a_command_has_an_example(command: str) -> None:
+    """The help of a command shows how it is used, in a line that can be copied."""
+    assert re.search(rf"^  milldam {command}\b", invoke(command, "-h").stdout, flags=re.MULTILINE)
+
+
+def test_help_of_the_main_commands_shows_the_whole_job() -> None:
+    """From raw data to a store in one line."""
     assert "milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/" in invoke("tokenize", "-h").stdout
+    assert "milldam preprocess config.yaml --set dedup=near --memory 2GB" in invoke("preprocess", "-h").stdout
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -105,6 +124,16 @@ def test_version_is_that_of_the_package() -> None:
         (["status", "missing"], 2),
         (["status", "."], 3),
         (["completion", "tcsh"], 2),
+        (["preprocess"], 2),
+        (["preprocess", "missing.yaml"], 2),
+        (["preprocess", "missing.yaml", "--workers", "many"], 2),
+        (["plan", "missing.yaml"], 2),
+        (["train-tokenizer", "missing.yaml"], 2),
+        (["migrate", "missing.yaml"], 2),
+        (["schema", "more"], 2),
+        (["report", "missing"], 3),
+        (["report", "."], 3),
+        (["dedup-index", "missing"], 2),
     ],
 )
 def test_exit_codes_say_whose_fault_it_was(
@@ -117,6 +146,27 @@ def test_exit_codes_say_whose_fault_it_was(
     assert result.stdout == ""
     assert 1 <= len(result.stderr.splitlines()) <= 6
     assert "Traceback" not in result.stderr and "bug in milldam" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--workers", 0], "workers must be at least 1"),
+        (["--memory", "lots"], "lots"),
+        (["--memory", ""], "memory"),
+        (["--set", "sed=1"], "sed"),
+        (["--set", "seed"], "seed"),
+    ],
+)
+def test_a_wrong_option_of_preprocess_is_refused(
+    tmp_path: Path, lines: Path, options: list[object], named: str
+) -> None:
+    """An option is checked as its key in the file is, never left out because of what it says."""
+    (tmp_path / "c.yaml").write_text(f"datasets: {lines}\ntokenizer: {TOKENIZER}\nout: {tmp_path / 's'}\n")
+    refused = invoke("preprocess", tmp_path / "c.yaml", *options)
+    assert refused.exit_code == 2, refused.output
+    assert named in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "s").exists()
 
 
 def test_an_error_is_a_few_lines_and_a_traceback_with_debug(tmp_path: Path) -> None:
@@ -199,7 +249,11 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert (made["documents"], made["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
     assert made["out"] == str(tmp_path / "s")
     assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
-    assert set(made["stages"]) == {"read", "encode", "write"}
+    assert set(made["stages"]) == {"read", "filter", "encode", "write"}
+    assert set(made["wall"]) >= {"prepare", "tokenize"}
+    assert [(stage["documents_in"], stage["documents_out"]) for stage in made["flow"]] == [(4, 4)] * 6
+    assert made["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
+    assert (made["read"], made["dropped"], made["report"]) == (4, {}, None)
     again = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
     assert (again["up_to_date"], again["tokens"]) == (True, opened.tokens)
 
@@ -209,8 +263,9 @@ def test_dropped_documents_are_in_the_summary(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text('{"text": "good"}\nbroken\n{"text": ""}\n')
     shown = invoke(*job(path, tmp_path / "s")).stdout
-    assert "Dropped: bad_json 1, empty 1" in shown
+    assert "\nDropped: 2 of 3\n  read: bad_json 1\n  clean: empty 1\n" in shown
     assert f"Rejected records are in {tmp_path / 's' / 'rejects.jsonl'}" in shown
+    assert "Dropped" not in invoke(*job(write_lines(path, TEXTS), tmp_path / "t")).stdout
 
 
 def test_a_terminal_gets_a_live_display(tmp_path: Path, lines: Path) -> None:
@@ -392,12 +447,16 @@ def test_completion_knows_commands_and_options(words: str, word: str) -> None:
 
 
 def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
-    """The demo makes, checks and shows a store, and draws batches from it; kept where asked."""
+    """The demo makes, checks and shows a store, draws batches from it, and names its report; kept where asked."""
     shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
-    for step in ("milldam tokenize ", "milldam verify ", "milldam stats ", "milldam inspect ", "batch 2: x (4, 64)"):
-        assert step in shown
-    assert "91 documents" in shown and "whole." in shown
-    assert len(milldam.open(tmp_path / "demo")) == 91
+    steps = ("preprocess", "verify", "stats", "inspect", "report")
+    assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
+    assert "batch 2: x (4, 64)" in shown and "whole." in shown
+    assert "104 documents" in shown and "Dropped: 1 of 105\n  filter: too_few_characters 1\n" in shown
+    assert len(milldam.open(tmp_path / "demo")) == 104
+    assert shown.rstrip().endswith(str(tmp_path / "demo" / "run" / "report.html"))
+    assert (tmp_path / "demo" / "run" / "report.html").stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
 def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:

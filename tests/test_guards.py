@@ -91,27 +91,57 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
     return found
 
 
-ABOVE = {"run", "pipeline", "tokenizing", "npy", "rejects", "config", "api", "cli"}
+GROUND = {
+    "errors": set(), "files": {"errors"}, "memory": {"errors"}, "user_functions": {"errors"}, "verdicts": set()
+}  # fmt: skip
+"""What everybody may use, and what it may use itself."""
+STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}
+ABOVE = {
+    # What runs in a worker, for one unit.
+    "aside", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting",
+    # The settings.
+    "config", "config_file", "tokenize_options",
+    # The job and its steps.
+    "arranging", "counting", "estimating", "finishing", "job", "npy", "planning", "preparing", "progress", "rejects",
+    "resolving", "run", "tokenizer_training", "workforce",
+    # What tells of it, and who asks for it.
+    "report", "api", "cli",
+}  # fmt: skip
 
 
 def test_the_guard_reads_imports() -> None:
     """The rules below would hold of nothing: there are modules, and their imports are found."""
-    assert len(MODULES) > 30
+    assert len(MODULES) > 80
     assert "milldam.errors" in imports_of("milldam.files", deferred=False)
     assert "milldam.store" in imports_of("milldam.cli.stats", deferred=True)
     assert "milldam.store" not in imports_of("milldam.cli.stats", deferred=False)
 
 
-def test_the_ground_floor_knows_nothing_of_text() -> None:
-    """Store, memory, errors and files import no source, tokenizer, executor, run or command."""
-    forbidden = {"sources", "tokenizers", "executors", *ABOVE}
-    assert offences({"store", "memory", "errors", "files"}, forbidden=forbidden) == []
+def test_every_room_has_its_floor() -> None:
+    """A new room must be given its place among the others, so that the rules below hold for it."""
+    known = {*GROUND, *STAGES, *ABOVE, "store", "executors", ""}
+    assert {room(name) for name in MODULES} == known
 
 
-def test_sources_and_tokenizers_do_not_know_each_other() -> None:
-    """Stages are neighbours on the flow, not in the code."""
-    assert offences({"sources"}, forbidden={"tokenizers", "store", "executors", *ABOVE}) == []
-    assert offences({"tokenizers"}, forbidden={"sources", "executors", *ABOVE}) == []
+@pytest.mark.parametrize("name", sorted(GROUND))
+def test_the_ground_floor_knows_nothing_of_text(name: str) -> None:
+    """Errors, files, memory, verdicts and user functions import next to nothing of ours."""
+    assert offences({name}, allowed=GROUND[name]) == []
+
+
+def test_the_store_knows_nothing_of_how_it_is_made() -> None:
+    """Whoever reads or writes a store needs neither text nor a run."""
+    assert offences({"store"}, allowed={"errors", "files", "memory"}) == []
+
+
+@pytest.mark.parametrize("name", sorted(STAGES))
+def test_stages_do_not_know_each_other_nor_what_is_above(name: str) -> None:
+    """Stages are neighbours on the flow, not in the code: what they share is on the ground floor.
+
+    Rows are made from a store; tokenizers know of it what they hand over.
+    """
+    store = {"store"} if name in ("packing", "tokenizers") else set()
+    assert offences({name}, allowed={*GROUND, *store}) == []
 
 
 def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
@@ -119,14 +149,49 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
     used = {one for name in MODULES if room(name) == "tokenizers" for one in imports_of(name, deferred=True)}
     assert {one for one in used if room(one) == "store"} <= {"milldam.store.format", "milldam.store.writer"}
     for name in (name for name in MODULES if room(name) == "tokenizers"):
-        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module == "milldam.store.writer":
-                assert [alias.name for alias in node.names] == ["Tokens"], name
+        assert names_imported(name, "milldam.store.writer") <= {"Tokens"}, name
 
 
 def test_executors_get_callables_and_know_nothing_else() -> None:
     """An executor could run anything."""
     assert offences({"executors"}, allowed={"errors", "executors"}) == []
+
+
+def test_what_runs_in_a_worker_knows_no_job() -> None:
+    """A unit is worked on by what it is given: no configuration, no plan of a job, no report."""
+    job = {"config", "config_file", "estimating", "finishing", "job", "preparing", "workforce", "report", "api", "cli"}
+    workers = {"aside", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting"}
+    assert offences(workers, forbidden=job) == []
+
+
+def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
+    """A configuration is made of the rules of each room, and of nothing that does the work."""
+    rules = {"milldam.dedup.rules", "milldam.filters.rules", "milldam.packing.rules", "milldam.text"}
+    used = imports_of("milldam.config", deferred=True)
+    assert used <= {"milldam.errors", "milldam.memory", *rules}
+    assert names_imported("milldam.config", "milldam.text") == {"CleanRules"}
+    assert offences({"tokenize_options"}, allowed={"config", "errors"}) == []
+
+
+def names_imported(name: str, origin: str) -> set[str]:
+    """What a module imports from another."""
+    nodes = ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    found = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == origin)
+    return {alias.name for node in found for alias in node.names}
+
+
+def test_the_configuration_file_knows_the_settings_alone() -> None:
+    """From YAML to a configuration, without looking at any data; asked for by the command line and the library."""
+    assert offences({"config_file"}, allowed={"config", "errors"}) == []
+    others = {room(name) for name in MODULES} - {"config_file", "cli", "api"}
+    assert offences(others, forbidden={"config_file"}) == []
+
+
+def test_the_report_reads_what_a_run_left() -> None:
+    """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
+    assert offences({"report"}, allowed={"errors", "files", "memory", "store"}) == []
+    others = {room(name) for name in MODULES} - {"report", "cli", "job", "finishing"}
+    assert offences(others, forbidden={"report"}) == []
 
 
 def test_nothing_but_the_command_line_imports_the_command_line() -> None:
@@ -178,7 +243,8 @@ def test_names_in_all_exist(name: str) -> None:
 
 
 HEAVY = {
-    "torch", "datasets", "ray", "transformers", "pyarrow", "tokenizers", "gigatoken", "awkward", "duckdb", "numpy"
+    "torch", "datasets", "ray", "transformers", "pyarrow", "tokenizers", "gigatoken", "awkward", "duckdb", "numpy",
+    "pydantic", "pydantic_core", "yaml", "huggingface_hub", "py3langid", "pandas", "sentencepiece",
 }  # fmt: skip
 
 
@@ -196,11 +262,26 @@ def test_import_milldam_loads_nothing_heavy() -> None:
     assert loaded_after("import milldam") & HEAVY == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["tokenize", "--help"], ["--version"], ["completion", "bash"]])
+LIGHT = {"psutil", "filelock", "fsspec", "rich", "xxhash"}
+"""What takes a while too, though less: no help needs it."""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     """Asking for help does not load what the work needs."""
     code = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
-    assert loaded_after(code, *arguments) & HEAVY == set()
+    assert loaded_after(code, *arguments) & (HEAVY | LIGHT) == set()
+
+
+def test_help_of_no_command_loads_anything_heavy() -> None:
+    """Nor does the help of any command."""
+    code = "from milldam.cli import main; [main([name, '--help'], standalone_mode=False) for name in main.commands]"
+    assert loaded_after(code) & (HEAVY | LIGHT) == set()
+
+
+def test_the_rules_of_the_rooms_load_nothing_heavy() -> None:
+    """What may be set is known without what does it."""
+    assert loaded_after("import milldam.dedup.rules, milldam.filters.rules, milldam.packing.rules") & HEAVY == set()
 
 
 def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:
@@ -281,11 +362,12 @@ def blocks_of_readme() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A folder as the README has it: a corpus and a tokenizer."""
+    """A folder as the README has it: a corpus, a tokenizer and a configuration."""
     shutil.copy(DEMO / "corpus.jsonl", tmp_path)
     shutil.copy(DEMO / "notes.txt", tmp_path / "corpus.txt")
     (tmp_path / "tokenizer").mkdir()
     shutil.copy(TOKENIZER, tmp_path / "tokenizer")
+    (tmp_path / "config.yaml").write_text("datasets: corpus.jsonl\ntokenizer: tokenizer/\nout: ready.milldam\n")
     return tmp_path
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -233,29 +235,64 @@ def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path)
     plain.assert_finished(out)
 
 
+def fill(disk: Path) -> Path:
+    """Take all the space that is left, as somebody else's file does."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    return ballast
+
+
 @pytest.mark.parametrize("kind", ["plain", "stream"])
 def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """A full disk is exit code 4 with what to do; with more room the same command ends with the same bytes."""
+    """A disk that fills up is exit code 4 with what to do; with more room the same command ends with the same bytes."""
     job: Job = request.getfixturevalue(kind)
     disk = tmp_path / "disk"
-    with small_disk(disk, "1500k"):
-        for _ in range(2):
-            full = run_milldam(*job.command(disk / "s"), code=4)
-            assert "The disk is full" in full.stderr and "run the same command again" in full.stderr
-            assert "Traceback" not in full.stderr
+    with small_disk(disk, "16m"):
+        with started(*job.command(disk / "s")) as process:
+            assert wait_until(lambda: recorded(disk / "s") >= 1, process)
+            ballast = fill(disk)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 4, stderr
+        assert_full(stderr)
+        assert_full(run_milldam(*job.command(disk / "s"), code=4).stderr)
         assert recorded(disk / "s") >= 1
         assert "ended before it was done" in run_milldam("status", disk / "s").stdout
-        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        ballast.unlink()
         run_milldam(*job.command(disk / "s"))
         job.assert_finished(disk / "s")
 
 
-@pytest.mark.parametrize("size", ["4k", "200k", pytest.param("64k", marks=pytest.mark.slow)])
-def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, size: str) -> None:
-    """Wherever the space ends, at the plan or at the first shard, the message is that the disk is full."""
+def assert_full(stderr: str) -> None:
+    assert "The disk is full" in stderr and "run the same command again" in stderr
+    assert "Traceback" not in stderr and "bug in milldam" not in stderr
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, room: bool) -> None:
+    """Where there is no room even for the plan, or for nothing at all, the message is that the disk is full."""
     disk = tmp_path / "disk"
-    with small_disk(disk, size):
+    with small_disk(disk, "4k"):
+        if not room:
+            fill(disk)
         full = run_milldam(*plain.command(disk / "s"), code=4)
         assert "The disk is full" in full.stderr and "Traceback" not in full.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("plain", "1200k"), ("stream", "1200k"), pytest.param("plain", "200k", marks=pytest.mark.slow)]
+)
+def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(
+    kind: str, size: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What is needed and what is free are said at once, not after hours; nothing is left behind."""
+    job: Job = request.getfixturevalue(kind)
+    disk = tmp_path / "disk"
+    with small_disk(disk, size):
+        refused = run_milldam(*job.command(disk / "s"), code=4).stderr
+        assert re.search(rf"Not enough disk for {disk / 's'}: about .* MB are needed .*, .* [KM]B are free\.", refused)
+        assert "Traceback" not in refused and len(refused.splitlines()) == 2
+        assert list(disk.iterdir()) == []

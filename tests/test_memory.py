@@ -191,6 +191,22 @@ def test_monitor_goes_on_with_an_existing_timeline(tmp_path: Path) -> None:
     assert len(lines) >= 5
 
 
+def test_monitor_can_forget_what_was_measured_before_it(tmp_path: Path) -> None:
+    """A run that replaces another keeps its own rows, from its beginning, under one header."""
+    timeline = tmp_path / "memory.csv"
+    with Monitor(timeline, stage="old"):
+        pass
+    with Monitor(timeline, stage="prepare") as monitor:
+        monitor.restart()
+        monitor.enter_stage("tokenize")
+    lines = timeline.read_text().splitlines()
+    assert [number for number, line in enumerate(lines) if line.startswith("time,")] == [0]
+    stages = [row["stage"] for row in csv.DictReader(lines)]
+    assert list(dict.fromkeys(stages)) == ["prepare", "tokenize"]
+    assert stages.count("prepare") >= 2
+    assert list(monitor.summary()["stages"]) == ["prepare", "tokenize"]
+
+
 def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
     if not Path("/dev/full").exists():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from milldam.run import FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run, re
 from milldam.sources.units import Slice, Unit
 from milldam.store.manifest import Manifest
 
-SETTINGS = {"tokenizer": "abc", "eos": "auto", "limit": None}
+SETTINGS = {"tokenizer": "abc", "eos": "auto", "limit": None, "datasets": [{"weight": 1.0}], "clean": None}
 INPUT = {"files": 1, "bytes": 10, "fingerprint": "f"}
 
 
@@ -36,23 +38,36 @@ def units(count: int) -> list[Unit]:
     return [Unit(k, (Slice("corpus.jsonl", "jsonl", None, k, k + 1, 1),)) for k in range(count)]
 
 
+def listed(*files: File) -> list[tuple[int, File]]:
+    """Files of the only data set."""
+    return [(0, file) for file in files]
+
+
 def start(out: Path, count: int = 3, files: tuple[File, ...] = (File("corpus.jsonl"),)) -> Identity:
     """A folder with a plan in it."""
     with Run(out) as run:
-        identity = Identity(SETTINGS, run.write_inputs(files))
+        identity = Identity(SETTINGS, run.write_inputs(listed(*files)))
         assert run.stage(units(count)) == count
         run.start(identity, {"tokenizer.json": b"{}"})
     return identity
 
 
-def record(out: Path, unit: int, part: int = 0, *, last: bool = True, batches: int = 1) -> PartRecord:
-    """A finished part whose shard lies in the folder."""
-    name = f"train-{unit:05d}" + (f"-{part:03d}" if part else "")
+def shard(out: Path, unit: int, part: int = 0, split: str = "train") -> dict[str, Any]:
+    """What is recorded of a shard that lies in the folder."""
+    name = f"{split}-{unit:05d}" + (f"-{part:03d}" if part else "")
     for suffix in ("bin", "idx"):
         (out / f"{name}.{suffix}").write_bytes(b"12345678")
     files = {suffix: {"bytes": 8, "xxh3": ""} for suffix in ("bin", "idx")}
     counts = {"documents": 2, "tokens": 4, "text_bytes": 9, "characters": 9}
-    return PartRecord(unit, part, {"name": name, "split": "train", **counts, **files}, {"empty": 1}, batches, last)
+    return {"name": name, "split": split, **counts, **files}
+
+
+def record(
+    out: Path, unit: int, part: int = 0, *, last: bool = True, batches: int = 1, splits: tuple[str, ...] = ("train",)
+) -> PartRecord:
+    """A finished part whose shards lie in the folder."""
+    shards = [shard(out, unit, part, split) for split in splits]
+    return PartRecord(unit, part, shards, {"clean": {"empty": 1}}, batches, last, read=3)
 
 
 def add(out: Path, *records: PartRecord) -> None:
@@ -107,8 +122,17 @@ def test_shards_are_in_plan_order_whatever_the_order_of_work(tmp_path: Path) -> 
     """The manifest lists units and their parts in order, though they were finished in another."""
     start(tmp_path)
     add(tmp_path, record(tmp_path, 2), record(tmp_path, 0, 0, last=False), record(tmp_path, 1), record(tmp_path, 0, 1))
-    names = [shard.name for shard in shards_in_order(resumed(tmp_path))]
+    names = [shard.name for shard in shards_in_order(resumed(tmp_path).records())]
     assert names == ["train-00000", "train-00000-001", "train-00001", "train-00002"]
+
+
+def test_shards_are_listed_split_after_split_with_training_first(tmp_path: Path) -> None:
+    """A split's documents lie together: train, then the others by name, each in plan order."""
+    splits = ("val", "test", "train")
+    records = [record(tmp_path, unit, splits=splits) for unit in (1, 0)]
+    assert [shard.name for shard in shards_in_order(records)] == [
+        f"{split}-{unit:05d}" for split in ("train", "test", "val") for unit in (0, 1)
+    ]
 
 
 def test_an_incomplete_run_can_not_be_finished(tmp_path: Path) -> None:
@@ -164,20 +188,31 @@ def test_a_record_without_its_whole_shard_is_dropped(tmp_path: Path, suffix: str
     assert [one.unit for one in run.records()] == [1]
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_record_that_misses_one_of_its_shards_is_dropped(tmp_path: Path, split: str) -> None:
+    """A part is done when the shards of all its splits are there."""
+    start(tmp_path, 2)
+    add(tmp_path, *(record(tmp_path, unit, splits=("train", "val")) for unit in range(2)))
+    (tmp_path / f"{split}-00001.bin").unlink()
+    run = resumed(tmp_path)
+    assert pending(run) == [(1, (0, 0))]
+    assert run.progress.documents == 4
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_missing_part_takes_the_later_parts_of_its_unit_with_it(tmp_path: Path, gone: int) -> None:
     """A unit goes on from its last unbroken part: what follows a hole is made again, so that nothing is lost."""
     start(tmp_path, 2)
     parts = [record(tmp_path, 0, part, last=part == 2, batches=part + 1) for part in range(3)]
     add(tmp_path, *parts, record(tmp_path, 1))
-    (tmp_path / f"{parts[gone].shard['name']}.bin").unlink()  # type: ignore[index]
+    (tmp_path / f"{parts[gone].shards[0]['name']}.bin").unlink()
     assert pending(resumed(tmp_path)) == [(0, (gone, gone))]
 
 
 def test_an_empty_unit_is_complete_without_a_shard(tmp_path: Path) -> None:
     """A unit that gave no document is not done again."""
     start(tmp_path, 2)
-    add(tmp_path, PartRecord(0, 0, None, {"not_utf8": 3}, 1, True))
+    add(tmp_path, PartRecord(0, 0, [], {"read": {"not_utf8": 3}}, 1, True))
     assert [index for index, _ in pending(resumed(tmp_path))] == [1]
 
 
@@ -193,12 +228,90 @@ def test_leftovers_are_cleared_when_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_new_start_clears_the_earlier_run_and_its_shards(tmp_path: Path) -> None:
     """A run that replaces another leaves none of its files, and none of anybody else's is touched."""
     start(tmp_path)
-    add(tmp_path, record(tmp_path, 0))
-    (tmp_path / "milldam.json").write_text("{}")
-    (tmp_path / "README.txt").write_text("mine")
+    fresh = sorted(path.name for path in (tmp_path / "run").iterdir())
+    add(tmp_path, record(tmp_path, 0, splits=("train", "val")))
+    ours = ("milldam.json", "staged-00000.facts", "rejects.jsonl", "dropped.jsonl.zst", "packed/train-00000.bin")
+    ours += ("run/counts.jsonl", "run/arranged.jsonl", "run/summary.json", "run/report.html", "run/dedup/hashes-0")
+    for name in (*ours, "README.txt", "results/model.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
     start(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["README.txt", "tokenizer.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.txt", "results", "run", "tokenizer.json"]
+    assert (tmp_path / "results" / "model.bin").read_text() == "{}"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == fresh
     assert pending(resumed(tmp_path)) == [(0, (0, 0)), (1, (0, 0)), (2, (0, 0))]
+
+
+def test_the_plan_keeps_when_the_run_began(tmp_path: Path) -> None:
+    """A run that goes on has the start of the one it goes on with, for the report."""
+    before = time.time()
+    identity = start(tmp_path)
+    begun = time.time()
+    add(tmp_path, record(tmp_path, 0))
+    plan = resumed(tmp_path).plan()
+    assert (plan["settings"], plan["input"]) == (identity.settings, identity.input)
+    assert before <= plan["started"] <= begun
+
+
+def test_all_units_are_those_of_the_plan_done_or_not(tmp_path: Path) -> None:
+    """Every stage goes over the same units, in plan order; a plan that has not begun is told from the one that has."""
+    start(tmp_path, 3)
+    add(tmp_path, record(tmp_path, 1))
+    with Run(tmp_path) as run:
+        run.resume()
+        assert list(run.all_units(Unit.from_json)) == units(3)
+        repeated = [dataclasses.replace(unit, dataset=1, copy=unit.index, original=0) for unit in units(2)[1:]]
+        assert run.stage(repeated) == 1
+        assert list(run.all_units(Unit.from_json, staged=True)) == repeated
+        assert list(run.all_units(Unit.from_json)) == units(3)
+
+
+# ---- lines of other stages ----
+
+
+def lines(out: Path, name: str = "counts.jsonl") -> list[dict[str, Any]]:
+    with Run(out) as run:
+        return list(run.appended(name))
+
+
+def append(out: Path, *values: dict[str, Any]) -> None:
+    with Run(out) as run:
+        for value in values:
+            run.append("counts.jsonl", value)
+
+
+def test_appended_lines_come_back_in_order(tmp_path: Path) -> None:
+    """What a stage wrote down is there for the next command; a file that nobody wrote to is empty."""
+    start(tmp_path)
+    append(tmp_path, {"unit": 2, "documents": 7})
+    append(tmp_path, {"unit": 0, "documents": 5}, {"unit": 1, "documents": 0})
+    assert [(line["unit"], line["documents"]) for line in lines(tmp_path)] == [(2, 7), (0, 5), (1, 0)]
+    assert lines(tmp_path, "arranged.jsonl") == []
+
+
+@pytest.mark.parametrize("missing", [1, 2, 20, 36])
+def test_a_torn_appended_line_costs_itself_alone(tmp_path: Path, missing: int) -> None:
+    """Wherever the power failed, no half of a line is taken for one, and what is appended afterwards is not lost."""
+    start(tmp_path)
+    first, second, again = ({"unit": unit, "documents": 10**9} for unit in (0, 1, 2))
+    append(tmp_path, first, second)
+    path = tmp_path / "run" / "counts.jsonl"
+    os.truncate(path, path.stat().st_size - missing)
+    survived = lines(tmp_path)
+    # With its line end alone missing, a line is whole to whoever reads it.
+    assert survived == [first] or (survived == [first, second] and missing == 1)
+    append(tmp_path, again)
+    assert lines(tmp_path) == [*survived, again]
+
+
+def test_an_appended_line_of_zeros_is_left_out(tmp_path: Path) -> None:
+    """So some file systems leave a line after a crash."""
+    start(tmp_path)
+    append(tmp_path, {"unit": 0})
+    with (tmp_path / "run" / "counts.jsonl").open("ab") as file:
+        file.write(bytes(30) + b"\n")
+    append(tmp_path, {"unit": 1})
+    assert lines(tmp_path) == [{"unit": 0}, {"unit": 1}]
 
 
 # ---- one at a time, and nobody else's folder ----
@@ -220,7 +333,7 @@ def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
 def test_a_refused_second_run_leaves_the_first_one_alone(tmp_path: Path) -> None:
     """A run that was kept out removes nothing of the run at work, though that has no plan yet."""
     with Run(tmp_path / "s") as first:
-        first.write_inputs([File("corpus.jsonl")])
+        first.write_inputs(listed(File("corpus.jsonl")))
         with pytest.raises(ConfigError), Run(tmp_path / "s"):
             pass
         assert list(first.inputs(listed_now=True))
@@ -293,10 +406,58 @@ def test_each_changed_setting_is_named_with_both_values(name: str, value: Any) -
 
 def test_all_differences_are_named_at_once() -> None:
     """Nobody has to find them one by one."""
-    after = Identity({"tokenizer": "x", "eos": "y", "limit": 1}, INPUT | {"files": 2, "bytes": 10**6})
+    after = Identity(SETTINGS | {"tokenizer": "x", "eos": "y", "limit": 1}, INPUT | {"files": 2, "bytes": 10**6})
     found = Identity(SETTINGS, INPUT).differences(after)
     assert [line.split(":")[0] for line in found] == ["tokenizer", "eos", "limit", "input"]
     assert re.fullmatch(r"input: 2 files, .* \(made from 1 files, .*\)", found[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"datasets": [{"weight": 2.0}]}, ["datasets.0.weight: 2.0 (made with 1.0)"]),
+        ({"datasets": [{"weight": 1.0}, {"weight": 0.5}]}, ["datasets.1.weight: 0.5 (made with null)"]),
+        ({"datasets": []}, ["datasets.0.weight: null (made with 1.0)"]),
+        ({"clean": {"strip": True, "unicode": None}}, ["clean.strip: true (made with null)"]),
+        ({"clean": {"strip": {"a": [1, {"b": 2}]}}}, ["clean.strip.a.0: 1 (made", "clean.strip.a.1.b: 2 (made"]),
+    ],
+)
+def test_a_nested_setting_is_named_with_dots(change: dict[str, Any], named: list[str]) -> None:
+    """A difference deep in the settings is a line with the way to it, and what is around it is not."""
+    found = Identity(SETTINGS, INPUT).differences(Identity(SETTINGS | change, INPUT))
+    assert len(found) == len(named)
+    assert all(line.startswith(start) for line, start in zip(found, named, strict=True)), found
+
+
+def test_a_long_value_is_shortened() -> None:
+    """A line stays a line."""
+    (line,) = Identity(SETTINGS, INPUT).differences(Identity(SETTINGS | {"eos": "x" * 500}, INPUT))
+    assert line.startswith('eos: "xxx') and line.endswith('... (made with "auto")') and len(line) < 100
+
+
+def test_settings_are_compared_as_they_are_written_down(tmp_path: Path) -> None:
+    """A folder knows its settings from JSON, which has lists only: the same settings as a tuple are no others."""
+    settings = SETTINGS | {"filters": {"language": {"keep": ("en", "de")}}}
+    with Run(tmp_path) as run:
+        identity = Identity(settings, run.write_inputs(listed(A)))
+        run.stage(units(1))
+        run.start(identity, {})
+        run.require_same(identity)
+        assert run.identity().run_id == identity.run_id
+
+
+def test_the_run_id_names_what_the_result_depends_on() -> None:
+    """Equal settings and input, however they are ordered, have one id; any change gives another."""
+    identity = Identity(SETTINGS, INPUT)
+    assert identity.run_id == Identity(dict(reversed(SETTINGS.items())), dict(reversed(INPUT.items()))).run_id
+    assert identity.run_id == Identity(json.loads(json.dumps(SETTINGS)), INPUT).run_id
+    assert re.fullmatch(r"[0-9a-f]{16}", identity.run_id)
+    others = [
+        Identity(SETTINGS | {"limit": 1}, INPUT),
+        Identity(SETTINGS | {"datasets": [{"weight": 2.0}]}, INPUT),
+        Identity(SETTINGS, INPUT | {"fingerprint": "g"}),
+    ]
+    assert len({identity.run_id, *(other.run_id for other in others)}) == 4
 
 
 BEFORE = A, B, C = (File("a.jsonl"), File("b.jsonl"), File("c.jsonl"))
@@ -322,7 +483,7 @@ def test_changed_files_are_named(
     if finished:
         Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", identity.settings, identity.input, ()).write(tmp_path)
     with Run(tmp_path) as run:
-        now = dataclasses.replace(identity, input=run.write_inputs(after))
+        now = dataclasses.replace(identity, input=run.write_inputs(listed(*after)))
         with pytest.raises(MismatchError) as caught:
             run.require_same(now)
     message = str(caught.value)
@@ -335,10 +496,21 @@ def test_equal_identities_go_on(tmp_path: Path) -> None:
     """Nothing changed, nothing is refused."""
     start(tmp_path, files=BEFORE)
     with Run(tmp_path) as run:
-        run.require_same(Identity(SETTINGS, run.write_inputs(BEFORE)))
+        run.require_same(Identity(SETTINGS, run.write_inputs(listed(*BEFORE))))
 
 
 def test_the_order_of_files_is_part_of_the_identity(tmp_path: Path) -> None:
     """The same files in another order give other documents first, so they are another input."""
     with Run(tmp_path) as run:
-        assert run.write_inputs(BEFORE) != run.write_inputs(BEFORE[::-1])
+        assert run.write_inputs(listed(*BEFORE)) != run.write_inputs(listed(*BEFORE[::-1]))
+
+
+def test_the_data_set_of_a_file_is_part_of_the_identity(tmp_path: Path) -> None:
+    """The same files divided otherwise among data sets are another input; each is listed with its data set."""
+    with Run(tmp_path) as run:
+        together = run.write_inputs([(0, A), (0, B)])
+        apart = run.write_inputs([(0, A), (1, B)])
+        assert together["bytes"] == apart["bytes"] == 20
+        assert together["fingerprint"] != apart["fingerprint"]
+        inputs = [(file["path"], file.get("dataset", 0)) for file in run.inputs(listed_now=True)]
+        assert inputs == [("a.jsonl", 0), ("b.jsonl", 1)]

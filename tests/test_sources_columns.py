@@ -65,7 +65,7 @@ def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str
 )
 def test_several_candidates_are_an_error_that_names_them(tmp_path: Path, record: Any, names: str) -> None:
     """With the option that settles it."""
-    with pytest.raises(InputError, match=f"several fields hold text: {names}. Say which one: --text-column"):
+    with pytest.raises(InputError, match=f"several fields hold text: {names}. Say which one: set text_column"):
         column_of(tmp_path, record)
 
 
@@ -97,6 +97,13 @@ def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
     """They will be rejected later; the column is found all the same."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n{"text": "\xff"}\n[1]\n{"body": "a"}\n')
+    assert find(path) == "body"
+
+
+def test_a_column_is_found_where_every_record_has_bytes_that_are_no_utf8(tmp_path: Path) -> None:
+    """They may be dropped or replaced: its fields can be told all the same."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"body": "caf\xe9"}\n' * 3)
     assert find(path) == "body"
 
 

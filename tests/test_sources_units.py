@@ -90,6 +90,22 @@ def test_a_unit_survives_the_way_through_json() -> None:
     assert unit.size == 11
 
 
+@pytest.mark.parametrize("original", [0, 2])
+def test_a_unit_remembers_its_data_set_and_copy_through_json(original: int) -> None:
+    """The first copy of the first data set says nothing of it, so that its plan is as it always was."""
+    unit = Unit(3, (Slice("a", "jsonl", None),), dataset=2, copy=1, original=original)
+    assert Unit.from_json(json.loads(json.dumps(unit.as_json()))) == unit
+    assert set(Unit(0, ()).as_json()) == {"index", "slices"}
+
+
+def test_the_units_of_a_data_set_are_numbered_from_where_the_last_one_ended() -> None:
+    """And carry its number and copy, each of them."""
+    files = [a_file(10, str(n)) for n in range(5)]
+    units = list(plan_units(files, 16, lambda file, _: [whole(file)], first_index=7, dataset=2, copy=1))
+    assert [unit.index for unit in units] == [7, 8, 9]
+    assert {(unit.dataset, unit.copy) for unit in units} == {(2, 1)}
+
+
 @pytest.mark.parametrize(
     ("total", "expected"),
     [(0, SMALLEST_SHARD), (10**9, 10**9 // 16), (10**13, LARGEST_SHARD)],

@@ -187,6 +187,21 @@ def test_a_cancelled_document_leaves_no_trace(
         assert (tmp_path / f"mended.{suffix}").read_bytes() == (tmp_path / f"plain.{suffix}").read_bytes()
 
 
+@given(kept=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8), placed=st.booleans())
+def test_tokens_of_some_pieces_only(kept: list[tuple[int, bool]], placed: bool) -> None:
+    """A mask chooses pieces, empty ones too, with their tokens and their places."""
+    flat = [np.full(length, number) for number, (length, _) in enumerate(kept)]
+    lengths, mask = np.array([length for length, _ in kept], np.int64), np.array([one for _, one in kept], bool)
+    tokens = Tokens(
+        np.concatenate([*flat, np.empty(0, int)]), lengths, positions=np.arange(len(kept)) if placed else None
+    )
+    some = tokens.only(mask)
+    chosen = [number for number, (_, one) in enumerate(kept) if one]
+    assert some.lengths.tolist() == [kept[number][0] for number in chosen]
+    assert some.flat.tolist() == [token for number in chosen for token in flat[number].tolist()]
+    assert (some.positions.tolist() if some.positions is not None else None) == (chosen if placed else None)
+
+
 def test_recorded_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     """The record of a shard holds size and xxh3 of both files."""
     shard = write_shard(tmp_path, "train-00000", [[1, 2, 3], [4]])

@@ -253,10 +253,13 @@ def _job(inputs: Path, out: Path, *options: object) -> list[object]:
         (["--eos", "none"], "eos: "),
         (["--bos", EOS_TEXT], f'bos: "{EOS_TEXT}"'),
         (["--special-text", "plain"], 'special_text: "plain" (made with "special")'),
-        (["--text-column", "title"], 'text_column: "title" (made with "text")'),
+        (["--text-column", "title"], 'datasets.0.text_column: "title" (made with "text")'),
         (["--limit", 2], "limit: 2 (made with null)"),
         (["--shard-size", "1MB"], "shard_size: 1000000 (made with 16000000)"),
         (["--invalid-utf8", "replace"], 'invalid_utf8: "replace" (made with "reject")'),
+        (["--invalid-utf8", "drop"], 'invalid_utf8: "drop" (made with "reject")'),
+        (["--documents", "line"], 'datasets.0.documents: "line" (made with "file")'),
+        (["--separator", "x"], 'datasets.0.separator: "x" (made with null)'),
     ],
 )
 def test_other_settings_are_refused_by_name_until_overwritten(
@@ -575,8 +578,8 @@ def test_a_large_file_found_to_be_broken_at_its_end_leaves_no_trace(tmp_path: Pa
     assert (reject["file"], reject["reason"]) == (str(tmp_path / "with" / "1.txt"), "not_utf8")
 
 
-def test_invalid_utf8_is_rejected_replaced_or_stops(tmp_path: Path) -> None:
-    """Three policies for bytes that are no UTF-8, and no fourth, silent one."""
+def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> None:
+    """Four policies for bytes that are no UTF-8, and no fifth, silent one."""
     path = tmp_path / "c.txt"
     path.write_bytes(b"good\ncaf\xe9\nend\n")
     rejected = tokenize(path, tmp_path / "a", documents="line")
@@ -587,6 +590,8 @@ def test_invalid_utf8_is_rejected_replaced_or_stops(tmp_path: Path) -> None:
     replaced = tokenize(path, tmp_path / "b", documents="line", invalid_utf8="replace")
     assert documents(replaced) == expected_ids(["good", "caf\ufffd", "end"])
     assert not (tmp_path / "b" / "rejects.jsonl").exists()
+    dropped = tokenize(path, tmp_path / "d", documents="line", invalid_utf8="drop")
+    assert documents(dropped) == expected_ids(["good", "caf", "end"])
     stopped = invoke(*_job(path, tmp_path / "c", "--documents", "line", "--invalid-utf8", "strict"))
     assert stopped.exit_code == 3
     assert f"{path}:2: not_utf8" in stopped.stderr
@@ -599,9 +604,13 @@ def test_when_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
     for _ in range(2):
         failed = invoke(*_job(path, out))
         assert failed.exit_code == 3
-        assert "No documents left: 4 records read, all dropped (bad_json 2, " in failed.stderr
-        assert "empty 1" in failed.stderr and "no_text 1" in failed.stderr
-        assert str(out / "rejects.jsonl") in failed.stderr
+        lines = failed.stderr.rstrip().splitlines()[-4:]
+        assert lines[:3] == [
+            "milldam: No documents left: 4 records read, all dropped:",
+            "  read: bad_json 2, no_text 1",
+            "  clean: empty 1",
+        ]
+        assert lines[3] == f"The rejected records are in {out / 'rejects.jsonl'}."
     assert not (out / "milldam.json").exists()
     rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(path), line) for line in (2, 3, 4)]
@@ -972,7 +981,7 @@ def test_npy_killed_while_it_was_compared_is_still_up_to_date(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("milldam.npy.tokenize_to_store", killed)
+        patch.setattr("milldam.npy.run_job", killed)
         patch.setattr("milldam.npy.shutil.rmtree", lambda folder: None)
         npy(text, code=130)
     assert "is up to date" in npy(text)

@@ -65,12 +65,25 @@ def test_documents_keep_their_order_among_giants(
 
 
 def test_a_document_in_parts_between_batches_is_one_document(encoder: Encoder, demo_tokenizer: Path) -> None:
-    """It may end in a batch that holds more."""
-    parts = [list(encoder.encode(texts_of(part), open=True)) for part in ("some ", "words ", "in parts ")]
-    last = list(encoder.encode(texts_of("and the end", "another", GIANT)))
-    found = [token for tokens in [*parts[0], *parts[1], *parts[2], *last] for token in tokens.flat.tolist()]
-    documents = expected(demo_tokenizer, "some words in parts and the end", "another", GIANT)
-    assert found == [token for document in documents for token in document]
+    """Its parts come alone, the last one too; what comes before and after is not touched."""
+    before = list(encoder.encode(texts_of("first", "second")))
+    parts = [one for part in ("some ", "words ", "in parts ") for one in encoder.encode(texts_of(part), open=True)]
+    parts += encoder.encode(texts_of("and the end"))
+    after = list(encoder.encode(texts_of("another", GIANT)))
+    found = [token for tokens in [*before, *parts, *after] for token in tokens.flat.tolist()]
+    texts = ("first", "second", "some words in parts and the end", "another", GIANT)
+    assert found == [token for document in expected(demo_tokenizer, *texts) for token in document]
+    assert [tokens.open for tokens in parts] == [True] * (len(parts) - 1) + [False]
+
+
+def test_tokens_say_which_text_they_come_from(encoder: Encoder) -> None:
+    """Whatever gives no token or comes in pieces, each piece has the place of its text in the batch."""
+    texts = ("one", "", "two", GIANT, "", "three", GIANT, "four")
+    several = list(encoder.encode(texts_of(*texts)))
+    assert all(len(tokens.positions) == len(tokens.lengths) for tokens in several if tokens.positions is not None)
+    seen = [place for tokens in several if tokens.positions is not None for place in tokens.positions.tolist()]
+    assert list(dict.fromkeys(seen)) == [0, 2, 3, 5, 6, 7]
+    assert seen == sorted(seen) and seen.count(3) > 1
 
 
 def test_batches_are_taken_in_slices_too(encoder: Encoder, demo_tokenizer: Path) -> None:

@@ -13,12 +13,12 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from milldam.api import open, tokenize
+    from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
     from milldam.memory import Budget
     from milldam.store import Store
 
-__all__ = ["Budget", "MilldamError", "Store", "__version__", "open", "tokenize"]
+__all__ = ["Budget", "MilldamError", "Store", "__version__", "open", "preprocess", "tokenize"]
 
 __version__ = _version("milldam")
 
@@ -28,6 +28,7 @@ _HOMES = {
     "MilldamError": "milldam.errors",
     "Store": "milldam.store",
     "open": "milldam.api",
+    "preprocess": "milldam.api",
     "tokenize": "milldam.api",
 }
 

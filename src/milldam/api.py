@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from milldam.memory import release, usage
 from milldam.store import Store, open_store
 
 open = open_store
+log = logging.getLogger("milldam")
 
 
 def tokenize(
@@ -24,14 +26,33 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.config import TokenizeConfig, make_config
-    from milldam.tokenizing import tokenize_to_store
+    from milldam.job import run_job
+    from milldam.tokenize_options import OPTIONS, tokenize_config
 
     for name in options:
-        if name not in TokenizeConfig.OPTIONS:
-            raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, TokenizeConfig.OPTIONS)}')
+        if name not in OPTIONS:
+            raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, OPTIONS)}')
     release()
-    given = {"tokenizer": str(tokenizer), "format": "store", "held_bytes": usage().anonymous}
-    config = make_config(inputs, out, options | given)
-    tokenize_to_store(config)
+    run_job(tokenize_config(inputs, out, tokenizer, options), held_bytes=usage().anonymous, report=False)
     return open_store(out)
+
+
+def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Store:
+    """Raw data sets to a ready store, opened; what `milldam preprocess` does.
+
+    `config`: a YAML file, or the same as a dict. `overrides` as with `--set`. Finds finished work and goes on from
+    there.
+
+    >>> milldam.preprocess({"datasets": "books/", "tokenizer": "gpt2", "out": "books.milldam"})   # doctest: +SKIP
+    Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
+    """
+    from milldam.config_file import load_config, parse_config
+    from milldam.job import run_job
+
+    release()
+    held = usage().anonymous
+    loaded = parse_config(config, overrides) if isinstance(config, Mapping) else load_config(config, overrides)
+    for note in loaded.notes:
+        log.info(note)
+    run_job(loaded.config, held_bytes=held)
+    return open_store(loaded.config.out)

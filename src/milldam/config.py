@@ -1,121 +1,286 @@
 """The settings of a job: what the user chose, and which of it changes the result.
 
-`TokenizeConfig.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a
-folder made from other settings is never taken for this job's. Memory, workers and engine are not in it.
+One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
+`Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
+made from other settings is never taken for this job's. Memory, workers and engine are not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
+from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError
+from milldam.filters.rules import FilterRules
 from milldam.memory import parse_size
+from milldam.packing.rules import PackingRules
+from milldam.text import CleanRules
 
-FORMATS = ("store", "npy")
-DOCUMENTS = ("file", "line", "paragraph")
-INVALID_UTF8 = ("reject", "replace", "strict")
-SPECIAL_TEXT = ("special", "plain")
-ENGINES = ("auto", "gigatoken", "huggingface")
-INPUT_FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet", "arrow")
+TRAIN, VAL = "train", "val"
+TOKENS_SUFFIX = "_tokens"
+SMALLEST_SHARD_SIZE = 10**5
+
+_SCHEMA: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeConfig:
-    inputs: tuple[str, ...]
-    tokenizer: str
-    out: Path
+class DataSet:
+    """One source of documents."""
+
+    path: str | tuple[str, ...]
+    """File, folder, glob or address; a data set saved by HF `save_to_disk`; or the name of one on the Hub."""
+    split: str | None = None
+    """Split of an HF data set, with an optional slice of its documents: train, train[:100_000], train[10%:20%]."""
+    subset: str | None = None
+    """Configuration of a data set on the Hub."""
     text_column: str | None = None
-    documents: str = "file"
+    """Field with the text; dots for nested fields. Default: the obvious one."""
+    documents: Literal["file", "line", "paragraph"] = "file"
+    """In .txt files: what is a document."""
     separator: str | None = None
-    input_format: str | None = None
+    """In .txt files: documents end at this text."""
+    input_format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"] | None = None
+    """What the files are, when their names do not say."""
+    weight: float = 1.0
+    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again."""
+    max_documents: int | None = None
+    """Take the first so many documents only."""
+    max_tokens: int | None = None
+    """Keep the first documents with so many tokens together only; the last one is cut to make it exact."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRules:
+    """How `milldam train-tokenizer` makes the tokenizer."""
+
+    vocab_size: int = 32_000
+    """Tokens in the vocabulary, special ones included."""
+    model: Literal["bpe", "unigram"] = "bpe"
+    """Byte-level BPE, or unigram."""
+    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    """Tokens that never come from text; the first one ends documents."""
+    sample: str | int = "100MB"
+    """Train on about so much text, a seeded sample of the documents."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerRules:
+    """The tokenizer, and which tokens begin and end a document."""
+
+    path: str
+    """Folder, file or Hub name; where `milldam train-tokenizer` saves one."""
     bos: str = "none"
+    """Token before each document: none, auto or its text."""
     eos: str = "auto"
-    special_text: str = "special"
-    invalid_utf8: str = "reject"
+    """Token after each document: auto, none or its text."""
+    special_text: Literal["special", "plain"] = "special"
+    """The text of a special token inside a document: the special token, as HF has it, or plain text."""
+    engine: Literal["auto", "gigatoken", "huggingface"] = "auto"
+    """What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. Does not change the result."""
+    train: TrainingRules | None = None
+    """For `milldam train-tokenizer`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Raw data sets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
+
+    datasets: str | DataSet | tuple[str | DataSet, ...]
+    """What to read: a path, or a list of paths and data sets."""
+    tokenizer: str | TokenizerRules
+    """Folder, file or Hub name of the tokenizer, or an object with more to say."""
+    out: str
+    """Folder for the store."""
+    validation: str | DataSet | tuple[str | DataSet, ...] = ()
+    """Data sets that become the split val: used whole, cleaned, but neither filtered nor deduplicated. Dedup drops
+    training documents that equal one of theirs."""
+    clean: Literal["off", "default"] | CleanRules = "default"
+    """How texts are cleaned."""
+    invalid_utf8: Literal["drop", "reject", "replace", "strict"] = "drop"
+    """Bytes that are no UTF-8, and halves of surrogate pairs: drop them, set the record aside, put U+FFFD in their
+    place, or stop."""
     strict: bool = False
+    """Stop at the first record that can't be read."""
+    dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
+    """Which duplicates are dropped; near means exact and near."""
+    filters: FilterRules = field(default_factory=FilterRules)
+    """Which documents are dropped for what they are."""
+    write_dropped: bool = False
+    """Write every dropped document with its reason, and what it duplicates, to dropped.jsonl.zst in the store."""
+    splits: dict[str, float] = field(default_factory=dict)
+    """Shares of the documents that are kept apart, such as {val: 0.001}, or exact numbers of tokens, such as
+    {val_tokens: 500_000}; chosen by the hash of the text."""
+    packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
+    """How training will fill its rows of sequence_len tokens."""
+    sequence_len: int | None = None
+    """Tokens in a row; needed for packing."""
+    seed: int = 0
+    """Chooses other documents for splits, weights and samples."""
     limit: int | None = None
-    shard_size: int | None = None
-    format: str = "store"
-    # How it is done; none of these changes the result.
-    engine: str = "auto"
+    """Stop after so many documents, exactly; works in one process."""
+    shard_size: str | int | None = None
+    """Input per shard, such as 256MB. Default: a 16th of the input, 16MB to 256MB."""
     memory: str | int | None = None
+    """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: int | None = None
-    held_bytes: int = 0
-    """Memory that the calling program holds already; the limit comes on top of it."""
+    """Cores to use. Default: all. Does not change the result."""
     overwrite: bool = False
+    """Replace what was made from other settings or input."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = (
-        "text_column", "documents", "separator", "input_format", "bos", "eos", "special_text", "invalid_utf8", "strict",
-        "limit", "shard_size", "engine", "memory", "workers", "overwrite",
-    )  # fmt: skip
-    """What a caller of the library may set besides input, output and tokenizer."""
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
 
-    def settings(self, tokenizer_hash: str) -> dict[str, Any]:
-        """Everything that changes the result, by name."""
+    def __post_init__(self) -> None:
+        _check(self)
+
+    # ---- short forms, spelled out ----
+
+    @property
+    def sources(self) -> tuple[DataSet, ...]:
+        """Every data set in plan order: validation first, so that its documents are the ones that stay."""
+        return self.validation_sets + _data_sets(self.datasets)
+
+    @property
+    def validation_sets(self) -> tuple[DataSet, ...]:
+        return _data_sets(self.validation)
+
+    @property
+    def tokenizer_rules(self) -> TokenizerRules:
+        return TokenizerRules(path=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+
+    @property
+    def clean_rules(self) -> CleanRules | None:
+        if self.clean == "off":
+            return None
+        return self.clean if isinstance(self.clean, CleanRules) else CleanRules()
+
+    @property
+    def dedup_rules(self) -> DedupRules | None:
+        if isinstance(self.dedup, DedupRules):
+            return self.dedup if self.dedup.method != "off" or self.dedup.near else None
+        if self.dedup == "off":
+            return None
+        near = NearRules() if self.dedup == "near" else None
+        return DedupRules(method="bloom" if self.dedup == "bloom" else "exact", near=near)
+
+    @property
+    def packing_rules(self) -> PackingRules | None:
+        if self.packing == "none":
+            return None
+        return self.packing if isinstance(self.packing, PackingRules) else PackingRules(strategy=self.packing)
+
+    @property
+    def split_shares(self) -> dict[str, float]:
+        return {name: share for name, share in self.splits.items() if not name.endswith(TOKENS_SUFFIX)}
+
+    @property
+    def split_tokens(self) -> dict[str, int]:
+        """Splits of an exact number of tokens, by name."""
+        exact = ((name, number) for name, number in self.splits.items() if name.endswith(TOKENS_SUFFIX))
+        return {name.removesuffix(TOKENS_SUFFIX): int(number) for name, number in exact}
+
+    @property
+    def shard_bytes(self) -> int | None:
+        return None if self.shard_size is None else parse_size(self.shard_size)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that changes the result, by name, but for what has to be found out: see `Job`."""
+        tokenizer = self.tokenizer_rules
         return {
-            "tokenizer": tokenizer_hash,
-            "bos": self.bos,
-            "eos": self.eos,
-            "special_text": self.special_text,
-            "text_column": self.text_column,
-            "documents": self.documents if self.separator is None else "separator",
-            "separator": self.separator,
-            "input_format": self.input_format,
+            "special_text": tokenizer.special_text,
+            "datasets": [_set_settings(one) for one in _data_sets(self.datasets)],
+            "validation": [_set_settings(one) for one in self.validation_sets],
+            "clean": self.clean_rules and asdict(self.clean_rules),
             "invalid_utf8": self.invalid_utf8,
+            "dedup": self.dedup_rules and asdict(self.dedup_rules) | {"index": self.dedup_rules.index is not None},
+            "filters": {name: value for name, value in asdict(self.filters).items() if value is not None},
+            "write_dropped": self.write_dropped,
+            "splits": self.splits,
+            "packing": self.packing_rules and asdict(self.packing_rules) | {"sequence_len": self.sequence_len},
+            "seed": self.seed,
             "limit": self.limit,
-            "shard_size": self.shard_size,
         }
 
 
-def make_config(
-    inputs: str | Path | Sequence[str | Path], out: str | Path | None, options: dict[str, Any]
-) -> TokenizeConfig:
-    """Check the options and fill in where the output goes."""
-    given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    names = tuple(str(one) for one in given)
-    if not names:
+def _data_sets(given: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
+    several = given if isinstance(given, tuple) else (given,)
+    return tuple(DataSet(path=one) if isinstance(one, str) else one for one in several)
+
+
+def _set_settings(one: DataSet) -> dict[str, Any]:
+    """Not the path: data that moves to another folder is still the same data."""
+    given = {field.name: getattr(one, field.name) for field in fields(one)}
+    del given["path"]
+    return given | {"documents": one.documents if one.separator is None else "separator"}
+
+
+# ---- what can be seen to be wrong without looking at any data ----
+
+
+def _check(config: Config) -> None:
+    sources = config.sources
+    if not _data_sets(config.datasets) or any(not one.paths for one in sources):
         raise ConfigError("No input: name at least one file, folder or glob, or - for standard input.")
-    options = {name: value for name, value in options.items() if value is not None}
-    if "shard_size" in options:
-        options["shard_size"] = parse_size(options["shard_size"])
-        if options["shard_size"] < 10**5:
-            raise ConfigError("--shard-size is too small: at least 100KB.")
-    config = TokenizeConfig(inputs=names, out=Path(out) if out is not None else _beside(names, options), **options)
-    _check_choices(config)
-    return config
-
-
-def _beside(names: tuple[str, ...], options: dict[str, Any]) -> Path:
-    """Where an .npy goes when nothing is said: beside the one text file it is made from."""
-    if options.get("format") != "npy":
-        raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    if len(names) != 1 or not names[0].endswith(".txt"):
-        raise ConfigError(
-            "--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy."
-        )
-    return Path(names[0]).with_suffix(".npy")
-
-
-def _check_choices(config: TokenizeConfig) -> None:
-    choices = (
-        ("format", config.format, FORMATS),
-        ("documents", config.documents, DOCUMENTS),
-        ("invalid-utf8", config.invalid_utf8, INVALID_UTF8),
-        ("special-text", config.special_text, SPECIAL_TEXT),
-        ("engine", config.engine, ENGINES),
-        ("input-format", config.input_format or "txt", INPUT_FORMATS),
-    )
-    for name, value, allowed in choices:
-        if value not in allowed:
-            raise ConfigError(f'--{name} "{value}": must be one of {", ".join(allowed)}.')
-    if config.separator == "":
-        raise ConfigError("--separator is empty.")
-    if config.limit is not None and config.limit < 1:
-        raise ConfigError("--limit must be at least 1.")
-    if config.workers is not None and config.workers < 1:
-        raise ConfigError("--workers must be at least 1.")
-    if "-" in config.inputs and len(config.inputs) > 1:
+    paths = [path for one in sources for path in one.paths]
+    if "-" in paths and len(paths) > 1:
         raise ConfigError("Standard input (-) can't be combined with other inputs.")
+    if "-" in paths and config.dedup_rules is not None:
+        raise ConfigError("Standard input (-) can be read only once, and dedup reads twice. Save it to a file first.")
+    for one in sources:
+        _check_data_set(one)
+    _check_numbers(config)
+    _check_splits(config)
+    if config.packing_rules is not None and config.sequence_len is None:
+        raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
+
+
+def _check_data_set(one: DataSet) -> None:
+    if one.separator == "":
+        raise ConfigError("separator is empty.")
+    if not one.weight > 0:
+        raise ConfigError(f"weight {one.weight}: must be more than 0.")
+    for name in ("max_documents", "max_tokens"):
+        if (getattr(one, name) or 1) < 1:
+            raise ConfigError(f"{name} must be at least 1.")
+
+
+def _check_numbers(config: Config) -> None:
+    for name in ("limit", "workers", "sequence_len"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1.")
+    if config.shard_bytes is not None and config.shard_bytes < SMALLEST_SHARD_SIZE:
+        raise ConfigError("shard_size is too small: at least 100KB.")
+    if config.memory is not None:
+        parse_size(config.memory)
+
+
+def _check_splits(config: Config) -> None:
+    names = [name.removesuffix(TOKENS_SUFFIX) for name in config.splits]
+    for name in names:
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None or name == TRAIN:
+            raise ConfigError(f'splits: "{name}" can\'t be the name of a split beside train: use letters and digits.')
+        if names.count(name) > 1:
+            raise ConfigError(f'splits: "{name}" is given both as a share and in tokens.')
+    if config.validation_sets and VAL in names:
+        raise ConfigError("splits: val is made from the data sets under validation; name the other split otherwise.")
+    for name, share in config.split_shares.items():
+        if not 0 < share < 1:
+            raise ConfigError(f"splits: {name}: {share} is no share; it must be between 0 and 1, or use {name}_tokens.")
+    if sum(config.split_shares.values()) >= 1:
+        raise ConfigError("splits: the shares leave nothing for train.")
+    if config.split_shares and config.split_tokens:
+        raise ConfigError("splits: give all of them as shares, or all in tokens.")
+    if any(tokens < 1 for tokens in config.split_tokens.values()):
+        raise ConfigError("splits: a number of tokens must be at least 1.")

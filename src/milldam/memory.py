@@ -217,6 +217,9 @@ class StageMemory:
     final: Usage
 
 
+_HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
+
+
 @dataclass
 class Monitor:
     """Samples the process tree a few times a second; use it as a context manager.
@@ -241,7 +244,9 @@ class Monitor:
     def __enter__(self) -> Monitor:
         self._file: IO[str] = self.timeline.open("a", encoding="utf-8")
         if self._file.tell() == 0:
-            self._file.write("time,stage,pid,anonymous_bytes,file_bytes\n")
+            self._file.write(_HEADER)
+            self._file.flush()
+        self._begun = self._file.tell()
         self.sample()
         self._thread.start()
         return self
@@ -258,6 +263,14 @@ class Monitor:
         self.sample()
         self.stage = stage
         self.sample()
+
+    def restart(self) -> None:
+        """Forget the timeline of what was here before; keep what this one has measured."""
+        with self._lock, contextlib.suppress(OSError):
+            kept = self.timeline.read_bytes()[self._begun :]
+            self._file.truncate(0)
+            self._file.write(_HEADER + kept.decode())
+            self._file.flush()
 
     def sample(self, write: bool = True) -> Usage:
         """Measure the tree once, now."""

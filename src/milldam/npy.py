@@ -10,29 +10,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from milldam.config import TokenizeConfig
+from milldam.config import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError
 from milldam.files import NewFile, json_bytes, write_file
+from milldam.job import run_job
 from milldam.progress import Observer, Summary
 from milldam.rejects import NAME as REJECTS
 from milldam.run import RUN_FOLDER
 from milldam.store import open_store
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
-from milldam.tokenizing import tokenize_to_store
 
 _BLOCK_TOKENS = 1 << 20
 
 
-def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) -> Summary:
-    """Do the job, or what is left of it; a file that is up to date is left alone."""
-    npy, sidecar = config.out, config.out.with_name(config.out.name + ".json")
+def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
+    """Where the file goes: when nothing is said, beside the one text file it is made from."""
+    if out is not None:
+        return out
+    if len(inputs) != 1 or not inputs[0].endswith(".txt"):
+        raise ConfigError(
+            "--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy."
+        )
+    return Path(inputs[0]).with_suffix(".npy")
+
+
+def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary:
+    """Do the job, or what is left of it; a file that is up to date is left alone. `config.out` names the file."""
+    npy = Path(config.out)
+    sidecar = npy.with_name(npy.name + ".json")
     if npy.suffix != ".npy":
         raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
     work = work_folder(npy)
@@ -41,7 +54,7 @@ def tokenize_to_npy(config: TokenizeConfig, observer: Observer | None = None) ->
     if compared:
         _restore_identity(sidecar, npy, work)
     try:
-        summary = tokenize_to_store(dataclasses.replace(config, out=work), observer, name=npy)
+        summary = run_job(dataclasses.replace(config, out=str(work)), observer, name=npy, report=False)
     except MilldamError:
         if compared:
             shutil.rmtree(work)

@@ -16,6 +16,12 @@ SMALLEST_CACHE = 16 * 10**6
 LARGEST_TABLE = (86 * 2**10 * 10**6, 112 * 2**10 * 10**6)
 """gigatoken's table of words, a thousand times the size that was measured, and what it takes while it is made."""
 TOKENIZER_FACTOR = 16
+FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
+"""What text rules, the language model, and a function that gets documents whole take beside the rest."""
+GROUPING_WORKER_BYTES, LEAST_GROUPING_BYTES = 60 * 10**6, 101 * 10**6
+"""The process that groups hashes, and the least that grouping works with."""
+SMALL_INPUT = 16 * 10**6
+"""Bytes of input for which starting worker processes takes longer than the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class WorkPlan:
     engine: str
     engine_note: str
     note: str = ""
+    stages: tuple[str, ...] = ("tokenize",)
 
 
 def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
@@ -51,6 +58,16 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
         )
     several = (budget.limit_bytes - parent_bytes) // need
     return max(1, min(wanted, several))
+
+
+def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
+    """Raise ResourceError with the smallest budget that would do when dedup could not group in a process of its own."""
+    needed = parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
+    if budget.limit_bytes < needed:
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: "
+            f"it takes at least --memory {needed * 103 // 100 // 10**6 + 1}MB."
+        )
 
 
 def cache_limit(share_bytes: int, loaded_bytes: int) -> int:

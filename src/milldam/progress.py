@@ -15,8 +15,9 @@ log = logging.getLogger("milldam")
 
 @dataclass(slots=True)
 class Snapshot:
-    """Where a run stands."""
+    """Where a stage of a run stands."""
 
+    stage: str = ""
     units: int = 0
     units_done: int = 0
     input_total: int = 0
@@ -66,3 +67,21 @@ class Summary:
     workers: int = 0
     engine: str = ""
     inexact_cuts: int = 0
+    read: int = 0
+    """Documents that could be read."""
+    flow: list[dict[str, Any]] = field(default_factory=list)
+    """Documents into and out of each stage, with the reasons of what was dropped there."""
+    wall: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+    dedup: dict[str, Any] = field(default_factory=dict)
+    near: dict[str, Any] = field(default_factory=dict)
+    packing: dict[str, Any] = field(default_factory=dict)
+    """Figures of the rows, by split."""
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    started: float = 0.0
+    finished: float = 0.0
+    report: str | None = None
+    """Where the report is."""

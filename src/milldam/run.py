@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +42,7 @@ from milldam.files import (
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
 
-RUN_FOLDER = "run"
+RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
 _CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
 
@@ -54,13 +55,18 @@ class Identity:
     input: dict[str, Any]
     """Number of files, bytes, and a fingerprint of names, sizes and versions."""
 
+    @property
+    def run_id(self) -> str:
+        """Names the result."""
+        return hash_bytes(json.dumps([self.settings, self.input], sort_keys=True).encode())[:16]
+
     def differences(self, other: Identity) -> list[str]:
         """What differs, a line each; empty when nothing does."""
-        names = dict.fromkeys([*self.settings, *other.settings])
+        before, now = _flat(self.settings), _flat(other.settings)
         found = [
-            f"{name}: {_short(other.settings.get(name))} (made with {_short(self.settings.get(name))})"
-            for name in names
-            if self.settings.get(name) != other.settings.get(name)
+            f"{name}: {_short(now.get(name))} (made with {_short(before.get(name))})"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name)
         ]
         if self.input != other.input:
             found.append(
@@ -70,6 +76,21 @@ class Identity:
         return found
 
 
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
+    {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
+    """
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, inner in items:
+        found |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return found
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -77,16 +98,20 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A finished part of a unit: at most one shard, durable before this is written."""
+    """A finished part of a unit; its shards are durable before this is written."""
 
     unit: int
     part: int
-    shard: dict[str, Any] | None
-    dropped: dict[str, int]
+    shards: list[dict[str, Any]]
+    """At most one per split."""
+    dropped: dict[str, dict[str, int]]
+    """Stage -> reason -> documents."""
     batches: int
     """Batches of the unit that are done with this part: where a resumed unit goes on."""
     last: bool
     """The unit is complete."""
+    read: int = 0
+    """Documents that were read for it."""
     inexact_cuts: int = 0
 
 
@@ -151,8 +176,12 @@ class Run:
         if self.state() == FINISHED:
             manifest = Manifest.read(self.out)
             return Identity(manifest.settings, manifest.input)
-        value = json.loads((self.folder / "plan.json").read_bytes())
-        return Identity(value["settings"], value["input"])
+        plan = self.plan()
+        return Identity(plan["settings"], plan["input"])
+
+    def plan(self) -> dict[str, Any]:
+        """What was written down when the run began."""
+        return dict(json.loads((self.folder / "plan.json").read_bytes()))
 
     def require_same(self, identity: Identity) -> None:
         """Refuse to go on with, or to reuse, what was made from something else."""
@@ -174,16 +203,16 @@ class Run:
 
     # ---- a new run ----
 
-    def write_inputs(self, files: Iterable[Any]) -> dict[str, Any]:
-        """List the input into the run folder; its number, size and fingerprint."""
+    def write_inputs(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+        """List the input (number of the data set, file) into the run folder; its number, size and fingerprint."""
         count = size = 0
         fingerprint = hash_bytes(b"")
         with explain_os_errors(self.folder), (self.folder / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
-            for file in files:
+            for dataset, file in files:
                 # ASCII, with escapes: a file's name need not be UTF-8.
-                listing.write(json.dumps(asdict(file)) + "\n")
+                listing.write(json.dumps(asdict(file) | ({"dataset": dataset} if dataset else {})) + "\n")
                 # The name, not the path: data that moves to another folder is still the same data.
-                known = f"{PurePath(file.path).name} {file.size} {file.version}"
+                known = f"{dataset} {PurePath(file.path).name} {file.size} {file.version}"
                 fingerprint = hash_bytes(f"{fingerprint} {known}".encode("utf-8", "surrogateescape"))
                 count, size = count + 1, size + file.size
         return {"files": count, "bytes": size, "fingerprint": fingerprint}
@@ -213,19 +242,24 @@ class Run:
             write_file(self.out / name, content)
         for name in ("inputs", "units"):
             (self.folder / f"{name}.new.jsonl").replace(self.folder / f"{name}.jsonl")
-        write_json(self.folder / "plan.json", {"settings": identity.settings, "input": identity.input})
+        plan = {"settings": identity.settings, "input": identity.input, "started": time.time()}
+        write_json(self.folder / "plan.json", plan)
 
     def _clear(self) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
         (self.out / MANIFEST).unlink(missing_ok=True)
         self.progress = _Progress()
         self.tidy()
-        for path in [*self.out.glob("*-[0-9]*.bin"), *self.out.glob("*-[0-9]*.idx"), self.out / "rejects.jsonl"]:
-            path.unlink(missing_ok=True)
+        for pattern in ("*-[0-9]*.bin", "*-[0-9]*.idx", "*-[0-9]*.facts", "rejects.jsonl", "dropped.jsonl.zst"):
+            for path in self.out.glob(pattern):
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self.out / PACKED_FOLDER, ignore_errors=True)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
         (self.folder / "plan.json").unlink(missing_ok=True)
         for path in self.folder.iterdir():
-            if path.name not in ("lock", "memory.csv", "inputs.new.jsonl", "units.new.jsonl"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in ("lock", "memory.csv", "inputs.new.jsonl", "units.new.jsonl"):
                 path.unlink(missing_ok=True)
 
     def replan(self, units: Iterable[Any]) -> None:
@@ -266,14 +300,14 @@ class Run:
             new.commit()
 
     def _holds(self, record: PartRecord) -> bool:
-        shard = record.shard
-        return shard is None or all(
-            _has_size(self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for x in ("bin", "idx")
+        files = (
+            (self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for shard in record.shards for x in ("bin", "idx")
         )
+        return all(_has_size(path, size) for path, size in files)
 
     def _book(self, record: PartRecord) -> None:
         done = self.progress
-        done.documents += record.shard["documents"] if record.shard else 0
+        done.documents += sum(shard["documents"] for shard in record.shards)
         if record.last:
             done.complete.add(record.unit)
             done.partial.pop(record.unit, None)
@@ -288,24 +322,41 @@ class Run:
 
     def add(self, record: PartRecord) -> None:
         """Record a part whose shard is durable: from here on it is never made again."""
-        line = json.dumps(asdict(record)) + "\n"
-        with explain_os_errors(self.folder), (self.folder / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line)
+        self.append("records.jsonl", asdict(record))
+        self._book(record)
+
+    def append(self, name: str, value: dict[str, Any]) -> None:
+        """Add a line to a file of the run folder, durably."""
+        with explain_os_errors(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._book(record)
+
+    def appended(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines that `append` wrote; one that was torn by a crash is left out."""
+        path = self.folder / name
+        if path.exists():
+            with path.open("rb") as lines:
+                for line in lines:
+                    with contextlib.suppress(ValueError):
+                        yield json.loads(line)
 
     def pending(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[tuple[Any, tuple[int, int]]]:
         """(unit, (parts, batches) already done) of every unit that is not complete, in plan order."""
-        with (self.folder / "units.jsonl").open(encoding="utf-8") as lines:
-            for index, line in enumerate(lines):
-                if index not in self.progress.complete:
-                    yield parse(json.loads(line)), self.progress.partial.get(index, (0, 0))
+        for index, unit in enumerate(self.all_units(parse)):
+            if index not in self.progress.complete:
+                yield unit, self.progress.partial.get(index, (0, 0))
+
+    def all_units(self, parse: Callable[[dict[str, Any]], Any], *, staged: bool = False) -> Iterator[Any]:
+        """Every unit of the plan, in order; `staged`: of the plan that has not begun yet."""
+        name = "units.new.jsonl" if staged else "units.jsonl"
+        with (self.folder / name).open(encoding="utf-8") as lines:
+            yield from (parse(json.loads(line)) for line in lines)
 
     def tidy(self) -> None:
         """Remove what processes that were killed left half written."""
-        remove_temporaries(self.out)
-        remove_temporaries(self.folder)
+        for folder in (self.out, self.folder, self.folder / DEDUP_FOLDER):
+            remove_temporaries(folder)
 
     def done_so_far(self, index: int) -> tuple[int, int]:
         """(parts, batches) recorded of a unit by now."""
@@ -377,10 +428,12 @@ def _refuse_foreign(out: Path) -> None:
         raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
 
 
-def shards_in_order(run: Run) -> tuple[Shard, ...]:
-    """Every recorded shard, in plan order whatever the order of work."""
-    records = sorted((r.unit, r.part, r.shard) for r in run.records() if r.shard is not None)
-    return tuple(Shard(**shard) for _, _, shard in records)
+def shards_in_order(given: Iterable[PartRecord]) -> tuple[Shard, ...]:
+    """Every recorded shard: split after split, in plan order whatever the order of work."""
+    records = sorted(given, key=lambda record: (record.unit, record.part))
+    shards = [Shard(**shard) for record in records for shard in record.shards]
+    # Training first; the others by name.
+    return tuple(sorted(shards, key=lambda shard: (shard.split != "train", shard.split)))
 
 
 def require_complete(run: Run, units: int) -> None:

@@ -14,12 +14,18 @@ import click
 
 from milldam import __version__
 from milldam.cli.completion import completion
+from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
 from milldam.cli.inspect import inspect
+from milldam.cli.migrate import migrate
+from milldam.cli.preprocess import plan, preprocess
+from milldam.cli.report import report
+from milldam.cli.schema import schema
 from milldam.cli.stats import stats
 from milldam.cli.status import status
 from milldam.cli.terminal import visible
 from milldam.cli.tokenize import EXIT_INTERRUPTED, tokenize
+from milldam.cli.train_tokenizer import train_tokenizer
 from milldam.cli.verify import verify
 from milldam.errors import MilldamError
 
@@ -64,5 +70,9 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (completion, demo, inspect, stats, status, tokenize, verify):
+_COMMANDS = (
+    completion, dedup_index, demo, inspect, migrate, plan, preprocess, report, schema, stats, status, tokenize,
+    train_tokenizer, verify,
+)  # fmt: skip
+for command in _COMMANDS:
     main.add_command(command)

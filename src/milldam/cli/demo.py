@@ -11,7 +11,7 @@ import click
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the store here. [default: a temporary folder]")
 def demo(out: Path | None) -> None:
-    """Tokenize, verify and look into a small corpus; then draw a few training batches from it."""
+    """Preprocess, verify and look into a small corpus; draw a few training batches from it; show the report's place."""
     if out is not None:
         _run(out)
         return
@@ -21,17 +21,21 @@ def demo(out: Path | None) -> None:
 
 def _run(out: Path) -> None:
     from milldam.cli.inspect import inspect
+    from milldam.cli.preprocess import preprocess
+    from milldam.cli.report import report
     from milldam.cli.stats import stats
-    from milldam.cli.tokenize import tokenize
     from milldam.cli.verify import verify
 
     data = Path(__file__).parent.parent / "demo_data"
-    tokenizer = str(data / "tokenizer.json")
-    _step(tokenize, [str(data / "corpus.jsonl"), "-o", str(out), "--tokenizer", tokenizer, "--memory", "256MB"])
+    paths = [f"datasets.0.path={data / 'corpus.jsonl'}", f"datasets.1.path={data / 'notes.txt'}"]
+    paths.append(f"tokenizer={data / 'tokenizer.json'}")
+    given = [argument for path in paths for argument in ("--set", path)]
+    _step(preprocess, [str(data / "preprocess.yaml"), *given, "-o", str(out)])
     _step(verify, [str(out)])
     _step(stats, [str(out)])
     _step(inspect, [str(out), "--documents", "1", "--tokens", "60"])
     _show_batches(out)
+    _step(report, [str(out)])
 
 
 def _step(command: click.Command, arguments: list[str]) -> None:

@@ -96,6 +96,8 @@ def plan_lines(plan: WorkPlan) -> list[str]:
         + (f", {plan.done} of them done before" if plan.done else ""),
         f"Engine: {plan.engine} ({plan.engine_note})",
     ]
+    if len(plan.stages) > 2:
+        lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines
@@ -104,10 +106,11 @@ def plan_lines(plan: WorkPlan) -> list[str]:
 def progress_line(snapshot: Snapshot) -> str:
     counts, elapsed = snapshot.counts, max(snapshot.elapsed, 1e-9)
     tokens, characters = counts["tokens"], counts["characters"]
-    ratio = f", {characters / tokens:.2f} chars/token" if tokens else ""
+    told = f", {tokens / elapsed / 1e6:.1f}M tokens/s, {characters / tokens:.2f} chars/token" if tokens else ""
+    size = counts["text_bytes"] or counts["input_bytes"]
     return (
-        f"{_share(snapshot):.0%} {format_size(counts['text_bytes'])}, {format_size(counts['text_bytes'] / elapsed)}/s, "
-        f"{counts['documents']:,} documents, {tokens / elapsed / 1e6:.1f}M tokens/s{ratio}, "
+        f"{snapshot.stage} {_share(snapshot):.0%} {format_size(size)}, {format_size(size / elapsed)}/s, "
+        f"{counts['documents']:,} documents{told}, "
         f"unit {snapshot.units_done}/{snapshot.units}{_remaining(snapshot)}, "
         f"memory {format_size(snapshot.anonymous_bytes)} of {format_size(snapshot.budget_bytes)}"
     )

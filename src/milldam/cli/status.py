@@ -43,8 +43,8 @@ def read_status(out: Path) -> dict[str, Any]:
     records = list(run.records())
     safe = {
         "units_done": len({r.unit for r in records if r.last}),
-        "documents": sum(r.shard["documents"] for r in records if r.shard),
-        "tokens": sum(r.shard["tokens"] for r in records if r.shard),
+        "documents": sum(shard["documents"] for r in records for shard in r.shards),
+        "tokens": sum(shard["tokens"] for r in records for shard in r.shards),
     }
     if state != FINISHED:
         working = run.is_locked()

@@ -7,15 +7,18 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from milldam.errors import ConfigError
+
 if TYPE_CHECKING:
-    from milldam.config import TokenizeConfig
-    from milldam.progress import Summary
+    from milldam.progress import Observer, Summary
 
 EXIT_INTERRUPTED = 130
 
@@ -73,10 +76,10 @@ EXIT_INTERRUPTED = 130
 )
 @click.option(
     "--invalid-utf8",
-    type=click.Choice(["reject", "replace", "strict"]),
+    type=click.Choice(["reject", "drop", "replace", "strict"]),
     default="reject",
     show_default=True,
-    help="Records that are not UTF-8: set aside, repair with U+FFFD, or stop.",
+    help="Records that are not UTF-8: set aside, drop the bytes, put U+FFFD in their place, or stop.",
 )
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
 @click.option(
@@ -92,7 +95,15 @@ EXIT_INTERRUPTED = 130
 @click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
-def tokenize(inputs: tuple[str, ...], out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def tokenize(
+    inputs: tuple[str, ...],
+    out: Path | None,
+    tokenizer: str,
+    format: str,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .csv,
@@ -104,21 +115,32 @@ def tokenize(inputs: tuple[str, ...], out: Path | None, as_json: bool, quiet: bo
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.cli.progress import make_observer
-    from milldam.config import make_config
-    from milldam.npy import tokenize_to_npy
-    from milldam.tokenizing import tokenize_to_store
+    from milldam.job import run_job
+    from milldam.npy import npy_path, tokenize_to_npy, work_folder
+    from milldam.tokenize_options import tokenize_config
 
     if options["separator"] is not None:
         options["separator"] = options["separator"].replace("\\n", "\n").replace("\\t", "\t")
-    config = make_config(inputs, out, options)
+    if format == "npy":
+        config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)
+        run_and_show(partial(tokenize_to_npy, config), work_folder(Path(config.out)), as_json=as_json, quiet=quiet)
+        return
+    if out is None:
+        raise ConfigError("No output: say where the store goes with -o FOLDER.")
+    config = tokenize_config(inputs, out, tokenizer, options)
+    run_and_show(partial(run_job, config, report=False), out, as_json=as_json, quiet=quiet)
+
+
+def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: bool, quiet: bool) -> None:
+    """Run a job with its progress shown; then its summary, or after an interruption how to go on."""
+    from milldam.cli.progress import make_observer
+
     signal.signal(signal.SIGTERM, _as_interrupt)
-    job = tokenize_to_npy if config.format == "npy" else tokenize_to_store
     try:
         with make_observer(quiet=quiet) as observer:
-            summary = job(config, observer)
+            summary = job(observer)
     except KeyboardInterrupt:
-        _explain_interrupt(config)
+        _explain_interrupt(work)
     _show(summary, as_json=as_json, quiet=quiet)
 
 
@@ -126,12 +148,10 @@ def _as_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _explain_interrupt(config: TokenizeConfig) -> NoReturn:
-    from milldam.npy import work_folder
+def _explain_interrupt(work: Path) -> NoReturn:
     from milldam.run import Run
 
     click.echo("\nInterrupted. Every finished shard is safe.", err=True)
-    work = config.out if config.format == "store" else work_folder(config.out)
     records = Run(work).records()
     done = len({record.unit for record in records if record.last})
     click.echo(f"{done} units are done. To go on, run the same command again:", err=True)
@@ -162,14 +182,34 @@ def summary_lines(summary: Summary) -> list[str]:
     total = sum(summary.stages.values()) or 1.0
     lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
     lines += _memory_lines(summary.memory)
-    if summary.dropped:
-        lines.append("Dropped: " + ", ".join(f"{reason} {count:,}" for reason, count in summary.dropped.items()))
+    lines += _document_lines(summary)
     beside = summary.out.with_name(f"{summary.out.name}.rejects.jsonl")
     rejects = summary.out / "rejects.jsonl" if summary.out.is_dir() else beside
     if rejects.exists():
         lines.append(f"Rejected records are in {rejects}")
     if summary.inexact_cuts:
         lines.append(f"Warning: {summary.inexact_cuts} cuts in giant documents could not be proved exact.")
+    if summary.report is not None:
+        lines.append(f"Report: {summary.report}")
+    return lines
+
+
+def _document_lines(summary: Summary) -> list[str]:
+    """What became of the documents: dropped, by stage and reason; kept, by split; packed."""
+    losses = [stage for stage in summary.flow if stage["dropped"]]
+    lines = [f"Dropped: {sum(summary.dropped.values()):,} of {summary.flow[0]['documents_in']:,}"] if losses else []
+    for stage in losses:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in stage["dropped"].items())
+        lines.append(f"  {stage['stage']}: {reasons}")
+    if len(summary.splits) > 1:
+        splits = (f"{name} {one['documents']:,} ({one['tokens']:,} tokens)" for name, one in summary.splits.items())
+        lines.append(f"Splits: {', '.join(splits)}")
+    for name, packed in summary.packing.items():
+        lines.append(
+            f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {packed['rows']:,} rows, "
+            f"{packed['efficiency']:.2%} filled, {packed['cut_documents']:,} documents cut, "
+            f"{packed['tail']:,} tokens at the end left out"
+        )
     return lines
 
 

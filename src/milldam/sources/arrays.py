@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.decoding import decode_text
 
 BATCH_BYTES = 2 << 20
 
@@ -96,15 +97,15 @@ def checked_text(
     return pa.array(kept, pa.large_string())
 
 
-def decode_array(data: bytes, rules: TextRules) -> tuple[pa.LargeStringArray | None, str]:
-    """One text as an array by the rules, without a copy; or what is wrong with it."""
+def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeStringArray | None, str]:
+    """A part of a document as an array by the rules, without a copy; or what is wrong with it."""
     raw = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
     )
     try:
         return raw.cast(pa.large_string()), ""
     except pa.ArrowInvalid:
-        text, problem = decode_text(data, rules)
+        text, problem = decode_text(data, rules, head)
         return (None if text is None else pa.array([text], pa.large_string())), problem
 
 
@@ -159,10 +160,17 @@ def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
         start = stop
 
 
-def byte_count(texts: pa.LargeStringArray) -> int:
+def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
+    """Where each text begins in its buffer, and the last ends. offsets: (texts + 1,)"""
     _, buffer, _ = texts.buffers()
-    offsets = np.frombuffer(buffer, dtype=np.int64)
-    return int(offsets[texts.offset + len(texts)] - offsets[texts.offset])
+    if buffer is None or not len(texts):
+        return np.zeros(1, np.int64)
+    return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+
+
+def byte_count(texts: pa.LargeStringArray) -> int:
+    offsets = text_offsets(texts)
+    return int(offsets[-1] - offsets[0])
 
 
 def character_count(texts: pa.LargeStringArray) -> int:

@@ -61,7 +61,7 @@ class TextRules:
     text_column: str | None = None
     """The field that holds the text; dots for nested fields. None: the one obvious candidate."""
     invalid_utf8: str = "reject"
-    """"reject" the record, "replace" the bytes by U+FFFD, or stop ("strict")."""
+    """"reject" the record, "replace" the bytes by U+FFFD, "drop" them (see decoding.py), or stop ("strict")."""
     strict: bool = False
     """Stop at the first record that can't be read."""
 
@@ -72,40 +72,6 @@ class MalformedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
-
-
-def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
-    """Text of bytes by the rules, and what is wrong with them when there is none."""
-    try:
-        return data.decode("utf-8"), ""
-    except UnicodeDecodeError as error:
-        if rules.invalid_utf8 == "replace":
-            return data.decode("utf-8", errors="replace"), ""
-        return None, describe_encoding(data, error)
-
-
-def without_surrogates(text: str, rules: TextRules) -> str:
-    """Text that UTF-8 can hold: JSON's escapes may leave half of a surrogate pair."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        if rules.invalid_utf8 != "replace":
-            raise MalformedError("not_utf8", "an escaped surrogate without its other half") from None
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
-def describe_encoding(data: bytes, error: UnicodeDecodeError) -> str:
-    """What the bytes are likely to be instead of UTF-8."""
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "UTF-16 (it begins with its byte order mark); convert it: iconv -f UTF-16 -t UTF-8"
-    sample = data[:4096]
-    if sample.count(0) > len(sample) // 4:
-        return "not UTF-8; many zero bytes: UTF-16 or binary data"
-    latin = f"byte 0x{data[error.start]:02x} at {error.start}: not UTF-8"
-    if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in sample):
-        return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8"
-    return latin
 
 
 def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> None:

@@ -42,7 +42,7 @@ def _require(wanted: str, fields: list[str], path: str) -> str:
     if wanted not in fields:
         names = ", ".join(f'"{name}"' for name in fields)
         hint = did_you_mean(wanted, fields)
-        raise InputError(f'{path}: no text in a field "{wanted}"; found text in {names}.{hint} Set --text-column.')
+        raise InputError(f'{path}: no text in a field "{wanted}"; found text in {names}.{hint} Set text_column.')
     return wanted
 
 
@@ -54,7 +54,9 @@ def _obvious(fields: list[str], path: str) -> str:
         if len(candidates) == 1:
             return candidates[0]
     names = ", ".join(f'"{name}"' for name in fields)
-    raise InputError(f"{path}: several fields hold text: {names}. Say which one: --text-column {fields[0]}")
+    raise InputError(
+        f"{path}: several fields hold text: {names}. Say which one: set text_column, for example to {fields[0]}"
+    )
 
 
 def _text_fields(slice: Slice, spool: str | None) -> Iterable[str]:
@@ -85,12 +87,23 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
         return
 
 
-def _parsed(data: bytes) -> Iterator[Any]:
-    for line in data.split(b"\n")[:_RECORDS]:
+def _parsed(data: bytes) -> list[dict[str, Any]]:
+    """The records at the head; only when there are no others, those with bytes that are no UTF-8."""
+    lines = data.split(b"\n")[:_RECORDS]
+    sound = _objects(lines)
+    return sound or _objects([line.decode("utf-8", "replace").encode() for line in lines])
+
+
+def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
+    found = []
+    for line in lines:
         try:
-            yield json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
 
 
 def _giant_parts(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:

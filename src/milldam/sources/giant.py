@@ -14,7 +14,16 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from milldam.sources.batch import MalformedError, TextRules, decode_text, without_surrogates
+from milldam.sources.batch import MalformedError, TextRules
+from milldam.sources.decoding import (
+    HEAD_CHARACTERS,
+    decode_json,
+    is_sound,
+    mend,
+    mended,
+    parse_json,
+    require_mendable,
+)
 
 _PART = 1 << 20
 _LONG_STRING = 1 << 16
@@ -49,30 +58,37 @@ class GiantLine:
         with tempfile.TemporaryFile(dir=spool) as file:
             for part in parts:
                 file.write(part)
-            return json.loads(_scan(file, "")[0].decode("utf-8"))
+            return json.loads(_scan(file, "")[0].decode("utf-8", "replace"))
 
     def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
         try:
             # A mark that no text of the input can foresee.
             mark = f"{uuid.uuid4()} "
             skeleton, strings = _scan(file, mark)
-            value = self._find(skeleton)
         except ValueError as error:
             raise MalformedError("bad_json", str(error)) from None
+        value = self._find(skeleton)
         if not value.startswith(mark):
-            yield value, True
+            yield mended(value, self._rules), True
             return
         start, stop = strings[int(value.removeprefix(mark))]
         # Once through before anything is handed on: what is wrong with it rejects the whole line.
-        for _ in _unescape(file, start, stop, self._rules):
-            pass
-        yield from _unescape(file, start, stop, self._rules)
+        sound = self._check(_unescape(file, start, stop, self._rules))
+        for text, last in _unescape(file, start, stop, self._rules):
+            yield text if sound else mend(text, self._rules), last
+
+    def _check(self, parts: Iterator[tuple[str, bool]]) -> bool:
+        """Whether UTF-8 can hold the text as it is; raises MalformedError when it can't be mended."""
+        head, sound = "", True
+        for text, _ in parts:
+            head += text[: max(0, HEAD_CHARACTERS - len(head))]
+            sound = sound and is_sound(text)
+        if not sound:
+            require_mendable(head, self._rules)
+        return sound
 
     def _find(self, skeleton: bytes) -> str:
-        text, problem = decode_text(skeleton, self._rules)
-        if text is None:
-            raise MalformedError("not_utf8", problem)
-        value: Any = json.loads(text)
+        value = parse_json(skeleton, self._rules)
         field = ".".join(self._path)
         for name in self._path:
             if not isinstance(value, dict) or name not in value:
@@ -126,6 +142,7 @@ def _bytes_at(file: IO[bytes], start: int, stop: int) -> bytes:
 
 
 def _unescape(file: IO[bytes], start: int, stop: int, rules: TextRules) -> Iterator[tuple[str, bool]]:
+    """(part of the text, whether it is the last); lone surrogates are still in it."""
     held = b""
     while start < stop:
         block = held + _bytes_at(file, start, min(stop, start + _PART))
@@ -134,11 +151,9 @@ def _unescape(file: IO[bytes], start: int, stop: int, rules: TextRules) -> Itera
         if start < stop and (unfinished := _unfinished(block)) is not None:
             cut = unfinished
         held = block[cut:]
-        raw, problem = decode_text(block[:cut], rules)
-        if raw is None:
-            raise MalformedError("not_utf8", problem)
+        raw = decode_json(block[:cut], rules)
         try:
-            yield without_surrogates(json.loads(f'"{raw}"'), rules), start >= stop
+            yield json.loads(f'"{raw}"'), start >= stop
         except ValueError as error:
             raise MalformedError("bad_json", str(error)) from None
 

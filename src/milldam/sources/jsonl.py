@@ -7,7 +7,6 @@ fixed size, so the result does not depend on workers or memory. A line too large
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,17 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from milldam.sources.arrays import batches_of
-from milldam.sources.batch import (
-    Batch,
-    MalformedError,
-    OnReject,
-    Reject,
-    TextRules,
-    decode_text,
-    stop_or_reject,
-    without_surrogates,
-)
+from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.compression import TruncatedError
+from milldam.sources.decoding import mended, parse_json
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE, make_line_reject
 from milldam.sources.opening import open_bytes
@@ -114,7 +105,8 @@ class _Reader:
 def _count_objects(data: bytes) -> int:
     """Lines that begin with a brace."""
     array = np.frombuffer(data, dtype=np.uint8)
-    return int(np.count_nonzero((array[:-1] == _LINE_END) & (array[1:] == _BRACE))) + data.startswith(b"{")
+    begins = np.flatnonzero(array[:-1] == _LINE_END) + 1
+    return int(np.count_nonzero(array[begins] == _BRACE)) + data.startswith(b"{")
 
 
 def _nested_type(path: list[str]) -> pa.DataType:
@@ -123,13 +115,7 @@ def _nested_type(path: list[str]) -> pa.DataType:
 
 def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
     """The document on one line; raises MalformedError with what is wrong."""
-    decoded, problem = decode_text(line, rules)
-    if decoded is None:
-        raise MalformedError("not_utf8", problem)
-    try:
-        record = json.loads(decoded)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError("bad_json", str(error)) from None
+    record = parse_json(line, rules)
     text = find_field(record, path)
     if text is _MISSING:
         found = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
@@ -138,7 +124,7 @@ def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
         raise MalformedError(
             "no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text'
         )
-    return without_surrogates(text, rules)
+    return mended(text, rules)
 
 
 def find_field(record: Any, path: list[str]) -> Any:

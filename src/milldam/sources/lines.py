@@ -25,6 +25,7 @@ from milldam.sources.arrays import (
 )
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.decoding import HEAD_BYTES
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
 from milldam.sources.units import Slice
@@ -105,29 +106,34 @@ class _Giant:
         self._reset()
 
     def _reset(self) -> None:
-        self._held = b""
+        self._head = self._held = b""
         self._started = self._failed = self._ink = False
 
     def read(self, block: Block, boundary: Boundary) -> Iterator[Batch]:
         data, last = block.data, block.kind == LAST
         if last:
             data = _without_end(data, boundary)
-        self._ink = self._ink or bool(data.strip())
-        if last and not self._ink:
-            # Nothing but white space from end to end: no document, as everywhere.
-            yield from self.cancel()
-            return
-        yield from self.feed(data, block.line, block.origin, last=last)
+        for batch in self.feed(data, block.line, block.origin, last=last):
+            self._ink = self._ink or len(without_blank(batch.texts)) > 0
+            if self._ink or batch.open or batch.cancel:
+                yield batch
+            else:
+                # Nothing but white space from end to end: no document, as everywhere.
+                yield from self.cancel()
 
     def feed(self, data: bytes, line: int = 1, origin: int = 0, *, last: bool) -> Iterator[Batch]:
         if not self._failed:
             data = self._held + data
+            if self._rules.invalid_utf8 == "drop" and len(data) < HEAD_BYTES and not (last or self._started):
+                self._held = data  # its head, which decides, is not complete
+                return
+            self._head = self._head or data[:HEAD_BYTES]
             cut = len(data) if last else whole_characters(data)
             data, self._held = data[:cut], data[cut:]
-            text, problem = decode_array(data, self._rules)
+            text, problem = decode_array(data, self._rules, self._head)
             if text is not None:
-                self._started = not last
                 yield Batch(text, open=not last, bytes_read=len(data))
+                self._started = True
             else:
                 yield from self.cancel()
                 self._failed = True

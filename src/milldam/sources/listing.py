@@ -71,7 +71,7 @@ def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
             if os.path.isfile(path):
                 yield _local_file(path, input_format)
     else:
-        raise InputError(f"{given}: no such file or folder.{_nearby(given)}")
+        raise InputError(f"{given}: no such file or folder.{nearby(given)}")
 
 
 def _standard_input(input_format: str | None) -> InputFile:
@@ -86,7 +86,7 @@ def _standard_input(input_format: str | None) -> InputFile:
     return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
 
-def _nearby(given: str) -> str:
+def nearby(given: str) -> str:
     path = Path(given)
     return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
 
@@ -100,7 +100,7 @@ def _list_folder(folder: Path, input_format: str | None, above: tuple[str, ...] 
             continue
         if entry.is_dir():
             yield from _list_folder(Path(entry.path), input_format, (*above, real))
-        elif entry.is_file() and (input_format is not None or _kind(entry.name) is not None):
+        elif entry.is_file() and (input_format is not None or kind_of(entry.name) is not None):
             yield _local_file(entry.path, input_format)
 
 
@@ -142,7 +142,7 @@ def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[di
             continue
         if entry["type"] == "directory":
             yield from _walk(filesystem, entry["name"], input_format)
-        elif input_format is not None or _kind(name) is not None:
+        elif input_format is not None or kind_of(name) is not None:
             yield entry
 
 
@@ -153,7 +153,7 @@ def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | No
     return InputFile(filesystem.unstrip_protocol(detail["name"]), kind, compression, int(detail["size"]), version)
 
 
-def _kind(name: str) -> tuple[str, str | None] | None:
+def kind_of(name: str) -> tuple[str, str | None] | None:
     path = PurePosixPath(name.lower())
     compression = COMPRESSIONS.get(path.suffix)
     if compression is not None:
@@ -163,7 +163,7 @@ def _kind(name: str) -> tuple[str, str | None] | None:
 
 
 def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None]:
-    kind = _kind(name)
+    kind = kind_of(name)
     if input_format is not None:
         return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
     if kind is None:

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, decode_text, stop_or_reject
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.decoding import decode_text
 from milldam.sources.lines import BOM
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
@@ -139,7 +140,7 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
     names = csv_header(slice.path, slice.compression, slice.format)
     if rules.text_column not in names:
         found = ", ".join(f'"{name}"' for name in names) or "none"
-        raise InputError(f'{slice.path}: no column "{rules.text_column}"; found {found}. Set --text-column.')
+        raise InputError(f'{slice.path}: no column "{rules.text_column}"; found {found}. Set text_column.')
     reader = _Reader(slice, rules, on_reject, names)
     with open_bytes(slice.path) as file:
         if slice.start:

@@ -166,7 +166,7 @@ def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str |
 def _require_column(schema: pa.Schema, column: str, path: str) -> None:
     if column not in dict(text_columns(schema)):
         names = ", ".join(f'"{name}"' for name, _ in text_columns(schema)) or "none"
-        raise InputError(f'{path}: no text column "{column}"; its text columns: {names}. Set --text-column.')
+        raise InputError(f'{path}: no text column "{column}"; its text columns: {names}. Set text_column.')
 
 
 def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:

@@ -36,17 +36,33 @@ class Slice:
 class Unit:
     index: int
     slices: tuple[Slice, ...]
+    dataset: int = 0
+    """Number of its data set in the configuration."""
+    copy: int = 0
+    """Which repetition of the data set it belongs to, for a weight above 1."""
+    original: int | None = None
+    """The unit that it repeats; None: it is none of the repetitions."""
+
+    @property
+    def origin(self) -> int:
+        """The unit that first reads these slices."""
+        return self.index if self.original is None else self.original
 
     @property
     def size(self) -> int:
         return sum(slice.size for slice in self.slices)
 
     def as_json(self) -> dict[str, Any]:
-        return {"index": self.index, "slices": [asdict(slice) for slice in self.slices]}
+        origin = {"dataset": self.dataset, "copy": self.copy, "original": self.original}
+        given = {name: number for name, number in origin.items() if number}
+        return {"index": self.index, "slices": [asdict(slice) for slice in self.slices]} | given
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Unit:
-        return cls(value["index"], tuple(Slice(**slice) for slice in value["slices"]))
+        slices = tuple(Slice(**slice) for slice in value["slices"])
+        # A repetition of unit 0 says nothing of it either: 0 is left out.
+        copy = value.get("copy", 0)
+        return cls(value["index"], slices, value.get("dataset", 0), copy, value.get("original", 0) if copy else None)
 
 
 SliceFile = Callable[[InputFile, int], Iterable[Slice]]
@@ -57,20 +73,28 @@ def default_shard_size(total_bytes: int) -> int:
     return min(LARGEST_SHARD, max(SMALLEST_SHARD, total_bytes // UNITS_WANTED))
 
 
-def plan_units(files: Iterable[InputFile], shard_size: int, slice_file: SliceFile) -> Iterator[Unit]:
-    """Cut files into slices and gather slices into units of about `shard_size`."""
+def plan_units(
+    files: Iterable[InputFile],
+    shard_size: int,
+    slice_file: SliceFile,
+    *,
+    first_index: int = 0,
+    dataset: int = 0,
+    copy: int = 0,
+) -> Iterator[Unit]:
+    """Cut the files of a data set into slices and gather slices into units of about `shard_size`."""
     gathered: list[Slice] = []
-    index = size = 0
+    index, size = first_index, 0
     for file in files:
         for slice in slice_file(file, shard_size):
             full = size + slice.size > shard_size * 1.25 or len(gathered) >= FILES_PER_UNIT
             if gathered and (full or slice.format != gathered[0].format):
-                yield Unit(index, tuple(gathered))
+                yield Unit(index, tuple(gathered), dataset, copy)
                 gathered, size, index = [], 0, index + 1
             gathered.append(slice)
             size += slice.size
     if gathered:
-        yield Unit(index, tuple(gathered))
+        yield Unit(index, tuple(gathered), dataset, copy)
 
 
 def whole(file: InputFile) -> Slice:

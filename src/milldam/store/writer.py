@@ -28,6 +28,15 @@ class Tokens:
     """Tokens of each piece in `flat`."""
     open: bool = False
     """The last piece is not the end of its document: the next batch goes on with it."""
+    positions: Int64s | None = None
+    """Which of the texts that were encoded each piece comes from."""
+
+    def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:
+        """The pieces of a mask."""
+        if keep.all():
+            return self
+        positions = None if self.positions is None else self.positions[keep]
+        return Tokens(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep], self.open, positions)
 
 
 class ShardWriter:

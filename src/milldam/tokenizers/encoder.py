@@ -55,15 +55,20 @@ class Encoder:
         return count
 
     def encode(self, texts: pa.LargeStringArray, *, open: bool = False) -> Iterator[Tokens]:
-        """Tokens of a batch. `open`: the batch is one text, whose document goes on in the next batch."""
+        """Tokens of a batch. `open`: the batch is one text, whose document goes on in the next batch.
+
+        A batch that ends an open document holds nothing else.
+        """
         if open or self._inside:
-            yield from self._encode_part(_bytes_of(texts), final=not open)
-            texts = texts[1:]
+            yield from self._encode_part(_bytes_of(texts), 0, final=not open)
+            return
+        first = 0
         for run in self._runs(texts):
             if _size(run) > self.engine.document_bytes and len(run) == 1:
-                yield from self._encode_giant(run[0].as_buffer())
+                yield from self._encode_giant(run[0].as_buffer(), first)
             elif len(run):
-                yield self._encode_documents(run)
+                yield self._encode_documents(run, first)
+            first += len(run)
 
     def cancel(self) -> None:
         """Forget the document that is open."""
@@ -80,14 +85,16 @@ class Encoder:
             start = giant + 1
         yield from groups(texts[start:], self.engine.batch_bytes)
 
-    def _encode_documents(self, texts: pa.LargeStringArray) -> Tokens:
+    def _encode_documents(self, texts: pa.LargeStringArray, first: int) -> Tokens:
         flat, offsets = self.engine.encode(texts)
         lengths = np.diff(offsets)
+        positions = np.arange(first, first + len(texts))
         empty = int(np.count_nonzero(lengths == 0))
         if empty:
             self.dropped[EMPTY] += empty
-            lengths = lengths[lengths > 0]
-        return Tokens(*add_special_tokens(flat, lengths, self.special, self.dtype))
+            positions, lengths = positions[lengths > 0], lengths[lengths > 0]
+        flat, lengths = add_special_tokens(flat, lengths, self.special, self.dtype)
+        return Tokens(flat, lengths, positions=positions)
 
     # ---- a document larger than the engine takes at once ----
 
@@ -102,7 +109,7 @@ class Encoder:
             buffer_bytes=2 * self.engine.batch_bytes,
         )
 
-    def _encode_giant(self, text: pa.Buffer) -> Iterator[Tokens]:
+    def _encode_giant(self, text: pa.Buffer, position: int) -> Iterator[Tokens]:
         """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
         start = 0
         while start < text.size:
@@ -110,9 +117,9 @@ class Encoder:
             part = text.slice(start, min(stop + _LONGEST_CHARACTER, text.size) - start).to_pybytes()
             size = len(part) if stop >= text.size else character_start(part, self.engine.batch_bytes)
             start += size
-            yield from self._encode_part(part[:size], final=start >= text.size)
+            yield from self._encode_part(part[:size], position, final=start >= text.size)
 
-    def _encode_part(self, text: bytes, *, final: bool) -> Iterator[Tokens]:
+    def _encode_part(self, text: bytes, position: int, *, final: bool) -> Iterator[Tokens]:
         pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]
         flat = pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint32)])
         first = self._last_token is None
@@ -129,7 +136,7 @@ class Encoder:
             tokens = np.concatenate((before, tokens, after), dtype=self.dtype, casting="unsafe")
         self._last_token = None if final else last
         self._inside = not final
-        yield Tokens(tokens, np.array([len(tokens)], np.int64), open=not final)
+        yield Tokens(tokens, np.array([len(tokens)], np.int64), open=not final, positions=np.array([position]))
 
 
 class _Encoding:

@@ -1,0 +1,73 @@
+"""What a part of a unit sets aside: rejected records, and dropped documents when they are wanted.
+
+A file of each kind per part, which appears when the part is committed, in the run folder; gathered at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from milldam.files import NewFile
+from milldam.sources.batch import Reject
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_FRAME_BYTES = 1 << 20
+
+
+class RejectFile:
+    def __init__(self, folder: Path, unit: int, part: int) -> None:
+        self._path = folder / f"rejects-{unit:07d}-{part:05d}.jsonl"
+        self._file: NewFile | None = None
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reject: Reject) -> None:
+        if self._file is None:
+            self._file = NewFile(self._path)
+        self.counts[reject.reason] += 1
+        self._file.write((json.dumps(reject.as_json()) + "\n").encode())
+
+    def commit(self) -> None:
+        if self._file is not None:
+            self._file.commit()
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.__exit__(None, None, None)
+
+
+class DroppedFile:
+    """Dropped documents as zstd frames of about a MiB of JSON lines, which can be put end to end."""
+
+    def __init__(self, folder: Path, unit: int, part: int) -> None:
+        self._path = folder / f"dropped-{unit:07d}-{part:05d}.jsonl.zst"
+        self._file: NewFile | None = None
+        self._held = bytearray()
+
+    def add(self, document: dict[str, Any]) -> None:
+        self._held += (json.dumps(document, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+        if len(self._held) >= _FRAME_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._file is None:
+            self._file = NewFile(self._path)
+        self._file.write(zstd.compress(bytes(self._held)))
+        self._held.clear()
+
+    def commit(self) -> None:
+        if self._held:
+            self._flush()
+        if self._file is not None:
+            self._file.commit()
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.__exit__(None, None, None)

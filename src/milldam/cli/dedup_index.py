@@ -1,0 +1,36 @@
+"""`milldam dedup-index`: which runs an index of hashes knows, and forgetting one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.command("dedup-index")
+@click.argument("index", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--remove", metavar="RUN", help="Forget a run: its documents are no longer duplicates for others.")
+@click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
+    """List the runs whose documents an index (`dedup.index`) has seen, or remove one.
+
+    \b
+    milldam dedup-index seen/
+    milldam dedup-index seen/ --remove 5f0c6a1e9b3d2748
+    """
+    from milldam.dedup.index import DedupIndex
+
+    opened = DedupIndex(index)
+    if remove is not None:
+        opened.remove(remove)
+        click.echo(f"{remove} is forgotten.", err=True)
+    runs = opened.runs()
+    if as_json:
+        click.echo(json.dumps([asdict(run) for run in runs]))
+        return
+    for run in runs:
+        click.echo(f"{run.id}  {run.documents:,} documents, {run.hashes:,} new  {run.out}")
+    if not runs:
+        click.echo(f"{index}: no runs.")

@@ -1,0 +1,47 @@
+"""`milldam migrate`: a configuration of Krill in milldam's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from milldam.cli.terminal import visible
+from milldam.errors import ConfigError
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Put a value over that of the file.")
+@click.option("--overwrite", is_flag=True, help="Replace the file.")
+def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrite: bool) -> None:
+    """Write a configuration of Krill in today's form. What each key was is said beside it.
+
+    \b
+    milldam migrate krill.yaml -o preprocess.yaml
+    """
+    from milldam.config_file import load_config
+    from milldam.config_file.writing import as_yaml
+
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError(f"{out} exists. Choose another name, or add --overwrite.")
+    loaded = load_config(config, overrides)
+    if not loaded.comments:
+        raise ConfigError(f"{config}: has no keys of Krill; it is in today's form already.")
+    header = [f"Made by milldam migrate from {config.name}.", *loaded.notes]
+    written = as_yaml(loaded.source, loaded.comments, header)
+    if out is None:
+        click.echo(written, nl=False)
+    else:
+        _write(out, written)
+    for note in loaded.notes:
+        click.echo(visible(note), err=True)
+
+
+def _write(out: Path, text: str) -> None:
+    from milldam.files import explain_os_errors, write_file
+
+    with explain_os_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, text.encode())

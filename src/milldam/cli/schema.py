@@ -1,0 +1,22 @@
+"""`milldam schema`: what a configuration file may say, for editors."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files.
+
+    Editors complete and check a file that names it in its first line:
+
+    \b
+    milldam schema > milldam.schema.json
+    # yaml-language-server: $schema=milldam.schema.json
+    """
+    from milldam.config_file import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

@@ -1,0 +1,112 @@
+"""Which rows of which units a data set gives, when not all of its documents are wanted.
+
+Documents are counted by reading them, unit by unit in plan order, no further than needed: the first hundred thousand
+of a terabyte are found in the first units; a share of all (10%:20%) reads the data set once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from milldam.assignments import Assignment, SetRules
+from milldam.documents import Reading, UnitReader
+from milldam.executors import PART, PROGRESS, Report
+from milldam.memory import usage
+from milldam.preparing import Source
+from milldam.run import Run
+from milldam.sources.units import Unit
+
+NAME = "counts.jsonl"
+
+Rows = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CountTask:
+    """What every worker needs to know; it pickles."""
+
+    sets: tuple[SetRules, ...]
+    spool: str
+
+    def start(self) -> Callable[[Assignment, Report], None]:
+        return self._count
+
+    def _count(self, assignment: Assignment, report: Report) -> None:
+        unit = assignment.unit
+        count = 0
+        for documents in UnitReader(Reading(unit, self.sets[unit.dataset].text, None, spool=self.spool)):
+            count += len(documents.texts) if documents.last else 0
+        told = {"counts": {"documents": count, "input_bytes": unit.size}, "seconds": {}}
+        report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
+        report(PART, {"unit": unit.index, "documents": count})
+
+
+class RowCounts:
+    """What has been counted, and what follows from it. Holds a number per unit of the data sets that are counted."""
+
+    def __init__(self, run: Run, sources: tuple[Source, ...]) -> None:
+        self._run, self._sources = run, sources
+        self._units: dict[int, list[int]] = {k: [] for k, source in enumerate(sources) if source.counted}
+        """Data set -> its units in order."""
+        for unit in run.all_units(Unit.from_json):
+            if unit.dataset in self._units and not unit.copy:
+                self._units[unit.dataset].append(unit.index)
+        self._counts = {line["unit"]: line["documents"] for line in run.appended(NAME)}
+
+    @property
+    def needed(self) -> bool:
+        return bool(self._units)
+
+    def add(self, counted: dict[str, Any]) -> None:
+        self._run.append(NAME, counted)
+        self._counts[counted["unit"]] = counted["documents"]
+
+    def missing(self) -> Iterator[int]:
+        """Units to count, in plan order, as long as more are needed."""
+        for dataset, units in self._units.items():
+            for unit in units:
+                if self._is_settled(dataset):
+                    break
+                if unit not in self._counts:
+                    yield unit
+
+    def _is_settled(self, dataset: int) -> bool:
+        """Whether enough units are counted, without a gap, to reach the last document wanted."""
+        source = self._sources[dataset]
+        stop = _known_stop(source)
+        if stop is None:
+            return False
+        reached = 0
+        for unit in self._units[dataset]:
+            if unit not in self._counts or reached >= stop:
+                break
+            reached += self._counts[unit]
+        return reached >= stop
+
+    def ranges(self) -> dict[int, Rows]:
+        """Unit -> the rows wanted of it, for every unit of the data sets that are counted."""
+        found: dict[int, Rows] = {}
+        for dataset, units in self._units.items():
+            total = sum(self._counts.get(unit, 0) for unit in units)
+            first, stop = _bounds(self._sources[dataset], total)
+            before = 0
+            for unit in units:
+                count = self._counts.get(unit, 0)
+                found[unit] = (max(0, min(count, first - before)), max(0, min(count, stop - before)))
+                before += count
+        return found
+
+
+def _known_stop(source: Source) -> int | None:
+    """The number of documents to count to; None when all have to be counted."""
+    if source.rows is not None and source.rows.needs_total:
+        return None
+    _, stop = _bounds(source, 2**62)
+    return stop if stop < 2**62 else None
+
+
+def _bounds(source: Source, total: int) -> Rows:
+    first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
+    return first, stop if source.max_documents is None else min(stop, first + source.max_documents)

@@ -1,0 +1,217 @@
+"""Drop files: which documents to drop, and what each of them duplicates. Written by every way of dedup, read per unit.
+
+`drops-<way>-<partition>.parquet`, the way being exact, bloom or near: (unit, row) of each dropped document and
+(of_unit, of_row) of the one that is kept, sorted by (unit, row), in row groups whose statistics name their units.
+About 4 bytes of disk a dropped document. A negative `of_unit` is no unit: -1 - k for what the run k of the index has
+seen, `UNKNOWN` where the way can't tell.
+
+Reading holds one row group's share of the unit per file, at most 0.8 MB, however many documents the unit has.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from milldam.dedup.fingerprints import NewTable
+from milldam.verdicts import Verdicts
+
+UNKNOWN = -(1 << 62)
+"""`of_unit` where it is not known what a document duplicates."""
+
+EXACT, BLOOM, NEAR = "exact", "bloom", "near"
+DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE = "duplicate", "seen_before", "near_duplicate"
+
+_GROUP_ROWS = 1 << 15
+_SCHEMA = pa.schema([("unit", pa.uint32()), ("row", pa.uint64()), ("of_unit", pa.int64()), ("of_row", pa.uint64())])
+
+Integers = npt.NDArray[np.integer[Any]]
+
+
+def drop_file_name(way: str, partition: int) -> str:
+    """Where one way of dedup puts the drops of one partition.
+
+    >>> drop_file_name(EXACT, 3)
+    'drops-exact-00003.parquet'
+    """
+    return f"drops-{way}-{partition:05d}.parquet"
+
+
+class DropWriter:
+    """Writes one drop file; use it as a context manager. Holds 32,768 drops and what one call adds.
+
+    with DropWriter(folder / drop_file_name(NEAR, 0)) as writer:
+        writer.add(unit, row, of_unit, of_row)      # arrays, sorted by (unit, row), over all calls
+        writer.commit()
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.dropped = 0
+        self._last = (-1, -1)
+        self._waiting: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _SCHEMA.names}
+        self._table = NewTable(path, _SCHEMA, delta=["unit", "row", "of_unit", "of_row"])
+
+    def add(self, unit: Integers, row: Integers, of_unit: Integers, of_row: Integers) -> None:
+        """Add drops, in the order of (unit, row)."""
+        if not len(unit):
+            return
+        self._check_order(unit, row)
+        self.dropped += len(unit)
+        for name, values in zip(_SCHEMA.names, (unit, row, of_unit, of_row), strict=True):
+            self._waiting[name].append(values.astype(_SCHEMA.field(name).type.to_pandas_dtype()))
+        if sum(map(len, self._waiting["unit"])) >= _GROUP_ROWS:
+            self._flush(whole_groups_only=True)
+
+    def commit(self) -> dict[str, Any]:
+        """Make the file durable under its name."""
+        self._flush()
+        return self._table.commit()
+
+    def _check_order(self, unit: Integers, row: Integers) -> None:
+        first, last = (int(unit[0]), int(row[0])), (int(unit[-1]), int(row[-1]))
+        later = (unit[1:] > unit[:-1]) | ((unit[1:] == unit[:-1]) & (row[1:] > row[:-1]))
+        if first <= self._last or not later.all():
+            raise ValueError("drops must come in the order of (unit, row), each once")
+        self._last = last
+
+    def _flush(self, *, whole_groups_only: bool = False) -> None:
+        """Groups of a constant size, so that the file does not depend on the sizes of the calls."""
+        waiting = {name: np.concatenate(parts or [np.empty(0)]) for name, parts in self._waiting.items()}
+        rows = len(waiting["unit"])
+        stop = rows - rows % _GROUP_ROWS if whole_groups_only else rows
+        for start in range(0, stop, _GROUP_ROWS):
+            group = slice(start, min(stop, start + _GROUP_ROWS))
+            self._table.write({name: values[group] for name, values in waiting.items()})
+        # A copy: a view would keep all that was written.
+        self._waiting = {name: [values[stop:].copy()] for name, values in waiting.items()}
+
+    def __enter__(self) -> DropWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._table.__exit__(kind, error, trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a dropped document duplicates."""
+
+    reason: str
+    unit: int | None = None
+    row: int | None = None
+    """The document that is kept; None when another run has it, or when the way can't tell."""
+    indexed_run: int | None = None
+    """The position, among the runs of the index, of the run that has seen it."""
+
+
+class DropSet:
+    """The dropped documents of one unit. Reads what it is asked for; going through a unit in order reads it once."""
+
+    def __init__(self, files: list[_UnitFile]) -> None:
+        self._files = files
+
+    @classmethod
+    def load(cls, folder: Path, unit: int) -> DropSet:
+        """The drops of a unit by all ways; an exact one is named before a near one."""
+        paths = sorted(folder.glob("drops-*.parquet"))
+        return cls([file for file in (_UnitFile(path, unit) for path in paths) if file.has_any])
+
+    def apply(self, first_row: int, verdicts: Verdicts) -> None:
+        """Mark the dropped among the documents first_row, first_row + 1, ... that the verdicts are about."""
+        documents = len(verdicts.codes)
+        for file in self._files:
+            for row, reason_code in file.between(first_row, first_row + documents):
+                for code, reason in enumerate(file.reasons):
+                    which = np.zeros(documents, dtype=bool)
+                    which[row[reason_code == code] - first_row] = True
+                    if which.any():
+                        verdicts.drop(which, reason)
+
+    def of(self, row: int) -> Original | None:
+        """What a dropped document duplicates; None for one that is kept."""
+        found = (file.original(row) for file in self._files)
+        return next((one for one in found if one is not None), None)
+
+
+class _UnitFile:
+    """The part of a drop file that is about one unit."""
+
+    def __init__(self, path: Path, unit: int) -> None:
+        way = path.name.split("-")[1]
+        self.reasons = [NEAR_DUPLICATE if way == NEAR else DUPLICATE, SEEN_BEFORE]
+        self._path, self._unit = path, unit
+        self._held: tuple[int, dict[str, npt.NDArray[Any]]] | None = None
+        with pq.ParquetFile(path) as file:
+            self._groups = _groups_of(file.metadata, unit)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the file may have drops of the unit."""
+        return bool(self._groups)
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]]:
+        """(rows, position in `reasons`) of the drops in a range of rows, group by group."""
+        for number, (_, low, high) in enumerate(self._groups):
+            if low < stop and start <= high:
+                held = self._read(number)
+                first, last = np.searchsorted(held["row"], [start, stop]).tolist()
+                of_unit = held["of_unit"][first:last]
+                seen = (of_unit < 0) & (of_unit != UNKNOWN)
+                yield held["row"][first:last], seen.astype(np.int8)
+
+    def original(self, row: int) -> Original | None:
+        """What the document of a row duplicates by this file."""
+        for number, (_, low, high) in enumerate(self._groups):
+            if low <= row <= high:
+                held = self._read(number)
+                at = int(np.searchsorted(held["row"], row))
+                if at < len(held["row"]) and held["row"][at] == row:
+                    return self._describe(int(held["of_unit"][at]), int(held["of_row"][at]))
+        return None
+
+    def _describe(self, of_unit: int, of_row: int) -> Original:
+        if of_unit >= 0:
+            return Original(self.reasons[0], of_unit, of_row)
+        if of_unit == UNKNOWN:
+            return Original(self.reasons[0])
+        return Original(self.reasons[1], indexed_run=-1 - of_unit)
+
+    def _read(self, number: int) -> dict[str, npt.NDArray[Any]]:
+        """The unit's rows of a row group; the last one read is kept."""
+        group = self._groups[number][0]
+        if self._held is None or self._held[0] != group:
+            with pq.ParquetFile(self._path) as file:
+                table = file.read_row_group(group)
+            columns = {name: table.column(name).to_numpy() for name in table.column_names}
+            first, last = np.searchsorted(columns["unit"], [self._unit, self._unit + 1]).tolist()
+            # Copies: a view would keep the rows of other units.
+            held = {name: columns[name][first:last].astype(np.int64) for name in ("row", "of_unit", "of_row")}
+            self._held = (group, held)
+            # The statistics of a group that other units share are too wide: it would be read for every batch.
+            rows = held["row"]
+            self._groups[number] = (group, int(rows[0]), int(rows[-1])) if len(rows) else (group, 0, -1)
+        return self._held[1]
+
+
+def _groups_of(metadata: pq.FileMetaData, unit: int) -> list[tuple[int, int, int]]:
+    """(row group, lowest row, highest row) of the row groups that may hold drops of a unit. They are sorted by unit."""
+
+    def bounds(group: int, column: int) -> tuple[int, int]:
+        statistics = metadata.row_group(group).column(column).statistics
+        return int(statistics.min), int(statistics.max)
+
+    every = range(metadata.num_row_groups)
+    first = bisect.bisect_left(every, unit, key=lambda group: bounds(group, 0)[1])
+    last = bisect.bisect_right(every, unit, key=lambda group: bounds(group, 0)[0])
+    return [(group, *bounds(group, 1)) for group in range(first, last)]

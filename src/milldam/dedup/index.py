@@ -1,0 +1,227 @@
+"""The hashes of finished runs, so that a later run drops what one of them has seen.
+
+    <run id>.parquet    the distinct hashes of a run, sorted, immutable: 13 to 14 bytes each
+    <run id>.json       what the run is; written last, without it the other file does not exist
+    lock                held by who changes something
+
+A run enters when it is finished, under its id, and is left out when it asks for the files: resuming or repeating it
+never drops its own documents. A run that writes to the folder of an earlier one replaces it, since its store is gone.
+What a run dropped because an earlier one had it does not enter again: the earlier one stays its owner.
+
+Committing sorts the hashes in bounded memory, as `exact` does; killed at any point, the index is as it was before, or
+without the run that is being replaced, and the next commit clears up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from milldam.dedup.exact import ROW_BITS, Database, Prints
+from milldam.dedup.fingerprints import Hashes, NewTable
+from milldam.errors import ConfigError, StoreError
+from milldam.files import explain_os_errors, remove_temporaries, write_json
+
+_SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])
+_GROUP_ROWS = 1 << 15
+_PINNED = "index-runs.json"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRun:
+    """A run whose hashes are in the index."""
+
+    id: str
+    out: str
+    """The folder of its store."""
+    documents: int
+    hashes: int
+    """Distinct ones that no earlier run of the index had."""
+    bytes: int
+    created: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sorting:
+    """How the hashes of a run were resolved, and what sorting them may take: as for `resolve_exact`."""
+
+    partitions: int
+    exempt_below: int
+    index_files: Sequence[Path]
+    memory_bytes: int
+    threads: int
+
+
+class DedupIndex:
+    """The index in a folder; several runs may use it at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def runs(self) -> list[IndexedRun]:
+        """The runs in the index, the oldest first."""
+        found = (_read_run(path) for path in self.folder.glob("*.json"))
+        return sorted((run for run in found if run is not None), key=lambda run: (run.created, run.id))
+
+    def files(self, excluding_id: str, excluding_out: str) -> list[tuple[str, Path]]:
+        """(run id, hash file) of all runs but one, and but the one that wrote to the same folder before."""
+        others = (run for run in self.runs() if run.id != excluding_id and run.out != excluding_out)
+        return [(run.id, self._checked(run)) for run in others]
+
+    def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
+        """The same files under names of a run's own folder, taken once: what the index gains or loses while the run is
+        at work, or until it is resumed, does not change its result."""
+        record = folder / _PINNED
+        if not record.exists():
+            with self._locked(), explain_os_errors(folder):
+                files = self.files(run_id, out)
+                for number, (_, path) in enumerate(files):
+                    _link(path, folder / _pinned_name(number))
+                write_json(record, [one for one, _ in files])
+        ids: list[str] = json.loads(record.read_bytes())
+        return [(one, folder / _pinned_name(number)) for number, one in enumerate(ids)]
+
+    def commit(self, run_id: str, out: str, fingerprints: Path, sorting: Sorting) -> IndexedRun:
+        """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.
+
+        `fingerprints`: the folder with its hash files. What one of `sorting.index_files` has is left to its run.
+        """
+        _check_id(run_id)
+        files = sorted(fingerprints.glob("hashes-*.parquet"))
+        documents = sum(pq.read_metadata(path).num_rows for path in files)
+        prints = Prints(files=files, index_files=list(sorting.index_files))
+        with self._locked():
+            remove_temporaries(self.folder)
+            with NewTable(self._hash_file(run_id), _SCHEMA, delta=["hi"]) as table:
+                hashes = self._write_hashes(table, prints, sorting)
+                for run in self.runs():
+                    if run.id == run_id or run.out == out:
+                        self._record(run.id).unlink()
+                size = table.commit()["bytes"]
+            run = IndexedRun(run_id, out, documents, hashes, size, time.time())
+            write_json(self._record(run_id), asdict(run))
+            self._remove_orphans()
+        return run
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run: what only it has seen is new again."""
+        _check_id(run_id)
+        with self._locked():
+            if not self._record(run_id).exists():
+                known = ", ".join(run.id for run in self.runs()) or "none"
+                raise ConfigError(f'{self.folder}: no run "{run_id}" in this index. It has: {known}.')
+            self._record(run_id).unlink()
+            self._remove_orphans()
+
+    def _write_hashes(self, table: NewTable, prints: Prints, sorting: Sorting) -> int:
+        """Write what enters the index, in order, each once; how many hashes it was."""
+        groups = _Groups(table)
+        exempt = sorting.exempt_below << ROW_BITS
+        with Database.open(self.folder / ".sorting", sorting.memory_bytes, sorting.threads) as database:
+            for partition in range(sorting.partitions):
+                for batch in database.sorted_hashes(prints, partition, sorting.partitions):
+                    own = (batch.first >= 0) | ((batch.position >= 0) & (batch.position < exempt))
+                    groups.add(np.stack([batch.hi[own], batch.lo[own]], axis=1))
+        groups.flush()
+        return groups.written
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with explain_os_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / "lock"):
+            yield
+
+    def _remove_orphans(self) -> None:
+        """Hash files without a record: of runs that were replaced or removed, or killed while they committed."""
+        for path in self.folder.glob("*.parquet"):
+            if not self._record(path.stem).exists():
+                path.unlink()
+
+    def _checked(self, run: IndexedRun) -> Path:
+        path = self._hash_file(run.id)
+        if not path.exists() or path.stat().st_size != run.bytes:
+            raise StoreError(
+                f"{path}: missing or damaged.\n"
+                f"Remove the run with `milldam dedup-index {self.folder} --remove {run.id}`."
+            )
+        return path
+
+    def _hash_file(self, run_id: str) -> Path:
+        return self.folder / f"{run_id}.parquet"
+
+    def _record(self, run_id: str) -> Path:
+        return self.folder / f"{run_id}.json"
+
+
+class _Groups:
+    """Sorted hashes in, each once, in row groups of a constant size."""
+
+    def __init__(self, table: NewTable) -> None:
+        self.written = 0
+        self._table = table
+        self._waiting: Hashes = np.empty((0, 2), dtype=np.uint64)
+
+    def add(self, hashes: Hashes) -> None:
+        """Take the next in order; equal ones may come again in the next call."""
+        waiting = np.concatenate([self._waiting, hashes])
+        fresh = np.ones(len(waiting), dtype=bool)
+        fresh[1:] = (waiting[1:] != waiting[:-1]).any(axis=1)
+        waiting = waiting[fresh]
+        # The last one stays: the next call may begin with it.
+        start = 0
+        while len(waiting) - start > _GROUP_ROWS:
+            self._write(waiting[start : start + _GROUP_ROWS])
+            start += _GROUP_ROWS
+        self._waiting = waiting[start:].copy()
+
+    def flush(self) -> None:
+        if len(self._waiting):
+            self._write(self._waiting)
+
+    def _write(self, group: Hashes) -> None:
+        hi, lo = np.ascontiguousarray(group.T)
+        self._table.write({"hi": hi, "lo": lo})
+        self.written += len(group)
+
+
+def _pinned_name(number: int) -> str:
+    return f"index-{number:05d}.parquet"
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the folders are on different disks."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _read_run(path: Path) -> IndexedRun | None:
+    """None when it was removed meanwhile."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        return IndexedRun(**record)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise StoreError(f"{path}: not the record of a run. Remove it if the folder is a dedup index.") from None
+
+
+def _check_id(run_id: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", run_id):
+        raise ConfigError(f'"{run_id}" can\'t be the id of a run: it names a file. Use letters, digits, "-" and "_".')

@@ -1,0 +1,41 @@
+"""What counts as a duplicate: the settings of this room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearRules:
+    """MinHash-LSH over word n-grams."""
+
+    ngram: int = 5
+    """Words in an n-gram."""
+    bands: int = 32
+    """Bands of the signature; two documents are compared when one of their bands is equal."""
+    rows: int = 8
+    """Values in a band. The signature has bands x rows values."""
+    threshold: float = 0.8
+    """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupRules:
+    """Which documents are dropped because another one is like them. The first in the order of the input is kept."""
+
+    method: Literal["exact", "bloom", "off"] = "exact"
+    """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
+    of false positives. off: only near, where given."""
+    normalize: bool = False
+    """Compare without regard to case, white space and punctuation."""
+    index: str | None = None
+    """Folder that keeps the hashes of finished runs: what one of them has seen is dropped too."""
+    near: NearRules | None = None
+    """Drop near-duplicates as well."""
+    false_positive_rate: float = 1e-6
+    """For bloom: the share of documents that are dropped although they are new."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}

@@ -1,0 +1,1 @@
+"""A batch of texts -> a reason to drop, per document."""

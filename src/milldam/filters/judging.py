@@ -1,0 +1,159 @@
+"""A batch of texts -> a reason to drop, per document.
+
+Every rule judges a document by itself, so the verdict does not depend on what else is in the batch. Rules on text look
+at the first MiB; that also bounds the memory beside the batch: 30 MB for ordinary text, 100 MB for a MiB of one-letter
+words. Lengths come first, then the rule sets, language and a user's function; what is dropped the next do not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from milldam.errors import ConfigError
+from milldam.filters.c4 import c4_faults
+from milldam.filters.gopher import quality_faults
+from milldam.filters.language import LanguageFilter
+from milldam.filters.layout import Layout, Mask
+from milldam.filters.length import character_faults, token_faults
+from milldam.filters.repetition import repetition_faults
+from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
+from milldam.user_functions import FAILED, UserFunction
+from milldam.verdicts import Verdicts
+
+HEAD_BYTES: Final = 1 << 20
+"""How much of a document rules on text look at: whole characters within so many bytes."""
+GROUP_BYTES: Final = 1 << 18
+"""How much is judged at once: what belongs to it stays in the processor's cache."""
+DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
+MOST_REASONS: Final = 1000
+"""A user's function that gives more different reasons than this is no count of reasons any more."""
+
+Int64s = npt.NDArray[np.int64]
+RuleSet = Callable[[Layout], Iterator[tuple[Mask, str]]]
+
+
+class Filters:
+    """One per unit of work."""
+
+    def __init__(self, rules: FilterRules) -> None:
+        self._rules = rules
+        self._rule_sets = list(_rule_sets(rules))
+        self._language = LanguageFilter(rules.language) if rules.language is not None else None
+        self._function = UserFunction(rules.function) if rules.function is not None else None
+        self._reasons: set[str] = set()
+
+    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, characters: Int64s | None = None) -> None:
+        """Mark what is dropped. `characters`: the true lengths, where a text is only the head of its document."""
+        if self._rules.min_characters is not None or self._rules.max_characters is not None:
+            if characters is None:
+                characters = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+            _mark(verdicts, character_faults(characters, self._rules))
+        if self._rule_sets:
+            self._judge_by_layout(texts, verdicts)
+        if self._language is not None:
+            for position, text in _kept(texts, verdicts):
+                _mark_one(verdicts, position, self._language.fault(text))
+        if self._function is not None:
+            for position, text in _kept(texts, verdicts):
+                _mark_one(verdicts, position, self._ask_function(text.as_py()))
+
+    def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
+        """Mark what has too few or too many tokens."""
+        _mark(verdicts, token_faults(lengths, self._rules))
+
+    def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
+        positions = np.flatnonzero(verdicts.keep)
+        kept = texts if len(positions) == len(texts) else texts.take(pa.array(positions))
+        start = 0
+        for group in groups(kept):
+            layout = Layout(group)
+            where = positions[start : start + len(group)]
+            start += len(group)
+            for rule_set in self._rule_sets:
+                _mark(verdicts, rule_set(layout), where)
+
+    def _ask_function(self, text: str) -> str | None:
+        assert self._function is not None
+        result = self._function(text)
+        if result is True or result is None:
+            return None
+        if result is FAILED:
+            return FAILURE
+        if result is False:
+            return DROPPED
+        if not isinstance(result, str) or not result:
+            raise self._function.wrong_type(result, "True or False, or a text: the reason to drop the document")
+        self._reasons.add(result)
+        if len(self._reasons) > MOST_REASONS:
+            raise ConfigError(
+                f'"{self._function.spec}" gave more than {MOST_REASONS} different reasons, the last "{result[:60]}". '
+                "Reasons are counted: return one of a few."
+            )
+        return result
+
+
+def _rule_sets(rules: FilterRules) -> Iterator[RuleSet]:
+    c4 = C4Rules() if rules.c4 is True else rules.c4
+    if c4:
+        yield lambda layout: c4_faults(layout, c4)
+    quality = GopherQualityRules() if rules.gopher_quality is True else rules.gopher_quality
+    if quality:
+        yield lambda layout: quality_faults(layout, quality)
+    repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
+    if repetition:
+        yield lambda layout: repetition_faults(layout, repetition)
+
+
+def _mark(verdicts: Verdicts, faults: Iterable[tuple[Mask, str]], where: Int64s | None = None) -> None:
+    """Drop by masks over all documents, or over those at some positions."""
+    for mask, reason in faults:
+        if mask.any():
+            which = mask
+            if where is not None:
+                which = np.zeros(len(verdicts.codes), dtype=bool)
+                which[where[mask]] = True
+            verdicts.drop(which, reason)
+
+
+def _mark_one(verdicts: Verdicts, position: int, reason: str | None) -> None:
+    if reason is not None:
+        verdicts.drop_one(position, reason)
+
+
+def _kept(texts: pa.LargeStringArray, verdicts: Verdicts) -> Iterator[tuple[int, Any]]:
+    """Position and head of what is kept so far."""
+    for position in np.flatnonzero(verdicts.keep).tolist():
+        yield position, head(texts[position : position + 1])[0]
+
+
+def head(text: pa.LargeStringArray) -> pa.LargeStringArray:
+    """An array of one text, cut to the whole characters within `HEAD_BYTES`."""
+    data = text[0].as_buffer()
+    if data.size <= HEAD_BYTES:
+        return text
+    stop = HEAD_BYTES
+    while data[stop] & 0xC0 == 0x80:
+        stop -= 1
+    return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, stop])), data.slice(0, stop))
+
+
+def groups(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
+    """Slices of about `GROUP_BYTES`; a larger text comes alone, and is cut to its head."""
+    sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    stops = np.cumsum(sizes)
+    start = 0
+    while start < len(texts):
+        reached = int(stops[start - 1]) if start else 0
+        stop = int(np.searchsorted(stops, reached + GROUP_BYTES, side="right"))
+        if stop == start:
+            stop = start + 1
+            yield head(texts[start:stop])
+        else:
+            yield texts[start:stop]
+        start = stop

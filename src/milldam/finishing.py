@@ -1,0 +1,291 @@
+"""The end of a job: what workers left in parts is gathered, the manifest written, then rows, summary and report.
+
+The manifest makes the folder a store. What comes after it (rows for trainers that want them, the report) is made again
+when it is missing; what was needed only on the way is removed last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from milldam.arranging import RECORDS as ARRANGED
+from milldam.config import Config
+from milldam.errors import InputError
+from milldam.files import NewFile, write_json
+from milldam.memory import Monitor, format_size
+from milldam.packing.rows import pack
+from milldam.pipeline import STAGES
+from milldam.planning import WorkPlan, cores
+from milldam.preparing import Preparation, Prepared
+from milldam.progress import Summary
+from milldam.rejects import gather_rejects
+from milldam.run import DEDUP_FOLDER, PACKED_FOLDER, PartRecord, Run, require_complete, shards_in_order
+from milldam.shelf import STAGED
+from milldam.store.format import token_dtype
+from milldam.store.manifest import Manifest
+from milldam.workforce import Workforce
+
+DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
+_BLOCK = 1 << 20
+_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    config: Config
+    run: Run
+    prepared: Prepared
+    plan: WorkPlan
+    workforce: Workforce
+    monitor: Monitor
+    report: bool
+    """Make the report."""
+
+    def write_manifest(self, preparation: Preparation, *, require_all: bool) -> Manifest:
+        run, prepared = self.run, self.prepared
+        if require_all:
+            require_complete(run, self.plan.units)
+        gather_rejects(run)
+        _gather_dropped(run)
+        run.tidy()
+        if preparation.list_input() != prepared.identity.input:
+            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
+        shards = shards_in_order(final_records(run))
+        if not shards:
+            raise InputError(_nothing_left(run, flow_of(final_records(run))))
+        tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
+        manifest = Manifest(
+            dtype=token_dtype(prepared.vocab_size),
+            vocab_size=prepared.vocab_size,
+            tokenizer=tokenizer | dataclasses.asdict(prepared.special),
+            engine=_engine_version(self.plan.engine),
+            settings=prepared.identity.settings,
+            input=prepared.identity.input,
+            shards=shards,
+            dropped=_all_dropped(final_records(run)),
+            inexact_cuts=sum(record.inexact_cuts for record in run.records()),
+        )
+        manifest.write(run.out)
+        return manifest
+
+    def wind_up(self, manifest: Manifest) -> Summary:
+        """Rows, summary, report; then remove what is no longer needed."""
+        summary = self._summary(manifest, self._pack())
+        self._write(summary)
+        remove_intermediate(self.run)
+        if self.report:
+            self.workforce.enter("report")
+            make_report(self.run)
+            # Once more: what the report took is part of the figures.
+            summary = dataclasses.replace(summary, **self._measured(), report=str(self.run.folder / REPORT))
+            self._write(summary)
+        self.run.write_status({"stage": "finished", "units": self.plan.units, "units_done": self.plan.units})
+        return summary
+
+    def _pack(self) -> dict[str, Any]:
+        if self.config.packing_rules is None:
+            return {}
+        self.workforce.enter("pack")
+        return pack_store(self.config, self.run.out)
+
+    def _write(self, summary: Summary) -> None:
+        write_json(self.run.folder / "summary.json", dataclasses.asdict(summary) | {"out": str(summary.out)})
+
+    def _measured(self) -> dict[str, Any]:
+        return {
+            "seconds": self.workforce.elapsed,
+            "stages": dict(self.workforce.seconds),
+            "wall": dict(self.workforce.wall),
+            "memory": self.monitor.summary() | {"budget": self.plan.budget.limit_bytes},
+            "finished": time.time(),
+        }
+
+    def _summary(self, manifest: Manifest, packing: dict[str, Any]) -> Summary:
+        flow = flow_of(final_records(self.run))
+        return dataclasses.replace(
+            finished_summary(self.run.out, manifest),
+            up_to_date=False,
+            workers=self.plan.workers,
+            read=flow[0]["documents_out"],
+            flow=flow,
+            dedup=self.workforce.dedup,
+            near=self.workforce.near,
+            packing=packing,
+            config=_plain(dataclasses.asdict(self.config)),
+            machine=_machine(),
+            versions=_versions(),
+            started=self.run.plan()["started"],
+            **self._measured(),
+        )
+
+
+def complete(config: Config, run: Run, *, report: bool) -> Summary:
+    """A finished store: make what is missing beside it, and say that it is up to date."""
+    if config.packing_rules is not None and config.packing_rules.write:
+        pack_store(config, run.out)
+    if report and not (run.folder / REPORT).exists():
+        make_report(run)
+    remove_intermediate(run)
+    return finished_summary(run.out, Manifest.read(run.out))
+
+
+def finished_summary(out: Path, manifest: Manifest) -> Summary:
+    """What the manifest alone tells."""
+    splits: dict[str, dict[str, int]] = {}
+    for shard in manifest.shards:
+        counted = splits.setdefault(shard.split, {"documents": 0, "tokens": 0})
+        counted["documents"] += shard.documents
+        counted["tokens"] += shard.tokens
+    return Summary(
+        out=out,
+        up_to_date=True,
+        documents=manifest.documents,
+        tokens=manifest.tokens,
+        text_bytes=manifest.text_bytes,
+        characters=manifest.characters,
+        dropped=manifest.dropped,
+        engine=manifest.engine,
+        inexact_cuts=manifest.inexact_cuts,
+        splits=splits,
+    )
+
+
+def make_report(run: Run) -> None:
+    from milldam.report import write_report
+
+    write_report(run.out)
+
+
+def pack_store(config: Config, out: Path) -> dict[str, Any]:
+    """Figures of the rows of every split; the rows themselves where they are wanted."""
+    rules = config.packing_rules
+    assert rules is not None and config.sequence_len is not None
+    return pack(out, rules, config.sequence_len, out / PACKED_FOLDER if rules.write else None)
+
+
+def remove_intermediate(run: Run) -> None:
+    """What a finished store no longer needs."""
+    shutil.rmtree(run.folder / DEDUP_FOLDER, ignore_errors=True)
+    for path in [*run.out.glob(f"{STAGED}-[0-9]*"), *run.folder.glob("dropped-*.jsonl.zst")]:
+        path.unlink(missing_ok=True)
+
+
+def final_records(run: Run) -> Iterator[PartRecord]:
+    """Every part as the last stage that touched it left it."""
+    arranged = (run.folder / ARRANGED).exists()
+    yield from (PartRecord(**line) for line in run.appended(ARRANGED))
+    yield from (record for record in run.records() if not (arranged and record.shards))
+
+
+def _gather_dropped(run: Run) -> None:
+    """Put the dropped documents of all parts end to end, in plan order."""
+    parts = sorted(run.folder.glob("dropped-*.jsonl.zst"))
+    if not parts:
+        return
+    with NewFile(run.out / DROPPED) as new:
+        for part in parts:
+            with part.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    new.write(block)
+        new.commit()
+
+
+# ---- what became of the documents ----
+
+
+def flow_of(records: Iterable[PartRecord]) -> list[dict[str, Any]]:
+    """Documents into and out of each stage, with the reasons of what was dropped there."""
+    read = 0
+    dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+    for record in records:
+        read += record.read
+        for stage, counts in record.dropped.items():
+            dropped[stage].update(counts)
+    documents = read + dropped[STAGES[0]].total()
+    flow = []
+    for stage in STAGES:
+        left = documents - dropped[stage].total()
+        reasons = dict(dropped[stage].most_common())
+        flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
+        documents = left
+    return flow
+
+
+def _all_dropped(records: Iterable[PartRecord]) -> dict[str, int]:
+    dropped: Counter[str] = Counter()
+    for record in records:
+        for counts in record.dropped.values():
+            dropped.update(counts)
+    return dict(sorted(dropped.items()))
+
+
+def _nothing_left(run: Run, flow: list[dict[str, Any]]) -> str:
+    if not flow[0]["documents_in"]:
+        return "No documents in the input: nothing to write."
+    stages = "\n".join(f"  {line}" for line in _losses(flow))
+    where = (
+        f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if (run.out / "rejects.jsonl").exists() else ""
+    )
+    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{where}"
+
+
+def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:
+    for stage in flow:
+        if stage["dropped"]:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in stage["dropped"].items())
+            yield f"{stage['stage']}: {reasons}"
+
+
+# ---- where and with what ----
+
+
+def _machine() -> dict[str, str]:
+    return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": _memory()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory() -> str:
+    import psutil
+
+    return format_size(psutil.virtual_memory().total)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _engine_version(engine: str) -> str:
+    return f"{engine} {version({'huggingface': 'tokenizers'}.get(engine, engine))}"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON knows it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    # A path need not be UTF-8.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

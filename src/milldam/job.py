@@ -1,0 +1,465 @@
+"""The job of `milldam preprocess` and `milldam tokenize`. Each step leaves a state from which the same call goes on.
+
+prepare      tokenizer, input listing, text columns, engine: everything that can be wrong is found here
+plan         units from the input, workers from the budget
+count        only for slices of data sets: how many documents each unit has
+fingerprint  only with dedup, the first pass: hashes and signatures of every unit
+group        only with dedup: drop sets
+tokenize     the second pass: every finished part of a unit is recorded
+arrange      only for splits and limits in tokens
+finish       rejects gathered, manifest written last
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from milldam.arranging import RECORDS as ARRANGED
+from milldam.arranging import ArrangeTask, Staged, find_boundaries, find_cap
+from milldam.assignments import Assignment
+from milldam.config import Config
+from milldam.counting import CountTask, RowCounts
+from milldam.dedup.fingerprints import hash_file_name, partition_count
+from milldam.errors import ConfigError
+from milldam.estimating import TYPICAL, Estimate, estimate, keeps_texts, measure, require_disk, survey
+from milldam.fingerprinting import FingerprintTask
+from milldam.finishing import Finish, complete
+from milldam.memory import Budget, Monitor, usage
+from milldam.pipeline import Selection, TokenizeTask
+from milldam.planning import (
+    FILTER_BYTES,
+    FUNCTION_BYTES,
+    LANGUAGE_BYTES,
+    SMALL_INPUT,
+    WorkPlan,
+    cores,
+    fit_workers,
+    require_room_for_grouping,
+)
+from milldam.preparing import Preparation, pick_engine, planned_units
+from milldam.progress import Observer, Quiet, Summary
+from milldam.resolving import IndexTask, ResolveTask, pin_index, resolved, resolved_path
+from milldam.run import DEDUP_FOLDER, FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run
+from milldam.sources.opening import STDIN
+from milldam.sources.units import Unit
+from milldam.store.format import token_dtype
+from milldam.tokenizers.proof import Choice
+from milldam.workforce import Staff, Stage, Workforce
+
+
+def run_job(
+    config: Config,
+    observer: Observer | None = None,
+    *,
+    name: Path | None = None,
+    held_bytes: int = 0,
+    report: bool = True,
+) -> Summary:
+    """Do the job, or what is left of it.
+
+    `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
+    holds already; the limit comes on top of it. `report`: make the page about it.
+    """
+    with Run(Path(config.out), name) as run:
+        return _Job(config, run, observer or Quiet(), held_bytes).run(report=report)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What a job would do and take."""
+
+    plan: WorkPlan
+    estimate: Estimate
+    state: str
+    """What is in the output folder."""
+
+
+def plan_job(config: Config) -> PlannedJob:
+    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder."""
+    with tempfile.TemporaryDirectory(prefix="milldam-plan-") as folder, Run(Path(folder) / "plan") as run:
+        return _Job(config, run, Quiet(), 0).look_ahead()
+
+
+class _Job:
+    def __init__(self, config: Config, run: Run, observer: Observer, held_bytes: int) -> None:
+        self._config, self._run, self._observer = config, run, observer
+        self._budget = Budget.of(config.memory, held_bytes)
+        self._index: dict[str, Path] = {}
+
+    def run(self, *, report: bool) -> Summary:
+        with Monitor(self._run.folder / "memory.csv", stage="prepare") as monitor:
+            self._workforce = Workforce(self._run, self._observer, monitor, self._budget)
+            preparation = Preparation(self._config, self._run)
+            self._prepared = preparation.prepare()
+            begin = self._where_to_begin(self._prepared.identity)
+            if begin == FINISHED:
+                return complete(self._config, self._run, report=report)
+            # All that can be refused is refused before anything in the folder is replaced.
+            choice = self._choose_engine()
+            if begin == NEW:
+                monitor.restart()
+            self._plan = self._plan_work(choice, self._plan_units(fresh=begin == NEW))
+            self._observer.planned(self._plan)
+            self._ranges = self._count()
+            self._deduplicate()
+            self._tokenize()
+            self._arrange()
+            self._workforce.enter("finish")
+            self._commit_to_index()
+            finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
+            manifest = finish.write_manifest(preparation, require_all=not self._limit_reached())
+            return finish.wind_up(manifest)
+
+    def look_ahead(self) -> PlannedJob:
+        config = self._config
+        self._prepared = Preparation(config, self._run).prepare()
+        state = _state_of(Path(config.out), self._prepared.identity)
+        choice = self._choose_engine()
+        units = self._run.stage(planned_units(self._run, self._prepared.sources, self._prepared.shard_size))
+        plan = self._plan_work(choice, units)
+        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
+        sample = measure(config, self._prepared, some, plan.engine)
+        expected = estimate(config, self._prepared, input_bytes, sample, plan.workers)
+        require_disk(expected, config.out)
+        return PlannedJob(plan, expected, state)
+
+    # ---- prepare and plan ----
+
+    def _where_to_begin(self, identity: Identity) -> str:
+        """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
+        run, config = self._run, self._config
+        state = run.state()
+        same = state != NEW and not run.identity().differences(identity)
+        if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
+            return NEW
+        run.require_same(identity)
+        if self._from_stdin:
+            if state == FINISHED:
+                raise ConfigError(
+                    f"{config.out} exists, and standard input can't be compared with it. Use --overwrite."
+                )
+            return NEW
+        return state
+
+    @property
+    def _from_stdin(self) -> bool:
+        return any(STDIN in one.paths for one in self._config.sources)
+
+    def _choose_engine(self) -> Choice:
+        choice = pick_engine(self._config, self._prepared)
+        if choice.warning is not None:
+            self._observer.warn(choice.warning)
+        fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
+        if self._config.dedup_rules is not None:
+            require_room_for_grouping(self._budget, usage().anonymous)
+        return choice
+
+    @property
+    def _loaded_bytes(self) -> int:
+        """What a worker of the second pass holds besides its batches."""
+        filters, clean = self._config.filters, self._config.clean_rules
+        text_rules = FILTER_BYTES if filters.on_text else 0
+        language = LANGUAGE_BYTES if filters.language is not None else 0
+        function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
+        return self._prepared.tokenizer_bytes + text_rules + language + function
+
+    def _plan_units(self, *, fresh: bool) -> int:
+        run, prepared = self._run, self._prepared
+        units = planned_units(run, prepared.sources, prepared.shard_size)
+        if fresh:
+            count = run.stage(units)
+            input_bytes, _ = survey(run.all_units(Unit.from_json, staged=True))
+            require_disk(estimate(self._config, prepared, input_bytes, TYPICAL, 1), self._config.out)
+            run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
+            return count
+        if run.has_moved():
+            run.replan(units)
+        return run.resume()
+
+    @property
+    def _out(self) -> str:
+        return str(Path(self._config.out).resolve())
+
+    def _plan_work(self, choice: Choice, units: int) -> WorkPlan:
+        config, done = self._config, len(self._run.progress.complete)
+        wanted = config.workers or cores()
+        useful = 1 if self._one_process else max(1, min(wanted, units - done))
+        parent = usage().anonymous
+        workers = fit_workers(self._budget, parent, self._loaded_bytes, useful)
+        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        return WorkPlan(
+            budget=self._budget,
+            units=units,
+            done=done,
+            input_bytes=self._prepared.identity.input["bytes"],
+            shard_size=self._prepared.shard_size,
+            workers=workers,
+            threads=max(1, wanted // workers),
+            share_bytes=left // workers,
+            engine=choice.engine,
+            engine_note=choice.note,
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+            stages=self._stages,
+        )
+
+    @property
+    def _stages(self) -> tuple[str, ...]:
+        """The stages that this job has, in order."""
+        config = self._config
+        packing = config.packing_rules
+        has = {
+            "count": any(source.counted for source in self._prepared.sources),
+            "fingerprint": config.dedup_rules is not None,
+            "group": config.dedup_rules is not None,
+            "tokenize": True,
+            "arrange": self._staged,
+            "index": config.dedup_rules is not None and config.dedup_rules.index is not None,
+            "pack": packing is not None and packing.write,
+            "report": True,
+        }
+        return tuple(stage for stage, there in has.items() if there)
+
+    @property
+    def _one_process(self) -> bool:
+        """Whether other processes are not worth their start, or could not open the input or know when it is enough."""
+        if self._config.limit is not None or (
+            self._config.workers is None and self._prepared.identity.input["bytes"] < SMALL_INPUT
+        ):
+            return True
+        paths = (path for one in self._config.sources for path in one.paths)
+        return any(path == STDIN or path.startswith("memory://") for path in paths)
+
+    def _readers(self) -> Staff:
+        """Who reads without encoding: no tokenizer takes memory."""
+        wanted = 1 if self._one_process else self._config.workers or cores()
+        workers = fit_workers(self._budget, usage().anonymous, 0, min(wanted, self._plan.units))
+        return Staff(workers, max(1, (self._config.workers or cores()) // workers))
+
+    # ---- which documents ----
+
+    def _count(self) -> dict[int, tuple[int, int]]:
+        counts = RowCounts(self._run, self._prepared.sources)
+        if not counts.needed:
+            return {}
+        units = {unit.index: unit for unit in self._units() if self._prepared.sources[unit.dataset].counted}
+        task = CountTask(self._prepared.sets, str(self._run.folder))
+        stage = Stage("count", task, counts.missing(), lambda index: Assignment(units[index]), total=len(units))
+        self._workforce.work(stage, self._readers(), counts.add)
+        return counts.ranges()
+
+    def _units(self) -> Iterator[Unit]:
+        return self._run.all_units(Unit.from_json)
+
+    def _rows(self, unit: Unit) -> tuple[int, int] | None:
+        return self._ranges.get(unit.origin)
+
+    # ---- dedup ----
+
+    @property
+    def _dedup_folder(self) -> Path:
+        return self._run.folder / DEDUP_FOLDER
+
+    @property
+    def _partitions(self) -> int:
+        return partition_count(self._prepared.identity.input["bytes"])
+
+    def _deduplicate(self) -> None:
+        rules = self._config.dedup_rules
+        if rules is not None:
+            self._dedup_folder.mkdir(exist_ok=True)
+            self._index = pin_index(rules, self._dedup_folder, self._prepared.identity, self._out)
+            self._fingerprint()
+            self._group()
+
+    def _fingerprint(self) -> None:
+        rules = self._config.dedup_rules
+        assert rules is not None
+        staff = self._readers()
+        task = FingerprintTask(
+            folder=self._dedup_folder,
+            sets=self._prepared.sets,
+            clean=self._config.clean_rules,
+            rules=rules,
+            spool=str(self._run.folder),
+            threads=staff.threads,
+            keep_texts=keeps_texts(self._config, survey(self._units())[0]),
+        )
+        todo = [unit.index for unit in self._units() if self._lacks_hashes(unit)]
+        pending = _Pending(self._units(), set(todo))
+        size = sum(unit.size for unit in self._units() if unit.index in pending.wanted)
+        stage = Stage(
+            "fingerprint",
+            task,
+            iter(todo),
+            lambda index: Assignment(unit := pending.take(index), rows=self._rows(unit)),
+            total=len(todo),
+            input_bytes=size,
+        )
+        self._workforce.work(stage, staff, lambda part: None)
+
+    def _lacks_hashes(self, unit: Unit) -> bool:
+        return not unit.copy and not (self._dedup_folder / hash_file_name(unit.index)).exists()
+
+    def _resolve_task(self) -> ResolveTask:
+        rules = self._config.dedup_rules
+        assert rules is not None
+        validation = len(self._config.validation_sets)
+        exempt = next((unit.index for unit in self._units() if unit.dataset >= validation), 0)
+        return ResolveTask(
+            folder=self._dedup_folder,
+            rules=rules,
+            partitions=self._partitions,
+            exempt_below=exempt,
+            index_files=tuple(self._index.values()),
+            memory_bytes=self._budget.limit_bytes - usage().anonymous,
+            threads=self._config.workers or cores(),
+        )
+
+    def _group(self) -> None:
+        task = self._resolve_task()
+        todo = [step for step in task.steps if not resolved_path(task.folder, step).exists()]
+        stage = Stage("group", task, iter(todo), lambda step: step, total=len(todo))
+        if todo:
+            self._workforce.work(stage, Staff(1, task.threads, apart=True), lambda part: None)
+        self._workforce.dedup, self._workforce.near = resolved(task)
+
+    def _commit_to_index(self) -> None:
+        rules = self._config.dedup_rules
+        if rules is None or rules.index is None:
+            return
+        resolve = self._resolve_task()
+        task = IndexTask(rules.index, self._prepared.identity.run_id, self._out, resolve)
+        stage = Stage("index", task, iter([0]), lambda step: step, total=1)
+        self._workforce.work(stage, Staff(1, resolve.threads, apart=True), lambda part: None)
+
+    # ---- tokenize ----
+
+    def _tokenize(self) -> None:
+        run, plan = self._run, self._plan
+        pending: dict[int, Unit] = {}
+
+        def units() -> Iterator[int]:
+            for unit, _ in run.pending(Unit.from_json):
+                if self._limit_reached():
+                    return
+                pending[unit.index] = unit
+                yield unit.index
+
+        def assign(index: int) -> Assignment:
+            parts, batches = run.done_so_far(index)
+            left = None if self._config.limit is None else self._config.limit - run.progress.documents
+            return Assignment(pending[index], parts, batches, left, self._rows(pending[index]))
+
+        def on_part(record: PartRecord) -> None:
+            run.add(record)
+            if record.last:
+                pending.pop(record.unit, None)
+
+        stage = Stage(
+            "tokenize",
+            self._tokenize_task(),
+            units(),
+            assign,
+            total=plan.units,
+            done=plan.done,
+            input_bytes=sum(unit.size for unit, _ in run.pending(Unit.from_json)),
+        )
+        self._workforce.work(stage, Staff(plan.workers, plan.threads), on_part)
+
+    def _tokenize_task(self) -> TokenizeTask:
+        config, prepared, plan = self._config, self._prepared, self._plan
+        return TokenizeTask(
+            out=self._run.out,
+            sets=prepared.sets,
+            selection=Selection(
+                clean=config.clean_rules,
+                drops=self._dedup_folder if config.dedup_rules is not None else None,
+                seen_by=tuple(self._index),
+                filters=config.filters,
+                shares=config.split_shares,
+                staged=self._staged,
+                seed=config.seed,
+                write_dropped=config.write_dropped,
+            ),
+            engine=plan.engine,
+            plain_specials=config.tokenizer_rules.special_text == "plain",
+            special=prepared.special,
+            dtype=token_dtype(prepared.vocab_size),
+            shard_size=prepared.shard_size,
+            share_bytes=plan.share_bytes,
+            threads=plan.threads,
+        )
+
+    @property
+    def _staged(self) -> bool:
+        return bool(self._config.split_tokens) or any(one.max_tokens for one in self._config.sources)
+
+    def _limit_reached(self) -> bool:
+        return self._config.limit is not None and self._run.progress.documents >= self._config.limit
+
+    # ---- splits and limits in tokens ----
+
+    def _arrange(self) -> None:
+        if not self._staged:
+            return
+        self._workforce.enter("arrange")
+        config, run = self._config, self._run
+        staged = self._capped(self._staged_shards())
+        validation = len(config.validation_sets)
+        free = [one for one in staged if one.dataset >= validation]
+        task = ArrangeTask(
+            out=run.out,
+            splits=tuple(config.split_tokens),
+            boundaries=tuple(find_boundaries(run.out, lambda: iter(free), config.split_tokens)),
+            validation=frozenset(range(validation)),
+            dtype=token_dtype(self._prepared.vocab_size),
+        )
+        done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
+        todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
+        stage = Stage("arrange", task, iter(todo), lambda k: staged[k], total=len(todo))
+        self._workforce.work(stage, self._readers(), lambda record: run.append(ARRANGED, asdict(record)))
+
+    def _staged_shards(self) -> list[Staged]:
+        datasets = {unit.index: unit.dataset for unit in self._units()}
+        records = sorted(self._run.records(), key=lambda record: (record.unit, record.part))
+        return [Staged(record, datasets[record.unit]) for record in records if record.shards]
+
+    def _capped(self, staged: list[Staged]) -> list[Staged]:
+        rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
+        capped = []
+        for one in staged:
+            if one.dataset in rooms:
+                cap, rooms[one.dataset] = find_cap(self._run.out, one, rooms[one.dataset])
+                one = replace(one, cap=cap)
+            capped.append(one)
+        return capped
+
+
+def _state_of(out: Path, identity: Identity) -> str:
+    """What is in the output folder, in words; refuses what another job made."""
+    if not out.exists():
+        return "new"
+    there = Run(out)
+    state = there.state()
+    if state == NEW:
+        return state
+    there.require_same(identity)
+    return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"
+
+
+class _Pending:
+    """Units of a stage that are handed out in plan order, read from the plan as they are needed."""
+
+    def __init__(self, units: Iterator[Unit], wanted: set[int]) -> None:
+        self._units, self.wanted = units, wanted
+        self._seen: dict[int, Unit] = {}
+
+    def take(self, index: int) -> Unit:
+        while index not in self._seen:
+            unit = next(self._units)
+            if unit.index in self.wanted:
+                self._seen[unit.index] = unit
+        return self._seen[index]

@@ -1,0 +1,210 @@
+"""What comes of packing: the figures alone, or the rows on disk.
+
+`plan_rows` reads indexes only. `write_rows` writes a folder that is itself a store (docs/format.md): its documents are
+the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, sequence_len)` is the rows of a shard. Its manifest names
+the store it was made from by fingerprint, and is written last: a write that was killed starts again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.files import explain_os_errors, remove_temporaries, sync_folder, write_file
+from milldam.packing.best_fit import best_fit_rows
+from milldam.packing.pieces import Cutter, Rows, document_lengths, split_shards
+from milldam.packing.row_shards import RowForm, write_shards
+from milldam.packing.rules import PackingRules
+from milldam.packing.wrapped import wrapped_rows
+from milldam.store import Store, open_store
+from milldam.store.format import MAX_SEQUENCE
+from milldam.store.manifest import NAME, Manifest, Shard
+
+_SHARD_FILE = re.compile(r"[A-Za-z]\w*-\d{5,}\.(bin|idx)")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """How a split was packed. Tokens and padding fill the rows; tokens and tail are the whole split."""
+
+    strategy: str
+    sequence_len: int
+    rows: int
+    tokens: int
+    """Tokens in the rows, padding not counted."""
+    padding: int
+    tail: int
+    """Tokens at the very end that fill no row and are left out."""
+    cut_documents: int
+    """Documents that lie in more than one row, or whose end is in the tail."""
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the rows that is not padding."""
+        return self.tokens / (self.rows * self.sequence_len) if self.rows else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"efficiency": round(self.efficiency, 6)}
+
+
+class _Packing:
+    """Packs one split; counts what passes."""
+
+    def __init__(self, store: Store, split: str, rules: PackingRules, sequence_len: int) -> None:
+        _check(rules, sequence_len)
+        self._store, self._split = store, split
+        self._rules, self._row = rules, sequence_len
+        self._cutter = Cutter(sequence_len, wrapped=rules.strategy == "wrapped")
+        self._counted_rows = self._counted_tokens = 0
+
+    def rows(self) -> Iterator[Rows]:
+        pieces = self._cutter(document_lengths(self._store, self._split))
+        if self._rules.strategy == "wrapped":
+            made = wrapped_rows(pieces, self._row, pad_last=self._rules.pad_last)
+        else:
+            made = best_fit_rows(pieces, self._row, buffer=self._rules.buffer)
+        for rows in made:
+            self._counted_rows += len(rows)
+            self._counted_tokens += int(rows.pieces.lengths.sum())
+            yield rows
+
+    def figures(self) -> Packed:
+        """Once all rows have passed."""
+        whole = sum(shard.tokens for shard in split_shards(self._store.manifest, self._split))
+        rows, tokens = self._counted_rows, self._counted_tokens
+        return Packed(
+            strategy=self._rules.strategy,
+            sequence_len=self._row,
+            rows=rows,
+            tokens=tokens,
+            padding=rows * self._row - tokens,
+            tail=whole - tokens,
+            cut_documents=self._cutter.cut_documents,
+        )
+
+
+def _check(rules: PackingRules, sequence_len: int) -> None:
+    if not 1 <= sequence_len <= MAX_SEQUENCE:
+        raise ConfigError(f"sequence_len: {sequence_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
+    if rules.buffer < 1:
+        raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
+
+
+def pack(
+    store_path: str | Path, rules: PackingRules, sequence_len: int, folder: Path | None
+) -> dict[str, dict[str, Any]]:
+    """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one)."""
+    store = open_store(store_path)
+    if folder is None:
+        packed = {split: plan_rows(store_path, split, rules, sequence_len) for split in store.splits}
+    else:
+        pad_id = store.manifest.tokenizer.get("eos") or 0
+        packed = write_rows(store_path, folder, rules, sequence_len=sequence_len, pad_id=pad_id)
+    return {split: figures.as_dict() for split, figures in packed.items()}
+
+
+def plan_rows(store_path: str | Path, split: str, rules: PackingRules, sequence_len: int) -> Packed:
+    """The figures of packing a split, without reading or writing a token."""
+    packing = _Packing(open_store(store_path, split=split), split, rules, sequence_len)
+    for _ in packing.rows():
+        pass
+    return packing.figures()
+
+
+def write_rows(
+    store_path: str | Path, folder: Path, rules: PackingRules, *, sequence_len: int, pad_id: int
+) -> dict[str, Packed]:
+    """Write the rows of every split into a folder, unless they lie there already; the figures by split.
+
+    Call it while holding the lock of the run: what another write left there is removed.
+    """
+    _check(rules, sequence_len)
+    store = open_store(store_path)
+    if not 0 <= pad_id < store.vocab_size:
+        raise ConfigError(f"pad id {pad_id:,} is outside the vocabulary of {store.vocab_size:,} tokens.")
+    wanted = _settings(store, rules, sequence_len, pad_id)
+    found = _read_finished(folder)
+    if found is not None and _is_current(found, wanted, store.manifest, folder):
+        return {split: _from_dict(figures) for split, figures in found.settings["packed"].items()}
+    _clear(folder)
+    form = RowForm(store.manifest.dtype, sequence_len, pad_id)
+    shards: list[Shard] = []
+    packed: dict[str, Packed] = {}
+    for split in store.splits:
+        packing = _Packing(store, split, rules, sequence_len)
+        shards += write_shards(store, split, packing.rows(), form, folder)
+        packed[split] = packing.figures()
+    _finish(folder, store, wanted | {"packed": {name: one.as_dict() for name, one in packed.items()}}, shards)
+    return packed
+
+
+def _settings(store: Store, rules: PackingRules, sequence_len: int, pad_id: int) -> dict[str, Any]:
+    """All that the rows follow from."""
+    own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
+    return {
+        "packing": {"strategy": rules.strategy} | own,
+        "sequence_len": sequence_len,
+        "pad_id": pad_id,
+        "source": store.fingerprint,
+        "source_splits": {split: len(split_shards(store.manifest, split)) for split in store.splits},
+    }
+
+
+def _read_finished(folder: Path) -> Manifest | None:
+    """The manifest of rows that were written before; another kind of store is not ours to replace."""
+    if not (folder / NAME).exists():
+        return None
+    try:
+        manifest = Manifest.read(folder)
+    except StoreError:
+        return None
+    if "packed" not in manifest.settings:
+        raise MismatchError(f"{folder}: holds a store of documents, not rows. Choose another folder for the rows.")
+    return manifest
+
+
+def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folder: Path) -> bool:
+    same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
+    if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
+        return False
+    files = [(f"{s.name}.{kind}", record["bytes"]) for s in found.shards for kind, record in _records(s)]
+    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files)
+
+
+def _records(shard: Shard) -> tuple[tuple[str, dict[str, Any]], ...]:
+    return ("bin", shard.bin), ("idx", shard.idx)
+
+
+def _from_dict(figures: dict[str, Any]) -> Packed:
+    return Packed(**{name: value for name, value in figures.items() if name != "efficiency"})
+
+
+def _clear(folder: Path) -> None:
+    """Take away the manifest first: from here on the folder passes for nothing finished."""
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME).unlink(missing_ok=True)
+        sync_folder(folder)
+        remove_temporaries(folder)
+        for path in folder.iterdir():
+            if _SHARD_FILE.fullmatch(path.name):
+                path.unlink()
+
+
+def _finish(folder: Path, store: Store, settings: dict[str, Any], shards: list[Shard]) -> None:
+    source = store.manifest
+    write_file(folder / "tokenizer.json", (store.path / "tokenizer.json").read_bytes())
+    size = sum(shard.bin["bytes"] for shard in source.shards)
+    Manifest(
+        dtype=source.dtype,
+        vocab_size=source.vocab_size,
+        tokenizer=source.tokenizer,
+        engine=source.engine,
+        settings=settings,
+        input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
+        shards=tuple(shards),
+    ).write(folder)

@@ -1,0 +1,124 @@
+"""Values as text for the page: escaped, so that nothing from the data is ever markup; numbers as people read them."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from datetime import UTC, datetime
+
+NAME_CHARACTERS = 60
+
+# What can't be seen, or turns the text around it: controls, soft hyphen, direction marks and overrides, zero-width
+# characters, line and paragraph separators, halves of surrogate pairs, tag characters. Joiners (U+200C, U+200D) stay:
+# scripts and emoji need them.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
+)
+
+
+def escape(text: object) -> str:
+    """Text for the body of the page.
+
+    >>> escape("<b>\\u202e")
+    '&lt;b&gt;<span class="unseen">U+202E</span>'
+    """
+    return _UNSEEN.sub(lambda found: f'<span class="unseen">{_code(found[0])}</span>', html.escape(str(text)))
+
+
+def escape_plain(text: object) -> str:
+    """Text for an attribute or inside SVG, where there can be no markup.
+
+    >>> escape_plain('"\\x00"')
+    '&quot;⟨U+0000⟩&quot;'
+    """
+    return _UNSEEN.sub(lambda found: f"⟨{_code(found[0])}⟩", html.escape(str(text)))
+
+
+def _code(character: str) -> str:
+    return f"U+{ord(character):04X}"
+
+
+def shorten(text: object, characters: int = NAME_CHARACTERS) -> str:
+    """A name that may be of any length, cut.
+
+    >>> shorten("a long name", 7)
+    'a long…'
+    """
+    whole = str(text)
+    return whole if len(whole) <= characters else whole[: characters - 1] + "…"
+
+
+def short_count(number: float) -> str:
+    """
+    >>> short_count(1_234), short_count(15_293_621), short_count(2.5e12)
+    ('1,234', '15.3 M', '2.5 T')
+    """
+    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= scale and number >= 10_000:
+            digits = 2 if number < 10 * scale else 1 if number < 100 * scale else 0
+            return f"{_trim(f'{number / scale:.{digits}f}')} {unit}"
+    return f"{int(number):,}"
+
+
+def share(part: float, whole: float) -> str:
+    """
+    >>> share(1, 3), share(1, 10**6), share(0, 5), share(9_999, 10_000), share(1, 0)
+    ('33.3 %', '< 0.1 %', '0 %', '> 99.9 %', '')
+    """
+    if whole <= 0:
+        return ""
+    percent = 100 * part / whole
+    if 0 < percent < 0.1:
+        return "< 0.1 %"
+    if 99.9 < percent < 100:
+        return "> 99.9 %"
+    return f"{_trim(f'{percent:.1f}')} %"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.42), duration(75), duration(7_384), duration(200_000)
+    ('0.42 s', '1 min 15 s', '2 h 3 min', '2 d 7 h')
+    """
+    if seconds < 59.95:
+        return f"{_trim(f'{seconds:.2f}' if seconds < 1 else f'{seconds:.1f}')} s"
+    whole = round(seconds)
+    for (unit, size), (smaller, part) in (
+        (("d", 86_400), ("h", 3_600)),
+        (("h", 3_600), ("min", 60)),
+        (("min", 60), ("s", 1)),
+    ):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def moment(time: float) -> str:
+    """A unix time, to the minute; empty when it is none.
+
+    >>> moment(1_700_000_000)
+    '2023-11-14 22:13 UTC'
+    """
+    try:
+        return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def round_step(limit: float, parts: int) -> float:
+    """A step of 1, 2 or 5 times a power of ten that divides `limit` into at most about so many parts.
+
+    >>> round_step(512, 4), round_step(7, 7)
+    (200, 1)
+    """
+    rough = max(limit, 1e-9) / parts
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    return int(step) if step >= 1 else step
+
+
+def _trim(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number

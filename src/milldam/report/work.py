@@ -1,0 +1,137 @@
+"""How the run went: memory, time, and what became of the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from milldam.memory import format_size
+from milldam.report.charts import memory_chart
+from milldam.report.facts import Facts, Passage, as_dict, as_number
+from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
+from milldam.report.markup import duration, escape, share, short_count, shorten
+
+_REASONS_SHOWN = 40
+_NOTHING = '<span class="gone">none dropped</span>'
+
+
+def memory(facts: Facts) -> Section:
+    body = ""
+    if facts.timeline is not None:
+        body += chart(memory_chart(facts.timeline, facts.budget))
+    if facts.stage_memory:
+        body += f"<h3>Anonymous memory by stage</h3>{_stage_table(facts)}"
+    if not body:
+        body = '<p class="none">The run left no record of its memory.</p>'
+    key = '<p><span class="key"></span>Anonymous: what the kernel can&#39;t take back, held to the budget.</p>'
+    key += '<p><span class="key file"></span>File-backed: mapped files, dropped by the kernel at will.</p>'
+    return Section("memory", "Memory", key + paragraphs("Sum over all processes.", _unseen_peak(facts)), body)
+
+
+def _unseen_peak(facts: Facts) -> str:
+    """The peak is taken from every sample, the curve from those that were written."""
+    if facts.timeline is None or facts.peak_memory is None or facts.peak_memory <= facts.timeline.peak.anonymous:
+        return ""
+    return f"Between the samples drawn it reached {format_size(facts.peak_memory)}."
+
+
+def _stage_table(facts: Facts) -> str:
+    limit = facts.budget or max(one.peak for one in facts.stage_memory)
+    rows = (
+        (
+            escape(shorten(one.stage)),
+            bar([(one.peak, "over" if one.peak > limit else "")], limit),
+            format_size(one.start),
+            format_size(one.peak),
+            format_size(one.final),
+        )
+        for one in facts.stage_memory
+    )
+    of = "Peak against the budget" if facts.budget else "Peak"
+    return table(["Stage", of, "Start", "Peak", "Final"], rows, numbers=(2, 3, 4), kind="bars")
+
+
+def throughput(facts: Facts) -> Section:
+    """Rates over the whole time, then where the time went."""
+    seconds, text = facts.seconds, facts.manifest.text_bytes
+    body = show_tiles(_rates(facts, seconds), small=True) if seconds else ""
+    wall = _seconds_by_name(facts.summary.get("wall"))
+    if wall:
+        body += f"<h3>Time per stage</h3>{_time_table(wall, text)}"
+    work = _seconds_by_name(facts.summary.get("stages"))
+    if work:
+        body += f"<h3>Work per step, summed over workers</h3>{_time_table(work, text)}"
+    if not body:
+        body = '<p class="none">The run left no record of its time.</p>'
+    again = f"The run was resumed; the time is that of its {facts.sessions} sessions." if facts.sessions > 1 else ""
+    about = paragraphs("Text that came out, in the time of the whole run.", again)
+    return Section("throughput", "Throughput", about, body)
+
+
+def _rates(facts: Facts, seconds: float) -> Iterator[Tile]:
+    manifest = facts.manifest
+    yield Tile("Text", *_rate(format_size(manifest.text_bytes / seconds)))
+    yield Tile("Tokens", short_count(manifest.tokens / seconds), "/s")
+    yield Tile("Documents", short_count(facts.read / seconds), "/s", "read")
+    workers = as_number(facts.summary.get("workers"))
+    if workers:
+        yield Tile("Workers", f"{workers:g}", "", f"{format_size(manifest.text_bytes / seconds / workers)}/s each")
+
+
+def _rate(size: str) -> tuple[str, str]:
+    number, unit = size.split()
+    return number, f"{unit}/s"
+
+
+def _seconds_by_name(value: object) -> dict[str, float]:
+    numbers = {str(name): as_number(one) for name, one in as_dict(value).items()}
+    return {name: one for name, one in numbers.items() if one is not None and one >= 0}
+
+
+def _time_table(seconds: dict[str, float], text_bytes: int) -> str:
+    total = sum(seconds.values())
+    rows = (
+        (
+            escape(shorten(name)),
+            bar([(one, "")], max(seconds.values())),
+            duration(one),
+            share(one, total),
+            f"{format_size(text_bytes / one)}/s" if one >= 0.01 else "",
+        )
+        for name, one in seconds.items()
+    )
+    return table(["Stage", "", "Time", "Share", "Text"], rows, numbers=(2, 3, 4), kind="bars")
+
+
+def flow(facts: Facts) -> Section:
+    """Documents in and out, as a funnel: the bars are parts of what was read."""
+    read = max(facts.read, facts.flow[0].documents_in)
+    rows = "".join(_passage(one, read) for one in _with_reading(facts.flow, read))
+    about = '<p><span class="key"></span>Went on to the next stage.</p><p><span class="key lost"></span>Dropped.</p>'
+    kept = f"{short_count(facts.manifest.documents)} of {short_count(read)} documents are in the store"
+    return Section("flow", "Documents in and out", about + paragraphs(f"{kept}."), f'<ol class="flow">{rows}</ol>')
+
+
+def _with_reading(passages: tuple[Passage, ...], read: int) -> Iterator[Passage]:
+    """A funnel begins with all that was read."""
+    if passages[0].stage != "read":
+        yield Passage("read", read, read, {})
+    yield from passages
+
+
+def _passage(one: Passage, read: int) -> str:
+    lost = max(0, one.documents_in - one.documents_out)
+    gone = f'<span class="gone some">−{lost:,} ({share(lost, one.documents_in)})</span>' if lost else _NOTHING
+    shown = bar([(one.documents_out, ""), (lost, "lost")], read)
+    numbers = f'<span class="n">{one.documents_out:,}</span>{gone}'
+    return f"<li><b>{escape(shorten(one.stage, 40))}</b>{shown}{numbers}{_reasons(one.dropped)}</li>"
+
+
+def _reasons(dropped: dict[str, int]) -> str:
+    if not dropped:
+        return ""
+    ranked = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    chips = [f'<span class="reason">{escape(shorten(name))} <b>{n:,}</b></span>' for name, n in ranked[:_REASONS_SHOWN]]
+    if len(ranked) > _REASONS_SHOWN:
+        rest = sum(n for _, n in ranked[_REASONS_SHOWN:])
+        chips.append(f'<span class="reason">{len(ranked) - _REASONS_SHOWN} other reasons <b>{rest:,}</b></span>')
+    return f'<div class="reasons">{"".join(chips)}</div>'

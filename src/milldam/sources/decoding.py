@@ -1,0 +1,124 @@
+"""Bytes -> text, by the rule for what is no UTF-8: reject the record, replace it, drop it, or stop.
+
+"drop" removes the bytes that are no UTF-8, and halves of surrogate pairs that JSON's escapes leave. The head of such a
+document (`HEAD_CHARACTERS`) tells whether that helps: when it begins with UTF-16's byte order mark, when more than a
+quarter of it is zeros, or when more than a tenth of it would go (half of a short text), the document is in another
+encoding or no text at all, and is rejected. Only the head counts, so the verdict is the same however a document is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from milldam.sources.batch import MalformedError, TextRules
+
+HEAD_CHARACTERS = 4096
+HEAD_BYTES = 4 * HEAD_CHARACTERS
+"""They hold the head of any document."""
+_FEW = 16
+# As "surrogateescape" shows the bytes FF FE and FE FF.
+_UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
+
+
+def decode_text(data: bytes, rules: TextRules, head: bytes | None = None) -> tuple[str | None, str]:
+    """Text of bytes by the rules, and what is wrong with them when there is none.
+
+    `head`: the first `HEAD_BYTES` of the document that these bytes are a part of; without it, they are all of it.
+    """
+    try:
+        return data.decode("utf-8"), ""
+    except UnicodeDecodeError as error:
+        if rules.invalid_utf8 == "replace":
+            return data.decode("utf-8", errors="replace"), ""
+        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(_escaped((head or data)[:HEAD_BYTES])):
+            return data.decode("utf-8", errors="ignore"), ""
+        return None, describe_encoding(data, error)
+
+
+def _escaped(data: bytes) -> str:
+    """Text in which each byte that is no UTF-8 stays as a lone surrogate."""
+    return data.decode("utf-8", errors="surrogateescape")
+
+
+def _is_beyond_repair(text: str) -> bool:
+    """Whether the head of a text, with lone surrogates for what is no UTF-8, is garbage without them."""
+    head = text[:HEAD_CHARACTERS]
+    size = len(head)
+    dropped = size - len(_without_surrogates(head))
+    # A single bad byte is much of a short text: there, up to half may go.
+    too_many = dropped > max(size / 10, min(size / 2, _FEW))
+    return too_many or head.startswith(_UTF16_MARKS) or 4 * head.count("\0") > size
+
+
+def describe_encoding(data: bytes, error: UnicodeDecodeError) -> str:
+    """What the bytes are likely to be instead of UTF-8."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "UTF-16 (it begins with its byte order mark); convert it: iconv -f UTF-16 -t UTF-8"
+    sample = data[:4096]
+    if sample.count(0) > len(sample) // 4:
+        return "not UTF-8; many zero bytes: UTF-16 or binary data"
+    latin = f"byte 0x{data[error.start]:02x} at {error.start}: not UTF-8"
+    if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in sample):
+        return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8"
+    return latin
+
+
+# ---- JSON ----
+
+
+def parse_json(data: bytes, rules: TextRules) -> Any:
+    """The value of a JSON text; raises MalformedError. A document in it is yet to go through `mended`."""
+    try:
+        return json.loads(decode_json(data, rules))
+    except (ValueError, RecursionError) as error:
+        if rules.invalid_utf8 == "drop":
+            _require_text(*decode_text(data, rules))
+        raise MalformedError("bad_json", str(error)) from None
+
+
+def decode_json(data: bytes, rules: TextRules) -> str:
+    """JSON text. With "drop", what is no UTF-8 stays in it as lone surrogates: only what the document has of it counts,
+    and an escape never comes about by what is dropped from its middle."""
+    return _escaped(data) if rules.invalid_utf8 == "drop" else _require_text(*decode_text(data, rules))
+
+
+def _require_text(text: str | None, problem: str) -> str:
+    if text is None:
+        raise MalformedError("not_utf8", problem)
+    return text
+
+
+def mended(text: str, rules: TextRules) -> str:
+    """A whole document that UTF-8 can hold: JSON's escapes may leave half of a surrogate pair."""
+    if is_sound(text):
+        return text
+    require_mendable(text, rules)
+    return mend(text, rules)
+
+
+def is_sound(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def require_mendable(head: str, rules: TextRules) -> None:
+    """Raises MalformedError when a document that holds lone surrogates somewhere is to be rejected for them."""
+    if rules.invalid_utf8 not in ("drop", "replace"):
+        raise MalformedError("not_utf8", "an escaped surrogate without its other half")
+    if rules.invalid_utf8 == "drop" and _is_beyond_repair(head):
+        raise MalformedError("not_utf8", "so much of the text is no UTF-8 that it must be another encoding")
+
+
+def mend(text: str, rules: TextRules) -> str:
+    """A document, or a part of one, without lone surrogates."""
+    if rules.invalid_utf8 == "drop":
+        return _without_surrogates(text)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "ignore").decode("utf-8")

@@ -1,0 +1,177 @@
+"""Units of a stage through an executor, while the user is told how it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
+from milldam.executors.local import LocalExecutor
+from milldam.executors.serial import SerialExecutor
+from milldam.memory import Budget, Monitor, release
+from milldam.planning import cores
+from milldam.progress import Observer, Snapshot
+from milldam.run import Run
+
+REPORT_SECONDS = 0.2
+STATUS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staff:
+    """Who works on a stage."""
+
+    workers: int
+    threads: int
+    apart: bool = False
+    """In a process of its own even when alone, so that all its memory comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is to be done, and how much of it there is."""
+
+    name: str
+    task: Task
+    units: Iterable[int]
+    """What is still to be done."""
+    assign: Callable[[int], Any]
+    total: int = 0
+    """Units in all, for progress."""
+    done: int = 0
+    """Units that were done before."""
+    input_bytes: int = 0
+    """Input of what is still to be done."""
+
+
+class Workforce:
+    """Runs stage after stage; keeps count of time and memory."""
+
+    def __init__(self, run: Run, observer: Observer, monitor: Monitor, budget: Budget) -> None:
+        self._run, self._observer, self._monitor = run, observer, monitor
+        self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
+        self._by_unit: dict[int, dict[str, Any]] = {}
+        self._started = self._stage_started = time.monotonic()
+        self._told = 0.0
+        self.seconds: Counter[str] = Counter()
+        """Work by kind, summed over workers."""
+        self.wall: dict[str, float] = {}
+        """Time by stage."""
+        self.dedup: dict[str, Any] = {}
+        self.near: dict[str, Any] = {}
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def enter(self, stage: str) -> None:
+        """Book what follows under another stage."""
+        now = time.monotonic()
+        before = self._monitor.stage
+        self.wall[before] = self.wall.get(before, 0.0) + now - self._stage_started
+        self._stage_started = now
+        self._monitor.enter_stage(stage)
+
+    def work(self, stage: Stage, staff: Staff, on_part: Callable[[Any], None]) -> None:
+        """Have every unit of a stage done. `on_part` gets what workers finish."""
+        self.enter(stage.name)
+        self._snapshot = Snapshot(
+            stage=stage.name,
+            units=stage.total,
+            units_done=stage.done,
+            input_total=stage.input_bytes,
+            budget_bytes=self._snapshot.budget_bytes,
+        )
+        self._stage_started = time.monotonic()
+        alone = staff.workers == 1 and not staff.apart
+        executor: Executor = SerialExecutor() if alone else LocalExecutor(staff.workers, staff.threads)
+        with _thread_limit(staff):
+            executor.run(stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part))
+        self.seconds += self._snapshot.seconds
+        # A stage that ran in this process must not weigh on the next one.
+        release()
+
+    def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
+        if event.kind == PART:
+            on_part(event.value)
+        elif event.kind == PROGRESS:
+            self._by_unit[event.unit] = event.value
+            self._snapshot.workers[event.worker] = _worker_status(event)
+        elif event.kind == DONE:
+            finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
+            self._snapshot.counts.update(finished["counts"])
+            self._snapshot.seconds.update(finished["seconds"])
+            self._snapshot.units_done += 1
+            self._snapshot.workers.pop(event.worker, None)
+        elif event.kind == CRASH:
+            self._by_unit.pop(event.unit, None)
+            self._observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
+        self._tell(force=event.kind == DONE)
+
+    def _tell(self, *, force: bool) -> None:
+        """Show where the run stands, and write it down for `milldam status`."""
+        now = time.monotonic()
+        if not force and now - self._told < REPORT_SECONDS:
+            return
+        snapshot = self._current()
+        self._observer.progress(snapshot)
+        if now - self._told >= STATUS_SECONDS or force:
+            self._told = now
+            self._run.write_status(
+                {
+                    "stage": self._monitor.stage,
+                    "units": snapshot.units,
+                    "units_done": snapshot.units_done,
+                    "counts": dict(snapshot.counts),
+                    "elapsed": now - self._started,
+                    "anonymous_bytes": snapshot.anonymous_bytes,
+                    "budget_bytes": snapshot.budget_bytes,
+                    "workers": snapshot.workers,
+                }
+            )
+
+    def _current(self) -> Snapshot:
+        counts, seconds = Counter(self._snapshot.counts), Counter(self._snapshot.seconds)
+        for running in self._by_unit.values():
+            counts.update(running["counts"])
+            seconds.update(running["seconds"])
+        return dataclasses.replace(
+            self._snapshot,
+            counts=counts,
+            seconds=seconds,
+            anonymous_bytes=self._monitor.now.anonymous,
+            elapsed=time.monotonic() - self._stage_started,
+        )
+
+
+def _worker_status(event: Event) -> dict[str, Any]:
+    told = event.value
+    return {
+        "pid": event.pid,
+        "unit": event.unit,
+        "time": time.time(),
+        "anonymous_bytes": told["anonymous_bytes"],
+        **told["counts"],
+    }
+
+
+@contextlib.contextmanager
+def _thread_limit(staff: Staff) -> Iterator[None]:
+    """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
+    before = dict(os.environ)
+    if staff.workers == 1 and staff.threads < cores():
+        os.environ.setdefault("RAYON_NUM_THREADS", str(staff.threads))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if staff.threads > 1 else "false"
+    try:
+        yield
+    finally:
+        for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]

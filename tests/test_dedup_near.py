@@ -1,0 +1,501 @@
+"""Near-duplicates: what a shingle is, what a signature promises, which documents are dropped."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.dedup import shingles
+from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
+from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name
+from milldam.dedup.near import Clusters, KeyLayout, NearResolved, SortedKeys, bucket_pairs, resolve_near
+from milldam.dedup.rules import NearRules
+from milldam.dedup.shingles import shingle
+from milldam.errors import InputError
+
+RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
+MEMORY = 32 << 20
+Drops = dict[tuple[int, int], tuple[int, int]]
+"""(unit, row) of a dropped document -> that of the one that is kept."""
+
+
+def array(*texts: str) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())
+
+
+def sets(texts: list[str], ngram: int = 2) -> list[set[int]]:
+    """The shingles of each text."""
+    found = shingle(pa.array(texts, pa.large_string()), ngram)
+    return [set(found.flat[a:b].tolist()) for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+
+
+def write_units(folder: Path, units: list[list[str]], rules: NearRules = RULES) -> None:
+    folder.mkdir(exist_ok=True)
+    hasher = MinHasher(rules)
+    for unit, texts in enumerate(units):
+        with SignatureWriter(folder / signature_file_name(unit)) as writer:
+            writer.add(hasher.signatures(pa.array(texts, pa.large_string())))
+            writer.commit()
+
+
+def resolve(
+    folder: Path, *, exempt_below: int = 0, memory: int = MEMORY, threads: int = 2, rules: NearRules = RULES
+) -> tuple[NearResolved, Drops]:
+    resolved = resolve_near(folder, rules, exempt_below=exempt_below, memory_bytes=memory, threads=threads)
+    table = pq.read_table(folder / "drops-near-00000.parquet").to_pydict()
+    names = zip(table["unit"], table["row"], strict=True)
+    drops = dict(zip(names, zip(table["of_unit"], table["of_row"], strict=True), strict=True))
+    assert len(drops) == resolved.dropped
+    return resolved, drops
+
+
+class Writer:
+    """Makes up documents of random words, and variants at a known similarity."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def words(self, count: int) -> list[str]:
+        return [f"w{number}" for number in self._random.integers(0, 20_000, count).tolist()]
+
+    def text(self, count: int = 200) -> str:
+        return " ".join(self.words(count))
+
+    def pair(self, replaced: int, every: int) -> tuple[str, str]:
+        """Two texts that differ in single words, one in `every` n-grams: Jaccard (every - 5) / (every + 5)."""
+        one = self.words(every * replaced + 4)
+        other = list(one)
+        for k in range(replaced):
+            other[k * every + 4] = f"x{self._random.integers(0, 10**9)}"
+        return " ".join(one), " ".join(other)
+
+
+# ---- shingles ----
+
+
+def test_words_are_the_same_whatever_stands_between_them() -> None:
+    """Case, white space, punctuation, curly quotes and non-breaking spaces make no difference."""
+    plain, *others = sets(["he said no way", "He said: NO way!", "\n he\tsaid (no)  way.", "“He said” – no\u00a0way…"])
+    assert len(plain) == 3
+    assert all(other == plain for other in others)
+
+
+def test_order_and_borders_of_words_matter() -> None:
+    """The same letters in other words, or the same words in another order, are other shingles."""
+    one, *others = sets(["ab cd", "cd ab", "abc d", "a bcd", "abcd"])
+    assert all(not one & other for other in others)
+
+
+def test_words_of_any_length_are_told_apart_by_any_byte() -> None:
+    """A change of one letter at any place gives another shingle, in short words and in those of several blocks."""
+    for length in (1, 7, 8, 9, 16, 17, 63, 64, 65, 200):
+        words = ["a" * length] + ["a" * k + "b" + "a" * (length - k - 1) for k in range(length)]
+        found = [tuple(sorted(one)) for one in sets(words)]
+        assert len(set(found)) == len(words)
+        assert len({tuple(sorted(one)) for one in sets(["a" * length, "a" * (length + 1)])}) == 2
+
+
+def test_ngrams_stay_within_their_document() -> None:
+    """A document has the same shingles alone and among others, also where no space is between them."""
+    texts = ["one two three", "", "four", "five six seven eight", "...", "é", "seven eight nine"]
+    assert sets(texts) == [sets([text])[0] for text in texts]
+    assert [len(found) for found in sets(texts)] == [2, 0, 1, 3, 0, 1, 2]
+
+
+def test_fewer_words_than_an_ngram_are_one_shingle() -> None:
+    """Of all the document's words; without words there is none."""
+    found = sets(["a b", "a b c", "b a", "a", "", "?!"], ngram=5)
+    assert [len(one) for one in found] == [1, 1, 1, 1, 0, 0]
+    assert len(set.union(*found)) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["我们今天去公园散步", "ひらがなとカタカナ", "한국어문장입니다", "ภาษาไทยไม่มี", "ភាសាខ្មែរ", "😀😃😄😁"]
+)
+def test_scripts_without_spaces_have_a_word_a_character(text: str) -> None:
+    """So that a changed character changes `ngram` shingles, not all of them."""
+    assert shingle(array(text), 1).offsets.tolist() == [0, len(text)]
+    assert shingle(array(f"abc{text}def"), 1).offsets.tolist() == [0, len(text) + 2]
+
+
+def test_other_scripts_keep_their_words_whole_in_lower_case() -> None:
+    """Greek, Cyrillic, Arabic and accented Latin words are runs, as ASCII ones are."""
+    one, other = sets(
+        ["Привет МИР Ελλάδα ÉCOLE naïve مرحبا بالعالم", "привет мир ελλάδα école NAÏVE مرحبا بالعالم"], ngram=1
+    )
+    assert one == other
+    assert len(one) == 7
+
+
+def reference_words(text: str) -> list[str]:
+    """What a word is, the slow way, for text of ASCII and Han."""
+    return re.findall(r"[a-z0-9]+|[\u4e00-\u9fff]", text.lower())
+
+
+@given(st.lists(st.text("abZ09 .,-漢字", max_size=40), max_size=8), st.integers(1, 6))
+def test_shingles_are_those_of_a_plain_loop(texts: list[str], ngram: int) -> None:
+    """Equal n-grams of words have equal hashes, others have not, in every document."""
+    found = shingle(pa.array(texts, pa.large_string()), ngram)
+    names: dict[int, tuple[str, ...]] = {}
+    expected = []
+    for text in texts:
+        words = reference_words(text)
+        count = max(len(words) - ngram + 1, min(len(words), 1))
+        expected += [tuple(words[k : k + ngram]) for k in range(count)]
+    assert len(found.flat) == len(expected)
+    for value, gram in zip(found.flat.tolist(), expected, strict=True):
+        assert names.setdefault(value, gram) == gram
+    assert len(set(names.values())) == len(names)
+
+
+# ---- signatures ----
+
+
+def test_a_signature_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, among others, in other slices, in a slice of an array: the same row."""
+    writer = Writer()
+    texts = ["", *(writer.text(count) for count in (1, 3, 10, 40, 100, 700, 2000)), "...", "汉字" * 300]
+    hasher = MinHasher(RULES)
+    together = hasher.signatures(pa.array(texts, pa.large_string()))
+    assert (together == np.concatenate([hasher.signatures(array(text)) for text in texts])).all()
+    assert (together[3:7] == hasher.signatures(pa.array(texts, pa.large_string())[3:7])).all()
+    monkeypatch.setattr(shingles, "SLICE_DOCUMENTS", 3)
+    monkeypatch.setattr(shingles, "SLICE_BYTES", 1000)
+    assert (together == hasher.signatures(pa.array(texts, pa.large_string()))).all()
+
+
+def test_documents_without_words_are_marked() -> None:
+    """And only they hold the mark, in any place."""
+    rows = MinHasher(RULES).signatures(array("", "one", " ?! \n", *(f"tiny{k}" for k in range(2000))))
+    assert (rows == NO_WORDS).all(axis=1).nonzero()[0].tolist() == [0, 2]
+    assert (rows == NO_WORDS).any(axis=1).sum() == 2
+    assert MinHasher(RULES).signatures(array()).shape == (0, 256)
+
+
+def test_tiny_documents_are_told_apart() -> None:
+    """Documents of one shingle agree no more than chance has it, though all their bins borrow from one."""
+    rows = MinHasher(RULES).signatures(pa.array([f"word{k}" for k in range(300)], pa.large_string()))
+    equal = [(rows[i] == rows[j]).mean() for i, j in combinations(range(300), 2)]
+    assert np.mean(equal) == pytest.approx(1 / 254, abs=0.001)
+    assert max(equal) < 0.1
+
+
+@pytest.mark.parametrize(("replaced", "every"), [(2, 45), (8, 45), (3, 15), (20, 15), (10, 24)])
+def test_the_estimate_is_the_similarity(replaced: int, every: int) -> None:
+    """On average without bias; its spread is near that of as many permutations."""
+    writer, hasher = Writer(), MinHasher(RULES)
+    pairs = [writer.pair(replaced, every) for _ in range(300)]
+    one, other = (hasher.signatures(pa.array(side, pa.large_string())) for side in zip(*pairs, strict=True))
+    true = (every - 5) / (every + 5)
+    estimates = (one == other).mean(axis=1)
+    assert estimates.mean() == pytest.approx(true + (1 - true) / 254, abs=0.007)
+    assert estimates.std() < 1.3 * (true * (1 - true) / 256) ** 0.5
+
+
+@given(
+    st.text(st.sampled_from("abcXYZ0189  .-éÉßИи漢字ไทย“”😀\u00a0"), max_size=300),
+    st.lists(st.integers(0, 300), max_size=12),
+    st.integers(1, 6),
+)
+def test_a_text_in_parts_has_the_signature_of_the_whole(text: str, cuts: list[int], ngram: int) -> None:
+    """Wherever it is cut between characters."""
+    hasher = MinHasher(NearRules(ngram=ngram, bands=4, rows=4))
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, stop in pairwise(edges):
+        hasher.feed(text[start:stop].encode())
+    assert (hasher.finish() == hasher.signatures(array(text))).all()
+
+
+@pytest.mark.parametrize(
+    "text", ["abcdé" * 3000, "漢字かな" * 2000, " ".join(f"w{k * k}" for k in range(3000)), "x" * 9999]
+)
+def test_a_giant_is_cut_without_a_trace(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document larger than a slice, one word of any length among them, has the signature it has in one slice."""
+    hasher = MinHasher(RULES)
+    whole = hasher.signatures(array("before", text, "after"))
+    monkeypatch.setattr("milldam.dedup.minhash.SLICE_BYTES", 1001)
+    monkeypatch.setattr(shingles, "SLICE_BYTES", 1001)
+    assert (hasher.signatures(array("before", text, "after")) == whole).all()
+    hasher.feed(text.encode())
+    assert (hasher.finish() == whole[1]).all()
+
+
+def test_cancel_forgets_what_was_fed() -> None:
+    """The next document starts afresh; so does the one after a finished one."""
+    hasher = MinHasher(RULES)
+    hasher.feed(b"something else alto")
+    hasher.cancel()
+    for _ in range(2):
+        hasher.feed(b"gether to be or not to be")
+        assert (hasher.finish() == hasher.signatures(array("gether to be or not to be"))).all()
+    assert (hasher.finish() == NO_WORDS).all()
+
+
+def test_signature_files_read_as_one_table(tmp_path: Path) -> None:
+    """Rows come back by position over all units, in any order, empty units included."""
+    units = [["a b c", "d e f"], [], ["", "g h i", "j k l"]]
+    write_units(tmp_path, units)
+    files = SignatureFiles(tmp_path, 256)
+    everything = MinHasher(RULES).signatures(pa.array([text for unit in units for text in unit], pa.large_string()))
+    assert files.documents == 5
+    assert (np.concatenate([rows for _, rows in files.blocks(2)]) == everything).all()
+    assert [base for base, _ in files.blocks(2)] == [0, 2, 4]
+    order = np.array([4, 0, 3, 3, 1])
+    assert (files.at(order) == everything[order]).all()
+    assert [part.tolist() for part in files.named(order)] == [[2, 0, 2, 2, 0], [2, 0, 1, 1, 1]]
+
+
+def test_an_uncommitted_signature_file_does_not_appear(tmp_path: Path) -> None:
+    """A unit that is killed leaves no file that looks whole."""
+    with SignatureWriter(tmp_path / signature_file_name(0)) as writer:
+        writer.add(MinHasher(RULES).signatures(array("a b c")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_signatures_of_another_size_are_refused(tmp_path: Path) -> None:
+    """With the file's name and what to do."""
+    write_units(tmp_path, [["a b c"]], NearRules(bands=3, rows=5))
+    with pytest.raises(InputError, match=r"signatures-0000000\.bin.*256 values"):
+        resolve(tmp_path)
+
+
+# ---- which documents are dropped ----
+
+
+def planted(seed: int, count: int = 150) -> tuple[list[str], set[int]]:
+    """Documents in random order: pairs at 0.8 and at 0.5, and unrelated ones. And the second of each pair at 0.8."""
+    writer, random = Writer(seed), np.random.default_rng(seed)
+    near = [writer.pair(int(replaced), 45) for replaced in random.integers(2, 23, count)]
+    half = [writer.pair(int(replaced), 15) for replaced in random.integers(6, 60, count)]
+    alone = [writer.text(int(size)) for size in random.integers(100, 1000, count)]
+    texts = [text for pair in near + half for text in pair] + alone
+    order = random.permutation(len(texts))
+    place = np.argsort(order)
+    return [texts[k] for k in order], {int(max(place[2 * k], place[2 * k + 1])) for k in range(count)}
+
+
+def test_planted_pairs_are_found_and_no_others(tmp_path: Path) -> None:
+    """Pairs at Jaccard 0.8 among half-similar and unrelated documents: recall and precision of at least 0.95."""
+    found = right = total = 0
+    for seed in range(2):
+        texts, expected = planted(seed)
+        write_units(tmp_path, [texts])
+        _, drops = resolve(tmp_path)
+        rows = {row for _, row in drops}
+        found, right, total = found + len(rows), right + len(rows & expected), total + len(expected)
+    assert right / total >= 0.95
+    assert right / found >= 0.95
+
+
+def test_pairs_below_the_threshold_are_left_alone(tmp_path: Path) -> None:
+    """At 0.64, well below the threshold and its margin, next to nothing is dropped."""
+    writer = Writer(5)
+    write_units(tmp_path, [[text for _ in range(200) for text in writer.pair(10, 23)]])
+    resolved, _ = resolve(tmp_path)
+    assert resolved.candidates > 50
+    assert resolved.dropped <= 4
+
+
+def jaccard(one: str, other: str) -> float:
+    a, b = sets([one, other], 5)
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+def test_real_near_duplicates_are_found(shared_data: Path, tmp_path: Path) -> None:
+    """In the groups of the data beside the project: what is alike is dropped, what is not is kept."""
+    path = shared_data / "messy/near_dups.jsonl"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+    write_units(tmp_path, [texts])
+    _, drops = resolve(tmp_path)
+    alike = [(i, j) for g in range(0, len(texts), 3) for i, j in combinations(range(g, g + 3), 2)]
+    alike = [(i, j) for i, j in alike if jaccard(texts[i], texts[j]) >= 0.8]
+    missed = [(i, j) for i, j in alike if (0, j) not in drops]
+    assert len(alike) > 50
+    assert len(missed) <= 0.05 * len(alike)
+    wrong = [row for (_, row), (_, of) in drops.items() if jaccard(texts[row], texts[of]) < 0.65]
+    assert len(wrong) <= 0.05 * len(drops)
+
+
+def test_the_first_of_a_cluster_is_kept(tmp_path: Path) -> None:
+    """Over units, in plan order; each dropped document names it; clusters are counted by size."""
+    writer = Writer()
+    a, b, c = writer.text(), writer.text(), writer.text()
+    write_units(tmp_path, [[c, a], [], [b, a + " more", "", b], [writer.text(), a + " again", ""]])
+    resolved, drops = resolve(tmp_path)
+    assert drops == {(2, 1): (0, 1), (2, 3): (2, 0), (3, 1): (0, 1)}
+    assert (resolved.documents, resolved.clusters, resolved.cluster_sizes) == (9, 2, {2: 1, 3: 1})
+
+
+def test_exempt_units_are_kept_whole_and_count(tmp_path: Path) -> None:
+    """What is like a document of theirs is dropped elsewhere only."""
+    text = Writer().text()
+    write_units(tmp_path, [[text, text + " a"], [text + " b"], [text + " c"]])
+    assert resolve(tmp_path, exempt_below=2)[1] == {(2, 0): (0, 0)}
+    assert set(resolve(tmp_path, exempt_below=0)[1]) == {(0, 1), (1, 0), (2, 0)}
+
+
+def test_exact_duplicates_take_no_part(tmp_path: Path) -> None:
+    """What is dropped already is neither dropped again nor the one that is kept."""
+    text = Writer().text()
+    write_units(tmp_path, [["", text], [text, text + " a", text + " b"]])
+    with DropWriter(tmp_path / drop_file_name(EXACT, 0)) as writer:
+        unit, row = np.array([0, 1]), np.array([1, 1])
+        writer.add(unit, row, np.array([0, 0]), np.array([0, 0]))
+        writer.commit()
+    resolved, drops = resolve(tmp_path)
+    assert drops == {(1, 2): (1, 0)}
+    assert resolved.cluster_sizes == {2: 1}
+
+
+def test_empty_documents_are_never_near_duplicates(tmp_path: Path) -> None:
+    """However many there are; a folder of nothing gives an empty drop file."""
+    write_units(tmp_path, [["", "...", "", "?"]])
+    assert resolve(tmp_path) == (NearResolved(4, 0, 0, 0, {}), {})
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert resolve(empty) == (NearResolved(0, 0, 0, 0, {}), {})
+
+
+def test_chinese_near_duplicates_are_found(tmp_path: Path) -> None:
+    """Without a space in them: one character in a hundred is another."""
+    random = np.random.default_rng(3)
+    texts = []
+    for _ in range(30):
+        characters = random.integers(0x4E00, 0x6000, 500)
+        texts.append("".join(map(chr, characters)))
+        characters[50::100] += 0x2000
+        texts.append("".join(map(chr, characters)))
+    write_units(tmp_path, [texts])
+    assert set(resolve(tmp_path)[1].items()) == {((0, 2 * k + 1), (0, 2 * k)) for k in range(30)}
+
+
+def test_the_result_depends_on_the_documents_alone(tmp_path: Path) -> None:
+    """Not on memory, threads or the cut into units, with clusters of many sizes and one huge bucket."""
+    writer, random = Writer(9), np.random.default_rng(9)
+    texts, _ = planted(9, 40)
+    base = writer.words(300)
+    texts += [" ".join([*base, f"v{k}"]) for k in range(3000)]
+    texts = [texts[k] for k in random.permutation(len(texts))]
+    write_units(tmp_path / "one", [texts])
+    cuts = [0, 7, 7, 100, 1200, len(texts)]
+    write_units(tmp_path / "cut", [texts[a:b] for a, b in pairwise(cuts)])
+    expected, drops = resolve(tmp_path / "one")
+    stored = (tmp_path / "one/drops-near-00000.parquet").read_bytes()
+    for memory, threads in ((1, 1), (1, 3), (10**9, 1)):
+        assert resolve(tmp_path / "one", memory=memory, threads=threads)[0] == expected
+        assert (tmp_path / "one/drops-near-00000.parquet").read_bytes() == stored
+    resolved, other = resolve(tmp_path / "cut", memory=1)
+    places = {(unit, row): cuts[unit] + row for unit in range(5) for row in range(cuts[unit + 1] - cuts[unit])}
+    assert resolved == expected
+    assert {(0, places[a]): (0, places[b]) for a, b in other.items()} == drops
+    assert expected.cluster_sizes[2048] == 1
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Not even what a killed attempt had left: the folder holds signatures and drops."""
+    write_units(tmp_path, [["a b c d e f g", "a b c d e f g"]])
+    (tmp_path / "near-work").mkdir()
+    (tmp_path / "near-work/band-0-0").write_bytes(b"rubbish.")
+    assert resolve(tmp_path)[1] == {(0, 1): (0, 0)}
+    assert {path.name for path in tmp_path.iterdir()} == {"signatures-0000000.bin", "drops-near-00000.parquet"}
+
+
+# ---- the parts: keys on disk, buckets, clusters ----
+
+
+@given(st.lists(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=30), max_size=6), st.integers(1, 20))
+def test_keys_come_back_in_order(tmp_path: Path, parts: list[list[int]], block: int) -> None:
+    """All of them, in blocks that hold no more than asked for unless they are all equal."""
+    keys = SortedKeys(tmp_path / "keys", 7)
+    for part in parts:
+        keys.add(np.array(part, dtype=np.uint64))
+    blocks = list(keys.blocks(block))
+    keys.remove()
+    assert [int(key) for found in blocks for key in found] == sorted(key for part in parts for key in part)
+    assert all(len(found) <= block or len(set(found.tolist())) == 1 for found in blocks)
+    assert not (tmp_path / "keys").exists()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 40))
+def test_a_bucket_pairs_neighbours_and_the_first(buckets: list[int], cut: int) -> None:
+    """Wherever the sorted keys are cut into blocks."""
+    layout = KeyLayout(len(buckets))
+    keys = SortedKeysInMemory()
+    hashes = np.array(buckets, dtype=np.uint64) << np.uint64(60)
+    layout.add_hashes([keys], hashes, np.arange(len(buckets)))  # type: ignore[list-item]
+    found = set()
+    for first, second in bucket_pairs(keys.blocks(cut), layout):
+        found |= set(zip(first.tolist(), second.tolist(), strict=True))
+    expected = set()
+    for bucket in set(buckets):
+        members = [k for k, one in enumerate(buckets) if one == bucket]
+        expected |= set(pairwise(members)) | {(members[0], other) for other in members[1:]}
+    assert found == expected
+
+
+class SortedKeysInMemory:
+    """Takes the place of the keys on disk."""
+
+    def add(self, keys: npt.NDArray[np.uint64]) -> None:
+        self._keys = np.sort(keys)
+
+    def blocks(self, size: int) -> Iterator[npt.NDArray[np.uint64]]:
+        for start in range(0, len(self._keys), size):
+            yield self._keys[start : start + size]
+
+
+@pytest.mark.parametrize("documents", [1, 2, 1000, 2**29, 2**30 + 1, 2**32, 2**33 + 5])
+def test_keys_hold_any_number_of_documents(documents: int, tmp_path: Path) -> None:
+    """Positions and pairs come back from their keys, up to the last position; what does not fit chooses the file."""
+    layout = KeyLayout(documents)
+    positions = np.unique(np.array([0, documents // 3, documents - 1]))
+    hashes = np.array([0, 2**63 + 12345, 2**64 - 1], dtype=np.uint64)[: len(positions)]
+    parts = [SortedKeys(tmp_path / f"h{k}", 10) for k in range(layout.hash_sections)]
+    layout.add_hashes(parts, hashes, positions)
+    found = [layout.hashes(block)[1] for part in parts for block in part.blocks(10)]
+    assert sorted(np.concatenate(found).tolist()) == positions.tolist()
+    groups = [SortedKeys(tmp_path / f"p{k}", 10) for k in range(layout.pair_groups)]
+    layout.add_pairs(groups, positions[:-1], positions[1:])
+    pairs = [layout.pairs(k, block) for k, group in enumerate(groups) for block in group.blocks(10)]
+    back = [(int(a), int(b)) for first, second in pairs for a, b in zip(first, second, strict=True)]
+    assert back == list(zip(positions[:-1].tolist(), positions[1:].tolist(), strict=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=60), st.integers(1, 60))
+def test_clusters_are_the_connected_parts(tmp_path: Path, edges: list[tuple[int, int]], at_once: int) -> None:
+    """Each named by its first document, in whatever order and in whatever blocks the pairs come."""
+    clusters = Clusters(tmp_path, 30, 7)
+    for start in range(0, len(edges), at_once):
+        first, second = np.array(edges[start : start + at_once]).T
+        clusters.join(first, second)
+    label = list(range(30))
+    for _ in range(30):
+        for a, b in edges:
+            label[a] = label[b] = min(label[a], label[b])
+    found = [(int(p), int(r)) for positions, roots in clusters.members() for p, r in zip(positions, roots, strict=True)]
+    assert found == [(k, first) for k, first in enumerate(label) if first != k]
+    counts = [label.count(first) for first in set(label) if label.count(first) > 1]
+    assert clusters.sizes() == {size: counts.count(size) for size in sorted(set(counts))}
+
+
+def test_a_long_chain_is_joined_in_few_rounds(tmp_path: Path) -> None:
+    """A chain of 200,000 documents, which would be as deep a tree, is one cluster in moments."""
+    clusters = Clusters(tmp_path, 200_000, 10_000)
+    order = np.random.default_rng(0).permutation(199_999)
+    for part in np.split(order, [50_000, 100_000]):
+        clusters.join(part, part + 1)
+    assert all((roots == 0).all() for _, roots in clusters.members())
+    assert clusters.sizes() == {131072: 1}

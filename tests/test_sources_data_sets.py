@@ -1,0 +1,492 @@
+"""A data set by name, split and slice becomes the files and documents that HF `datasets` would take.
+
+There is no network here: the Hub is played by a stand-in for `datasets.load_dataset_builder`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, InputError
+from milldam.sources.batch import TextRules
+from milldam.sources.data_sets import Resolved, resolve_data_set
+from milldam.sources.listing import list_inputs
+from milldam.sources.reading import read_unit, slice_file
+from milldam.sources.splits import RowSlice, Split, parse_split, splits_in
+from milldam.sources.units import plan_units
+
+TEXT = TextRules(text_column="text")
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "x"}\n')
+    return folder
+
+
+def names(folder: Path, split: str | None, path: Path | str | None = None) -> list[str]:
+    """What a split takes of a folder."""
+    resolved = resolve_data_set(str(path or folder), split, None)
+    listed = [file.path for file in list_inputs(resolved.inputs, resolved.input_format)]
+    return [os.path.relpath(path, folder) for path in listed]
+
+
+def texts(resolved: Resolved) -> list[str]:
+    """The documents of a data set, read as a run does."""
+    files = list_inputs(resolved.inputs, resolved.input_format)
+    units = plan_units(files, 1 << 30, lambda file, size: slice_file(file, size, TEXT))
+    return [
+        text for unit in units for batch in read_unit(unit, TEXT, lambda _: None) for text in batch.texts.to_pylist()
+    ]
+
+
+# ---- how a split is asked for ----
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("train", Split(("train",))),
+        ("train[:100_000]", Split(("train",), RowSlice(None, 100_000))),
+        ("train[100:200]", Split(("train",), RowSlice(100, 200))),
+        ("train[10%:20%]", Split(("train",), RowSlice(10, 20, percent=True))),
+        ("train[-5%:]", Split(("train",), RowSlice(-5, None, percent=True))),
+        ("train[:-10]", Split(("train",), RowSlice(None, -10))),
+        ("train[:]", Split(("train",), RowSlice())),
+        (" train_sft [ 5 : ] ", Split(("train_sft",), RowSlice(5, None))),
+        ("train+validation", Split(("train", "validation"))),
+        ("train + test.v2 + x-y", Split(("train", "test.v2", "x-y"))),
+    ],
+)
+def test_a_split_is_read_as_hf_reads_it(text: str, split: Split) -> None:
+    """Names, sums, numbers with underscores, percents, and counting from the end."""
+    assert parse_split(text) == split
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no name of a split"),
+        ("train[", "no name of a split"),
+        ("train+", "no name of a split"),
+        ("[:10]", "no name of a split"),
+        ("../train", "no name of a split"),
+        ("train[:10](closest)", "no name of a split"),
+        ("train[10]", r"\[10\] is no slice"),
+        ("train[:1e6]", r"\[:1e6\] is no slice"),
+        ("train[1:2:3]", "is no slice"),
+        ("train[:5.5%]", "is no slice"),
+        ("train[:1__0]", "is no slice"),
+        ("train[10%:200]", "percents on one side only"),
+        ("train[:120%]", "more than 100 %"),
+        ("train[20:10]", "no documents"),
+        ("train[:0]", "no documents"),
+        ("train[-5%:-5%]", "no documents"),
+        ("train[:10]+test", "Give each its own entry under datasets"),
+    ],
+)
+def test_what_is_no_split_is_refused_with_an_example(text: str, problem: str) -> None:
+    """Before anything is looked up."""
+    with pytest.raises(ConfigError, match=problem) as caught:
+        resolve_data_set("nowhere", text, None)
+    assert "train[" in str(caught.value) and text in str(caught.value)
+
+
+EDGES = st.none() | st.integers(-150, 150)
+
+
+@given(start=EDGES, stop=EDGES, total=st.integers(0, 120))
+def test_rows_are_those_of_a_python_slice(start: int | None, stop: int | None, total: int) -> None:
+    """Edges outside of the data set are its edges."""
+    first, last = RowSlice(start, stop).bounds(total)
+    assert list(range(first, last)) == list(range(total))[start:stop]
+
+
+@given(edges=st.lists(st.integers(0, 100), min_size=1, max_size=5), total=st.integers(0, 10_000))
+def test_percents_cut_a_data_set_into_parts_that_cover_it_once(edges: list[int], total: int) -> None:
+    """Where one part ends, the next begins, also when it is counted from the end."""
+    cuts = sorted({0, 100, *edges})
+    parts = [RowSlice(a, b, percent=True).bounds(total) for a, b in itertools.pairwise(cuts)]
+    assert [number for part in parts for number in range(*part)] == list(range(total))
+    tail, rest = RowSlice(-7, None, percent=True).bounds(total), RowSlice(None, -7, percent=True).bounds(total)
+    assert (rest[0], rest[1], tail[1]) == (0, tail[0], total)
+
+
+@pytest.mark.parametrize(
+    ("rows", "total", "bounds"),
+    [
+        (RowSlice(10, 20, percent=True), 1000, (100, 200)),
+        (RowSlice(None, 33, percent=True), 10, (0, 3)),
+        (RowSlice(None, 50, percent=True), 3, (0, 2)),
+        (RowSlice(None, 50, percent=True), 5, (0, 2)),
+        (RowSlice(-5, None, percent=True), 1000, (950, 1000)),
+        (RowSlice(-1, None, percent=True), 10, (10, 10)),
+    ],
+)
+def test_percents_are_rounded_to_the_closest_document(rows: RowSlice, total: int, bounds: tuple[int, int]) -> None:
+    """Halves to the even number, as HF does; but a last percent of next to nothing is nothing, not everything."""
+    assert rows.bounds(total) == bounds
+
+
+@pytest.mark.parametrize(
+    ("rows", "needs_total", "stop_known"),
+    [
+        (RowSlice(None, 10), False, True),
+        (RowSlice(5, 10), False, True),
+        (RowSlice(5, None), False, False),
+        (RowSlice(-5, None), True, False),
+        (RowSlice(5, -1), True, False),
+        (RowSlice(-5, 10), True, False),
+        (RowSlice(None, 10, percent=True), True, False),
+    ],
+)
+def test_a_slice_says_whether_documents_must_be_counted(rows: RowSlice, needs_total: bool, stop_known: bool) -> None:
+    """Percents and negative numbers need the number of documents; a plain end lets reading stop there."""
+    assert (rows.needs_total, rows.stop_known) == (needs_total, stop_known)
+
+
+# ---- files and folders ----
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("train-00000-of-00005.parquet", ["train"]),
+        ("train.jsonl", ["train"]),
+        ("wiki_dev2.jsonl", ["validation"]),
+        ("val", ["validation"]),
+        ("my-eval set.txt", ["test"]),
+        ("train-test.jsonl", ["train", "test"]),
+        ("trained.jsonl", []),
+        ("contest.jsonl", []),
+        ("latest.jsonl", []),
+    ],
+)
+def test_a_split_is_a_word_in_a_name(name: str, splits: list[str]) -> None:
+    """Not a part of one."""
+    assert splits_in(name) == splits
+
+
+def test_without_a_split_everything_is_taken(tmp_path: Path) -> None:
+    """As it was given, whatever the files are called."""
+    make(tmp_path, "train.jsonl", "test.jsonl")
+    assert resolve_data_set(str(tmp_path), None, None) == Resolved((str(tmp_path),))
+    assert resolve_data_set("-", None, None) == Resolved(("-",))
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "expected"),
+    [
+        (["train-00001-of-00002.jsonl", "train-00000-of-00002.jsonl", "test-00000-of-00001.jsonl"], "train", 2),
+        (["data/train.jsonl", "data/test.jsonl"], "test", ["data/test.jsonl"]),
+        (["train/part.jsonl", "validation/part.jsonl"], "validation", ["validation/part.jsonl"]),
+        (["a_val.jsonl", "a_train.jsonl"], "validation", ["a_val.jsonl"]),
+        (["validation.jsonl", "train.jsonl"], "dev", ["validation.jsonl"]),
+        (["eval/x.jsonl", "train/x.jsonl"], "test", ["eval/x.jsonl"]),
+        (["train/test.jsonl", "other.jsonl"], "train", ["train/test.jsonl"]),
+        (["train/a.jsonl", "train.jsonl"], "train", ["train/a.jsonl"]),
+        (["data/train_sft-00000-of-00001.jsonl", "data/train_gen-00000-of-00001.jsonl"], "train_sft", 1),
+        (["data/part-00000-of-00001.jsonl"], "train", 1),
+        (["b.jsonl", "a.jsonl"], "train", ["a.jsonl", "b.jsonl"]),
+        (["train.jsonl", "test.jsonl"], "test+train", ["test.jsonl", "train.jsonl"]),
+        (["train.jsonl", "test.jsonl", "train-test.jsonl"], "all", 3),
+    ],
+)
+def test_a_split_takes_the_files_that_carry_its_name(
+    tmp_path: Path, files: list[str], split: str, expected: list[str] | int
+) -> None:
+    """By folders before file names, in the order of names; and everything is train where nothing says what it is."""
+    found = names(make(tmp_path, *files), split)
+    assert len(found) == expected if isinstance(expected, int) else found == expected
+
+
+def test_a_slice_goes_with_the_files(tmp_path: Path) -> None:
+    """The split's files, and which of their documents."""
+    make(tmp_path, "train.jsonl", "test.jsonl")
+    resolved = resolve_data_set(str(tmp_path), "train[:10%]", None)
+    assert resolved == Resolved((str(tmp_path / "train.jsonl"),), None, RowSlice(None, 10, percent=True))
+
+
+def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    """Nothing is taken in its place."""
+    make(tmp_path, "train.jsonl", "dev.jsonl")
+    with pytest.raises(InputError, match=r'no split "test" in it; there are: "validation", "train"\. Set split\.'):
+        names(tmp_path, "test")
+    with pytest.raises(InputError, match=r'no split "trian".*Did you mean "train"\?'):
+        names(tmp_path, "trian")
+
+
+def test_words_above_the_data_set_do_not_count(tmp_path: Path) -> None:
+    """Where a folder lies says nothing of what is in it."""
+    make(tmp_path, "test/corpus/a.jsonl")
+    assert names(tmp_path, "train", tmp_path / "test/corpus/") == ["test/corpus/a.jsonl"]
+
+
+def test_a_single_file_is_train_whatever_it_is_called(tmp_path: Path) -> None:
+    """The user named it; and it is the split that its name carries as well."""
+    make(tmp_path, "test.jsonl")
+    for split in ("train", "test", "train[:5]"):
+        assert names(tmp_path, split, tmp_path / "test.jsonl") == ["test.jsonl"]
+    with pytest.raises(InputError, match=r'no split "validation"'):
+        names(tmp_path, "validation", tmp_path / "test.jsonl")
+
+
+def test_a_glob_with_a_split_takes_the_files_that_carry_it(tmp_path: Path) -> None:
+    """Of those that match; words in the part without stars do not count."""
+    make(tmp_path, "test/a/train.jsonl", "test/b/train.jsonl", "test/b/valid.jsonl", "test/b/train.txt")
+    assert names(tmp_path, "train", tmp_path / "test/*/*.jsonl") == ["test/a/train.jsonl", "test/b/train.jsonl"]
+
+
+def test_relative_paths_and_brackets_in_names_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that exists is a folder, not a glob."""
+    make(tmp_path, "c[1]/train.jsonl", "c[1]/test.jsonl")
+    monkeypatch.chdir(tmp_path)
+    for path in ("./c[1]", "c[1]/", "."):
+        assert names(tmp_path, "test", path) == ["c[1]/test.jsonl"]
+
+
+def test_an_input_format_is_handed_on(tmp_path: Path) -> None:
+    """For files whose names do not say what they are."""
+    make(tmp_path, "train.dat", "test.dat")
+    resolved = resolve_data_set(str(tmp_path), "train", None, input_format="jsonl")
+    assert (resolved.inputs, resolved.input_format) == ((str(tmp_path / "train.dat"),), "jsonl")
+    assert texts(resolved) == ["x"]
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """A file system in memory that plays a remote one."""
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.rm("/bucket", recursive=True)
+
+
+def test_an_address_with_a_split_takes_the_files_that_carry_it(bucket: Any) -> None:
+    """As for a local folder, by folders and names, and by glob."""
+    for name in ("train/a.jsonl", "test/b.jsonl"):
+        bucket.pipe(f"/bucket/corpus/{name}", b'{"text": "%s"}\n' % name.encode())
+    for path in ("memory://bucket/corpus", "memory://bucket/corpus/", "memory://bucket/corpus/*/*.jsonl"):
+        assert texts(resolve_data_set(path, "test", None)) == ["test/b.jsonl"]
+    assert texts(resolve_data_set("memory://bucket/corpus/train/a.jsonl", "train", None)) == ["train/a.jsonl"]
+
+
+# ---- what HF save_to_disk wrote ----
+
+
+def save(folder: Path, shards: list[list[str]], **state: Any) -> Path:
+    """A data set as `save_to_disk` lays it down: Arrow streams of small record batches, and state.json."""
+    folder.mkdir(parents=True)
+    files = [f"data-{n:05}-of-{len(shards):05}.arrow" for n in range(len(shards))]
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64())], metadata={"huggingface": "{}"})
+    for name, shard in zip(files, shards, strict=True):
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+            table = pa.table({"text": shard, "n": list(range(len(shard)))}, schema=schema)
+            writer.write_table(table, max_chunksize=2)
+    described = {"_data_files": [{"filename": name} for name in files], "_fingerprint": "e1d8", "_split": None} | state
+    (folder / "state.json").write_text(json.dumps(described))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def save_dict(folder: Path, **splits: list[list[str]]) -> Path:
+    for name, shards in splits.items():
+        save(folder / name, shards)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
+    return folder
+
+
+@pytest.mark.parametrize("split", [None, "train", "train[:3]"])
+def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path, split: str | None) -> None:
+    """The files that state.json lists, without `datasets`; what a later map has cached beside them is no part of it."""
+    folder = save(tmp_path / "d", [["a", "b", "c"], ["d é"], []])
+    (folder / "cache-1234.arrow").write_bytes((folder / "data-00000-of-00003.arrow").read_bytes())
+    resolved = resolve_data_set(str(folder), split, None)
+    assert resolved.input_format == "arrow"
+    assert texts(resolved) == ["a", "b", "c", "d é"]
+
+
+def test_a_saved_data_set_knows_which_split_it_is(tmp_path: Path) -> None:
+    """By what it says, else by its folder's name; without a split it is taken whatever it is."""
+    folder = str(save(tmp_path / "d", [["a"]], _split="test"))
+    assert texts(resolve_data_set(folder, "test", None)) == texts(resolve_data_set(folder, None, None)) == ["a"]
+    with pytest.raises(InputError, match=r'no split "train" in it; there are: "test"'):
+        resolve_data_set(folder, "train", None)
+    assert texts(resolve_data_set(str(save(tmp_path / "validation", [["b"]])), "val", None)) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (None, ["a", "b"]),
+        ("train", ["a", "b"]),
+        ("test", ["c"]),
+        ("test+train", ["c", "a", "b"]),
+        ("all", ["a", "b", "c"]),
+    ],
+)
+def test_a_saved_dict_gives_the_split_asked_for(tmp_path: Path, split: str | None, expected: list[str]) -> None:
+    """Train when nothing is asked for."""
+    folder = save_dict(tmp_path / "d", train=[["a"], ["b"]], test=[["c"]])
+    assert texts(resolve_data_set(str(folder), split, None)) == expected
+
+
+def test_a_saved_dict_without_train_asks_which_split(tmp_path: Path) -> None:
+    """Unless there is one alone."""
+    folder = save_dict(tmp_path / "d", en=[["a"]], de=[["b"]])
+    with pytest.raises(InputError, match=r'which split\? There are "en", "de"\. Set split\.'):
+        resolve_data_set(str(folder), None, None)
+    assert texts(resolve_data_set(str(folder), "de", None)) == ["b"]
+    assert texts(resolve_data_set(str(save_dict(tmp_path / "e", de=[["b"]])), None, None)) == ["b"]
+
+
+def test_a_saved_data_set_at_an_address_is_read_there(tmp_path: Path, bucket: Any) -> None:
+    """As load_from_disk does."""
+    bucket.put(str(save_dict(tmp_path / "d", train=[["a"]], test=[["b"]])), "/bucket/d", recursive=True)
+    assert texts(resolve_data_set("memory://bucket/d", "test", None)) == ["b"]
+
+
+@pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
+def test_rows_chosen_by_an_index_are_refused(tmp_path: Path, key: str) -> None:
+    """Reading the files as they are would give other documents in another order."""
+    folder = save(tmp_path / "d", [["a"]], **{key: [{"filename": "indices.arrow"}]})
+    with pytest.raises(InputError, match=r"flatten_indices\(\)"):
+        resolve_data_set(str(folder), None, None)
+
+
+@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "..", "a\\b"])
+def test_files_outside_of_a_saved_data_set_are_refused(tmp_path: Path, name: str) -> None:
+    """A data set from elsewhere can't lead out of its folder."""
+    folder = save(tmp_path / "d", [["a"]], _data_files=[{"filename": name}])
+    with pytest.raises(InputError, match="which is no name of a file in it"):
+        resolve_data_set(str(folder), None, None)
+
+
+@pytest.mark.parametrize("files", [None, "x", [1], [{}]])
+def test_a_damaged_state_is_a_short_error(tmp_path: Path, files: Any) -> None:
+    """And so is one that is cut off."""
+    folder = save(tmp_path / "d", [["a"]], _data_files=files)
+    with pytest.raises(InputError, match=r"its state\.json lists no files"):
+        resolve_data_set(str(folder), None, None)
+    (folder / "state.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        resolve_data_set(str(folder), None, None)
+
+
+def test_another_state_json_makes_no_data_set(tmp_path: Path) -> None:
+    """A folder of files is a folder of files."""
+    make(tmp_path, "a.jsonl")
+    (tmp_path / "state.json").write_text('{"epoch": 3}')
+    assert resolve_data_set(str(tmp_path), None, None) == Resolved((str(tmp_path),))
+
+
+# ---- the Hub ----
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A stand-in for `datasets`: what it has by name, and what it was asked for."""
+    there: dict[str, Any] = {}
+
+    def load_dataset_builder(path: str, name: str | None = None) -> Any:
+        there["asked"] = (path, name)
+        if path not in there:
+            raise ConnectionError(f"Couldn't reach '{path}' on the Hub")
+        return SimpleNamespace(config=SimpleNamespace(data_files=there[path]))
+
+    module = ModuleType("datasets")
+    module.load_dataset_builder = load_dataset_builder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return there
+
+
+def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any], bucket: Any) -> None:
+    """The files of the split, read where they lie; the subset is handed on."""
+    for name in ("train-0.jsonl", "train-1.jsonl", "validation.jsonl"):
+        bucket.pipe(f"/bucket/{name}", b'{"text": "%s"}\n' % name.encode())
+    addresses = [f"memory://bucket/train-{n}.jsonl" for n in (0, 1)]
+    hub["user/corpus-v1.1"] = {"train": addresses, "validation": ["memory://bucket/validation.jsonl"]}
+    resolved = resolve_data_set("user/corpus-v1.1", "train[:1]", "en")
+    assert resolved == Resolved(tuple(addresses), None, RowSlice(None, 1))
+    assert texts(resolved) == ["train-0.jsonl", "train-1.jsonl"]
+    assert hub["asked"] == ("user/corpus-v1.1", "en")
+    assert resolve_data_set("user/corpus-v1.1", None, None).inputs == tuple(addresses)
+    assert texts(resolve_data_set("user/corpus-v1.1", "val", None)) == ["validation.jsonl"]
+    with pytest.raises(InputError, match=r'no split "test" in it; there are: "train", "validation"'):
+        resolve_data_set("user/corpus-v1.1", "test", None)
+
+
+def test_json_on_the_hub_is_json_lines(hub: dict[str, Any]) -> None:
+    """As C4 has it."""
+    hub["c4"] = {"train": ["hf://datasets/c4@1/en/c4-train.00000-of-01024.json.gz"]}
+    assert resolve_data_set("c4", None, None).input_format == "jsonl"
+
+
+def test_files_that_hold_no_text_are_refused(hub: dict[str, Any]) -> None:
+    """With one of them, and what is known."""
+    hub["images"] = {"train": ["hf://datasets/images/a.tar"]}
+    with pytest.raises(InputError, match=r"files such as hf://datasets/images/a\.tar\.\nKnown are \.txt"):
+        resolve_data_set("images", None, None)
+    hub["script"] = None
+    with pytest.raises(InputError, match="no data files on the Hub"):
+        resolve_data_set("script", None, None)
+
+
+def test_a_name_that_is_nowhere_says_so_in_two_lines(
+    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the local folder that may have been meant, and what the Hub said."""
+    (tmp_path / "corpus").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        resolve_data_set("corpsu", "train", None)
+    first, second = str(caught.value).splitlines()
+    assert first == 'corpsu: no such file or folder. Did you mean "corpus"?'
+    assert "on the Hub: Couldn't reach 'corpsu'" in second
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where a name could be one on the Hub."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r'^user/name: no such file or folder\.\n.*pip install "milldam\[hf\]"$'):
+        resolve_data_set("user/name", None, None)
+
+
+@pytest.mark.parametrize("path", ["corpus.jsonl", "./corpus", "a/b/c", "user/corpus.txt", "~/corpus", "../corpus"])
+def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(
+    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It gives the error that it always gave."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r": no such file or folder\.$"):
+        list(list_inputs(resolve_data_set(path, None, None).inputs))
+    with pytest.raises(InputError, match=r": no such file or folder\.$"):
+        resolve_data_set(path, "train", None)
+    assert not hub
+
+
+def test_what_is_here_is_not_looked_up_on_the_hub(
+    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of that name comes first; a subset of it is a mistake."""
+    make(tmp_path, "user/name/a.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_data_set("user/name", None, None) == Resolved(("user/name",))
+    with pytest.raises(ConfigError, match="subset is for data sets on the Hub"):
+        resolve_data_set("user/name", None, "en")
+    assert not hub

@@ -257,7 +257,7 @@ PATCHES = {
     "row_shard": "milldam.packing.row_shards:_RowShard.commit",
     "summary": "milldam.finishing:Finish._write",
     "remove": "milldam.finishing:remove_intermediate",
-    "report": "milldam.finishing:write_report",
+    "report": "milldam.report:write_report",
     "status": "milldam.run:Run.write_status",
 }
 
@@ -268,7 +268,7 @@ def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | N
     from milldam.executors.serial import SerialExecutor
 
     os.chdir(folder)
-    milldam.workforce.LocalExecutor = lambda workers, threads: SerialExecutor()  # type: ignore[assignment, misc]
+    setattr(milldam.workforce, "LocalExecutor", lambda workers, threads: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

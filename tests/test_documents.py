@@ -92,7 +92,7 @@ def test_rows_number_the_readable_documents() -> None:
     assert [reason for _, _, reason in found] == [None if cleaned(text) else "empty" for text in texts]
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(edges=st.tuples(st.integers(0, 12_004), st.integers(0, 12_004)))
 def test_a_range_of_rows_is_a_slice_of_all(edges: tuple[int, int]) -> None:
     """With the same numbers, wherever batches end."""

@@ -26,8 +26,8 @@ def unit(index: int, size: int, compression: str | None = None) -> Unit:
 @given(sizes=st.lists(st.integers(0, 10**9), max_size=400))
 def test_a_survey_holds_few_units_spread_over_all(sizes: list[int]) -> None:
     """The total is exact for what is not packed; the sample is evenly spread and bounded."""
-    total, some = survey(unit(k, size) for k, size in enumerate(sizes))
-    assert total == sum(sizes)
+    totals, some = survey(unit(k, size) for k, size in enumerate(sizes))
+    assert sum(totals.values()) == sum(sizes)
     picked = [one.index for one in some]
     assert len(picked) <= 2 * UNITS_SAMPLED and len(picked) >= min(len(sizes), UNITS_SAMPLED)
     steps = {after - before for before, after in itertools.pairwise(picked)}
@@ -38,7 +38,7 @@ def test_a_survey_holds_few_units_spread_over_all(sizes: list[int]) -> None:
 
 def test_packed_input_counts_by_what_it_unpacks_to() -> None:
     """About, by the kind of compression."""
-    assert survey([unit(0, 1000, "gz")])[0] == 3000 and survey([])[0] == 0
+    assert survey([unit(0, 1000, "gz")])[0] == {0: 3000} and survey([])[0] == {}
 
 
 def test_a_full_disk_is_told_with_both_sizes() -> None:
@@ -104,7 +104,7 @@ def test_the_plan_lists_the_stages_of_the_job(tmp_path: Path) -> None:
     planned = plan_of(write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings)))
     stages = ["count", "fingerprint", "group", "tokenize", "arrange", "index", "pack", "report"]
     assert planned["plan"]["stages"] == stages
-    assert set(planned["estimate"]["temporary_bytes"]) == {"fingerprints", "grouping", "signatures", "staged tokens"}
+    assert set(planned["estimate"]["temporary_bytes"]) >= {"fingerprints", "grouping", "signatures", "staged tokens"}
     assert not (tmp_path / "index").exists() and not (tmp_path / "out").exists()
 
 

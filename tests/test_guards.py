@@ -96,9 +96,12 @@ GROUND = {
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}
+WORKERS = {
+    "aside", "assignments", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting", "text_cache"
+}  # fmt: skip
+"""What runs in a worker, for one unit."""
 ABOVE = {
-    # What runs in a worker, for one unit.
-    "aside", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting",
+    *WORKERS,
     # The settings.
     "config", "config_file", "tokenize_options",
     # The job and its steps.
@@ -160,8 +163,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
 def test_what_runs_in_a_worker_knows_no_job() -> None:
     """A unit is worked on by what it is given: no configuration, no plan of a job, no report."""
     job = {"config", "config_file", "estimating", "finishing", "job", "preparing", "workforce", "report", "api", "cli"}
-    workers = {"aside", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting"}
-    assert offences(workers, forbidden=job) == []
+    assert offences(WORKERS, forbidden=job) == []
 
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
@@ -362,12 +364,13 @@ def blocks_of_readme() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A folder as the README has it: a corpus, a tokenizer and a configuration."""
+    """A folder as the README has it: a corpus, a tokenizer and the configuration that it shows."""
     shutil.copy(DEMO / "corpus.jsonl", tmp_path)
     shutil.copy(DEMO / "notes.txt", tmp_path / "corpus.txt")
     (tmp_path / "tokenizer").mkdir()
     shutil.copy(TOKENIZER, tmp_path / "tokenizer")
-    (tmp_path / "config.yaml").write_text("datasets: corpus.jsonl\ntokenizer: tokenizer/\nout: ready.milldam\n")
+    (configuration,) = [block for language, block in blocks_of_readme() if language == "yaml"]
+    (tmp_path / "config.yaml").write_text(configuration)
     return tmp_path
 
 

@@ -127,7 +127,7 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """For kills from outside: two workers, and the slower engine leaves time to be killed in."""
     tokenizer = {"path": str(TOKENIZER), "engine": "huggingface"}
-    return make_job(tmp_path_factory.mktemp("slow"), 6000, workers=2, tokenizer=tokenizer)
+    return make_job(tmp_path_factory.mktemp("slow"), 4000, workers=2, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ CHAINS = {
 killed: Counter[str] = Counter()
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", ["to_the_rows", "to_the_report", pytest.param("the_end", marks=pytest.mark.slow)])
 def test_killed_in_every_stage_the_result_is_the_same(slow: Job, tmp_path: Path, chain: str) -> None:
     """SIGKILL for the whole group, a random moment after a stage has begun; the same command goes on each time."""
     rng = random.Random(chain)
@@ -207,7 +207,10 @@ def has_come(trial: Path, before: int, stage: str) -> bool:
     return timeline.exists() and timeline.stat().st_size > before and current_stage(trial / "out") == stage
 
 
-@pytest.mark.parametrize("stage", ["fingerprint", "group", "tokenize"])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param("fingerprint", marks=pytest.mark.slow), pytest.param("group", marks=pytest.mark.slow), "tokenize"],
+)
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(slow: Job, tmp_path: Path, stage: str) -> None:
     """One message, no traceback, and nothing lost."""
     trial = slow.new_trial(tmp_path / "t")
@@ -272,6 +275,25 @@ POINTS = [
     ("status", "before", 1),
 ]
 
+QUICK = {
+    ("start", "after", 1),
+    ("pin", "after", 1),
+    ("fingerprints", "before", 2),
+    ("near", "before", 1),
+    ("stage", "after", 2),
+    ("shard", "after", 1),
+    ("record", "before", 2),
+    ("append", "before", 6),
+    ("stage", "after", 4),
+    ("index_record", "before", 2),
+    ("stage", "after", 5),
+    ("manifest", "before", 1),
+    ("manifest", "after", 1),
+    ("row_shard", "after", 1),
+    ("summary", "after", 1),
+    ("report", "before", 1),
+}
+
 
 @pytest.fixture(scope="module")
 def forks() -> Any:
@@ -288,7 +310,14 @@ def run_in_fork(forks: Any, job: Job, trial: Path, crash: tuple[str, str, int] |
     return int(process.exitcode)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
+def parameters() -> Iterator[Any]:
+    """Those that matter most; the others are slow in sum."""
+    for point in POINTS:
+        marks = [] if point in QUICK else [pytest.mark.slow]
+        yield pytest.param(point, id="-".join(map(str, point)), marks=marks)
+
+
+@pytest.mark.parametrize("point", list(parameters()))
 def test_dead_at_a_boundary_the_result_is_the_same(
     small: Job, tmp_path: Path, forks: Any, point: tuple[str, str, int]
 ) -> None:
@@ -300,10 +329,10 @@ def test_dead_at_a_boundary_the_result_is_the_same(
 
 
 def test_dead_again_and_again_at_the_same_place(small: Job, tmp_path: Path, forks: Any) -> None:
-    """Each attempt gets one step further, until it is done."""
+    """Each attempt gets a few steps further, until it is done."""
     trial = small.new_trial(tmp_path / "t")
     for _ in range(30):
-        if run_in_fork(forks, small, trial, ("append", "after", 1)) == 0:
+        if run_in_fork(forks, small, trial, ("append", "after", 3)) == 0:
             break
     small.assert_finished(trial)
 

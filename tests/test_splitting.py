@@ -116,13 +116,13 @@ def test_equal_documents_go_together(tmp_path: Path) -> None:
 def test_equal_giants_go_together_however_they_are_written(tmp_path: Path) -> None:
     """A text that one file escapes, so that its line comes in parts, and another does not is the same text."""
     # The end of the first MiB falls into a character.
-    texts = [f"{number} {'é' * 600_000}" for number in range(10, 22)]
+    texts = [f"{number} {'é' * 530_000}" for number in range(10, 16)]
     plain, escaped = tmp_path / "plain.jsonl", tmp_path / "escaped.jsonl"
     plain.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
-    escaped.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    escaped.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["99", *texts]))
     store = preprocess(tmp_path / "s", [plain, escaped], splits={"val": 0.5}, dedup="off")
     val, train = ({text[:2] for text in texts_in(store, split)} for split in ("val", "train"))
-    assert len(val) + len(train) == len(texts) and not val & train
+    assert len(val | train) == len(texts) + 1 and not val & train
 
 
 def test_a_split_that_no_document_falls_into(tmp_path: Path) -> None:

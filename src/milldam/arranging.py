@@ -21,6 +21,7 @@ from milldam.errors import InputError
 from milldam.executors import PART, Report
 from milldam.run import PartRecord
 from milldam.shelf import FACTS, Facts, Shelf, facts_path
+from milldam.splitting import split_numbers
 from milldam.store.format import Index
 from milldam.store.writer import Tokens
 
@@ -161,6 +162,8 @@ class ArrangeTask:
     splits: tuple[str, ...]
     """Splits in the order of their boundaries."""
     boundaries: tuple[Boundary, ...]
+    shares: dict[str, float] = field(default_factory=dict)
+    """Splits by share of the documents; there are no boundaries then."""
     validation: frozenset[int] = field(default_factory=frozenset)
     """Data sets that are the split val."""
     dtype: str = "uint16"
@@ -168,7 +171,8 @@ class ArrangeTask:
     @property
     def names(self) -> tuple[str, ...]:
         """All splits by number."""
-        return (*self.splits, TRAIN, VAL) if self.validation else (*self.splits, TRAIN)
+        chosen = (TRAIN, *self.shares) if self.shares else (*self.splits, TRAIN)
+        return (*chosen, VAL) if self.validation else chosen
 
     def start(self) -> Callable[[Staged, Report], None]:
         return self._arrange
@@ -189,6 +193,8 @@ class ArrangeTask:
         lengths, keys = chunk.lengths.copy(), chunk.facts["key"]
         if staged.dataset in self.validation:
             return np.full(len(keys), self.names.index(VAL)), lengths
+        if self.shares:
+            return split_numbers(keys, self.shares), lengths
         splits = np.zeros(len(keys), dtype=np.int64)
         unit, part = staged.record.unit, staged.record.part
         for boundary in self.boundaries:

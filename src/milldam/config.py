@@ -195,7 +195,10 @@ class Config:
         return None if self.shard_size is None else parse_size(self.shard_size)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that changes the result, by name, but for what has to be found out: see `Job`."""
+        """Everything that changes the store, by name, but for what has to be found out: see preparing.py.
+
+        Packing is not in it: rows are made from a store, whenever they are wanted.
+        """
         tokenizer = self.tokenizer_rules
         return {
             "special_text": tokenizer.special_text,
@@ -207,7 +210,6 @@ class Config:
             "filters": {name: value for name, value in asdict(self.filters).items() if value is not None},
             "write_dropped": self.write_dropped,
             "splits": self.splits,
-            "packing": self.packing_rules and asdict(self.packing_rules) | {"sequence_len": self.sequence_len},
             "seed": self.seed,
             "limit": self.limit,
         }

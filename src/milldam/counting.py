@@ -14,7 +14,7 @@ from milldam.assignments import Assignment, SetRules
 from milldam.documents import Reading, UnitReader
 from milldam.executors import PART, PROGRESS, Report
 from milldam.memory import usage
-from milldam.preparing import Source
+from milldam.preparing import Source, wanted_rows
 from milldam.run import Run
 from milldam.sources.units import Unit
 
@@ -54,6 +54,8 @@ class RowCounts:
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
         self._counts = {line["unit"]: line["documents"] for line in run.appended(NAME)}
+        self._reached = dict.fromkeys(self._units, (0, 0))
+        """Data set -> how many of its units are counted without a gap, and their documents."""
 
     @property
     def needed(self) -> bool:
@@ -74,23 +76,20 @@ class RowCounts:
 
     def _is_settled(self, dataset: int) -> bool:
         """Whether enough units are counted, without a gap, to reach the last document wanted."""
-        source = self._sources[dataset]
-        stop = _known_stop(source)
-        if stop is None:
-            return False
-        reached = 0
-        for unit in self._units[dataset]:
-            if unit not in self._counts or reached >= stop:
-                break
-            reached += self._counts[unit]
-        return reached >= stop
+        stop = _known_stop(self._sources[dataset])
+        units, (position, documents) = self._units[dataset], self._reached[dataset]
+        while position < len(units) and units[position] in self._counts:
+            documents += self._counts[units[position]]
+            position += 1
+        self._reached[dataset] = (position, documents)
+        return stop is not None and documents >= stop
 
     def ranges(self) -> dict[int, Rows]:
         """Unit -> the rows wanted of it, for every unit of the data sets that are counted."""
         found: dict[int, Rows] = {}
         for dataset, units in self._units.items():
             total = sum(self._counts.get(unit, 0) for unit in units)
-            first, stop = _bounds(self._sources[dataset], total)
+            first, stop = wanted_rows(self._sources[dataset], total)
             before = 0
             for unit in units:
                 count = self._counts.get(unit, 0)
@@ -103,10 +102,5 @@ def _known_stop(source: Source) -> int | None:
     """The number of documents to count to; None when all have to be counted."""
     if source.rows is not None and source.rows.needs_total:
         return None
-    _, stop = _bounds(source, 2**62)
+    _, stop = wanted_rows(source, 2**62)
     return stop if stop < 2**62 else None
-
-
-def _bounds(source: Source, total: int) -> Rows:
-    first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
-    return first, stop if source.max_documents is None else min(stop, first + source.max_documents)

@@ -19,7 +19,7 @@ from milldam.config import Config
 from milldam.documents import Reading, UnitReader
 from milldam.errors import ResourceError
 from milldam.memory import format_size, release
-from milldam.preparing import Prepared
+from milldam.preparing import Prepared, Source, wanted_rows
 from milldam.sources.arrays import byte_count
 from milldam.sources.units import Unit
 from milldam.store.format import token_dtype
@@ -70,9 +70,13 @@ class Sample:
 TYPICAL = Sample(input_bytes=4500, text_bytes=4400, documents=2, tokens=1000, seconds=4400 / 50e6)
 
 
-def estimate(config: Config, prepared: Prepared, input_bytes: int, sample: Sample, workers: int) -> Estimate:
-    """What so much input, unpacked, will take when it is like the sample."""
-    scale = input_bytes / max(1, sample.input_bytes)
+def estimate(
+    config: Config, prepared: Prepared, input_bytes: dict[int, float], sample: Sample, workers: int
+) -> Estimate:
+    """What so much input by data set, unpacked, will take when it is like the sample."""
+    per_byte = sample.documents / max(1, sample.input_bytes)
+    wanted = (_wanted(prepared.sources[k], size * per_byte) for k, size in input_bytes.items())
+    scale = sum(wanted) / max(1, sample.documents)
     documents, text = int(sample.documents * scale), int(sample.text_bytes * scale)
     tokens = int(sample.tokens * scale)
     width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
@@ -101,17 +105,24 @@ def require_disk(needed: Estimate, out: str) -> None:
         )
 
 
-def survey(units: Iterable[Unit]) -> tuple[int, list[Unit]]:
-    """The size of all units, unpacked, and some of them, spread evenly; holds few however many there are."""
+def _wanted(source: Source, documents: float) -> float:
+    """How many of a data set's documents are taken: slice, limit, weight."""
+    first, stop = wanted_rows(source, round(documents))
+    return (stop - first) * source.rules.weight
+
+
+def survey(units: Iterable[Unit]) -> tuple[dict[int, float], list[Unit]]:
+    """The size of every data set, unpacked, and some units, spread evenly; holds few however many there are."""
     kept: list[Unit] = []
-    total, step = 0.0, 1
-    for count, unit in enumerate(units):
-        total += unpacked_bytes(unit)
+    sizes: dict[int, float] = {}
+    step = 1
+    for count, unit in enumerate(unit for unit in units if not unit.copy):
+        sizes[unit.dataset] = sizes.get(unit.dataset, 0.0) + unpacked_bytes(unit)
         if count % step == 0:
             kept.append(unit)
             if len(kept) > 2 * UNITS_SAMPLED:
                 kept, step = kept[::2], step * 2
-    return int(total), kept
+    return sizes, kept
 
 
 def unpacked_bytes(unit: Unit) -> float:
@@ -155,7 +166,7 @@ def _head(config: Config, prepared: Prepared, unit: Unit) -> Iterator[tuple[pa.L
             return
 
 
-def keeps_texts(config: Config, text_bytes: int) -> bool:
+def keeps_texts(config: Config, text_bytes: float) -> bool:
     """Whether the first pass keeps its texts for the second: where they take a small part of the free disk."""
     return text_bytes < _free_bytes(config) // TEXTS_PART_OF_DISK
 

@@ -7,6 +7,7 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
 import shutil
 import sys
@@ -35,7 +36,7 @@ from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest
 from milldam.workforce import Workforce
 
-DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
+DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
 _BLOCK = 1 << 20
 _PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
 
@@ -75,6 +76,8 @@ class Finish:
             dropped=_all_dropped(final_records(run)),
             inexact_cuts=sum(record.inexact_cuts for record in run.records()),
         )
+        # Before the manifest: what it tells can't be found out again once the folder is a store.
+        self._write(self._summary(manifest, {}))
         manifest.write(run.out)
         return manifest
 
@@ -99,13 +102,13 @@ class Finish:
         return pack_store(self.config, self.run.out)
 
     def _write(self, summary: Summary) -> None:
-        write_json(self.run.folder / "summary.json", dataclasses.asdict(summary) | {"out": str(summary.out)})
+        write_json(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
 
     def _measured(self) -> dict[str, Any]:
         return {
             "seconds": self.workforce.elapsed,
             "stages": dict(self.workforce.seconds),
-            "wall": dict(self.workforce.wall),
+            "wall": self.workforce.wall,
             "memory": self.monitor.summary() | {"budget": self.plan.budget.limit_bytes},
             "finished": time.time(),
         }
@@ -131,12 +134,23 @@ class Finish:
 
 def complete(config: Config, run: Run, *, report: bool) -> Summary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
-    if config.packing_rules is not None and config.packing_rules.write:
-        pack_store(config, run.out)
-    if report and not (run.folder / REPORT).exists():
+    summary = finished_summary(run.out, Manifest.read(run.out))
+    if config.packing_rules is not None:
+        summary = dataclasses.replace(summary, packing=pack_store(config, run.out))
+    if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
         make_report(run)
     remove_intermediate(run)
-    return finished_summary(run.out, Manifest.read(run.out))
+    return summary
+
+
+def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
+    """Put the figures of rows that were made later into the summary; whether anything changed."""
+    path = run.folder / SUMMARY
+    told = json.loads(path.read_bytes()) if path.exists() else {}
+    if not told or told.get("packing") == packing:
+        return False
+    write_json(path, told | {"packing": packing})
+    return True
 
 
 def finished_summary(out: Path, manifest: Manifest) -> Summary:

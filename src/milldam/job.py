@@ -41,8 +41,8 @@ from milldam.planning import (
 )
 from milldam.preparing import Preparation, pick_engine, planned_units
 from milldam.progress import Observer, Quiet, Summary
-from milldam.resolving import IndexTask, ResolveTask, pin_index, resolved, resolved_path
-from milldam.run import DEDUP_FOLDER, FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run
+from milldam.resolving import IndexTask, ResolveTask, check_index, pin_index, resolved, resolved_path
+from milldam.run import DEDUP_FOLDER, FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run, refuse_foreign
 from milldam.sources.opening import STDIN
 from milldam.sources.units import Unit
 from milldam.store.format import token_dtype
@@ -101,7 +101,7 @@ class _Job:
             choice = self._choose_engine()
             if begin == NEW:
                 monitor.restart()
-            self._plan = self._plan_work(choice, self._plan_units(fresh=begin == NEW))
+            self._plan = self._plan_work(choice, self._plan_units(choice.engine, fresh=begin == NEW))
             self._observer.planned(self._plan)
             self._ranges = self._count()
             self._deduplicate()
@@ -116,7 +116,7 @@ class _Job:
     def look_ahead(self) -> PlannedJob:
         config = self._config
         self._prepared = Preparation(config, self._run).prepare()
-        state = _state_of(Path(config.out), self._prepared.identity)
+        state = _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
         units = self._run.stage(planned_units(self._run, self._prepared.sources, self._prepared.shard_size))
         plan = self._plan_work(choice, units)
@@ -155,6 +155,7 @@ class _Job:
         fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
         if self._config.dedup_rules is not None:
             require_room_for_grouping(self._budget, usage().anonymous)
+            check_index(self._config.dedup_rules)
         return choice
 
     @property
@@ -166,18 +167,25 @@ class _Job:
         function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
         return self._prepared.tokenizer_bytes + text_rules + language + function
 
-    def _plan_units(self, *, fresh: bool) -> int:
+    def _plan_units(self, engine: str, *, fresh: bool) -> int:
         run, prepared = self._run, self._prepared
         units = planned_units(run, prepared.sources, prepared.shard_size)
         if fresh:
             count = run.stage(units)
-            input_bytes, _ = survey(run.all_units(Unit.from_json, staged=True))
-            require_disk(estimate(self._config, prepared, input_bytes, TYPICAL, 1), self._config.out)
+            self._require_disk(engine)
             run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
             return count
         if run.has_moved():
             run.replan(units)
         return run.resume()
+
+    def _require_disk(self, engine: str) -> None:
+        """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
+        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
+        typical = estimate(self._config, self._prepared, input_bytes, TYPICAL, 1)
+        if typical.disk_bytes > typical.free_bytes:
+            sample = measure(self._config, self._prepared, some, engine)
+            require_disk(estimate(self._config, self._prepared, input_bytes, sample, 1), self._config.out)
 
     @property
     def _out(self) -> str:
@@ -285,7 +293,7 @@ class _Job:
             rules=rules,
             spool=str(self._run.folder),
             threads=staff.threads,
-            keep_texts=keeps_texts(self._config, survey(self._units())[0]),
+            keep_texts=keeps_texts(self._config, sum(survey(self._units())[0].values())),
         )
         todo = [unit.index for unit in self._units() if self._lacks_hashes(unit)]
         pending = _Pending(self._units(), set(todo))
@@ -408,12 +416,15 @@ class _Job:
         self._workforce.enter("arrange")
         config, run = self._config, self._run
         staged = self._capped(self._staged_shards())
+        if not staged:
+            return
         validation = len(config.validation_sets)
         free = [one for one in staged if one.dataset >= validation]
         task = ArrangeTask(
             out=run.out,
             splits=tuple(config.split_tokens),
             boundaries=tuple(find_boundaries(run.out, lambda: iter(free), config.split_tokens)),
+            shares=config.split_shares,
             validation=frozenset(range(validation)),
             dtype=token_dtype(self._prepared.vocab_size),
         )
@@ -438,14 +449,15 @@ class _Job:
         return capped
 
 
-def _state_of(out: Path, identity: Identity) -> str:
+def _state_of(config: Config, identity: Identity) -> str:
     """What is in the output folder, in words; refuses what another job made."""
-    if not out.exists():
-        return "new"
-    there = Run(out)
+    refuse_foreign(Path(config.out))
+    there = Run(Path(config.out))
     state = there.state()
     if state == NEW:
         return state
+    if config.overwrite and there.identity().differences(identity):
+        return "made from other settings or input: it will be replaced"
     there.require_same(identity)
     return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"
 

@@ -244,9 +244,11 @@ class Monitor:
     def __enter__(self) -> Monitor:
         self._file: IO[str] = self.timeline.open("a", encoding="utf-8")
         if self._file.tell() == 0:
-            self._file.write(_HEADER)
-            self._file.flush()
-        self._begun = self._file.tell()
+            # A full disk must not end the watch: the work itself will say so.
+            with contextlib.suppress(OSError):
+                self._file.write(_HEADER)
+                self._file.flush()
+        self._begun = self.timeline.stat().st_size
         self.sample()
         self._thread.start()
         return self

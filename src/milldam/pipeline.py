@@ -312,11 +312,12 @@ class _UnitWork:
             text = texts[position].as_py()
             self._drop_document(text, str(verdicts.reason(position)), first_row + position)
 
-    def _drop_document(self, text: str, reason: str, row: int) -> None:
+    def _drop_document(self, text: str, reason: str, row: int, *, truncated: bool = False) -> None:
         if self._dropped is not None:
             unit = self._given.unit
             place = {"file": unit.slices[0].path, "unit": unit.index, "row": row}
-            self._dropped.add({"reason": reason, **self._judge.explain(row), **place, "text": text})
+            cut = {"text_truncated": True} if truncated else {}
+            self._dropped.add({"reason": reason, **self._judge.explain(row), **place, "text": text, **cut})
 
     def _within_limit(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """As many documents as may still be taken; those that turn out empty make room for others."""
@@ -439,7 +440,8 @@ class _UnitWork:
         else:
             self._take_back()
         if giant.reason is not None:
-            self._drop_document(giant.head_text()[0].as_py(), giant.reason, giant.row)
+            truncated = giant.text_bytes > HEAD_BYTES
+            self._drop_document(giant.head_text()[0].as_py(), giant.reason, giant.row, truncated=truncated)
 
     def _take_back(self) -> None:
         """Forget what was encoded and written of the document that is open."""

@@ -193,6 +193,12 @@ class Preparation:
         return texts
 
 
+def wanted_rows(source: Source, total: int) -> tuple[int, int]:
+    """(first, behind the last) of a data set's documents that are wanted, when it has `total`."""
+    first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
+    return first, stop if source.max_documents is None else min(stop, first + source.max_documents)
+
+
 def _resolve(one: DataSet) -> list[Resolved]:
     return [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
 

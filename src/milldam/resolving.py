@@ -127,6 +127,14 @@ class IndexTask:
         DedupIndex(Path(self.index)).commit(self.run_id, self.out, task.folder, sorting)
 
 
+def check_index(rules: DedupRules) -> None:
+    """Raise StoreError when the index can't be used."""
+    if rules.index is not None:
+        from milldam.dedup.index import DedupIndex
+
+        DedupIndex(Path(rules.index)).files("", "")
+
+
 def pin_index(rules: DedupRules, folder: Path, identity: Identity, out: str) -> dict[str, Path]:
     """Runs of the index that this one is compared with, those there are when it begins, and their files."""
     if rules.index is None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -82,7 +82,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
     {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
     """
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
     if items is None:
         return {name: value}
     found: dict[str, Any] = {}
@@ -135,8 +135,8 @@ class Run:
         self.progress = _Progress()
 
     def __enter__(self) -> Run:
-        _refuse_foreign(self.out)
-        self._made_out = not self.out.exists()
+        refuse_foreign(self.out)
+        self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
@@ -161,8 +161,8 @@ class Run:
             (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-            if self._made_out:
-                self.out.rmdir()
+            for folder in self._made:
+                folder.rmdir()
 
     # ---- what the folder holds ----
 
@@ -327,8 +327,11 @@ class Run:
 
     def append(self, name: str, value: dict[str, Any]) -> None:
         """Add a line to a file of the run folder, durably."""
-        with explain_os_errors(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+        with explain_os_errors(self.folder), (self.folder / name).open("a+b") as file:
+            # A line that was torn by a crash must not take this one with it.
+            if file.tell() and not _ends_a_line(file):
+                file.write(b"\n")
+            file.write(json.dumps(value).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -382,6 +385,11 @@ class Run:
             return True
 
 
+def _ends_a_line(file: IO[bytes]) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
 def _parse_record(line: bytes) -> PartRecord | None:
     """A record, unless it was torn by a crash while it was written."""
     try:
@@ -415,7 +423,7 @@ def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
     yield from (f"{path}: gone" for path in before if path not in after)
 
 
-def _refuse_foreign(out: Path) -> None:
+def refuse_foreign(out: Path) -> None:
     """Never mix our files with somebody else's."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file; -o names a folder for the store.")

@@ -41,10 +41,18 @@ class Chooser:
         view = memoryview(data) if data is not None else memoryview(b"")
         edges = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
         digest, most = xxhash.xxh3_64_intdigest, self.head_bytes
-        ranges = itertools.pairwise(edges)
-        return np.fromiter(
-            (digest(view[start : min(stop, start + most)], seed) for start, stop in ranges), np.uint64, len(texts)
-        )
+        ranges = ((start, _head_end(view, start, stop, most)) for start, stop in itertools.pairwise(edges))
+        return np.fromiter((digest(view[start:stop], seed) for start, stop in ranges), np.uint64, len(texts))
+
+
+def _head_end(view: memoryview, start: int, stop: int, most: int) -> int:
+    """Where the head of a text ends: after the last whole character within `most` bytes."""
+    if stop - start <= most:
+        return stop
+    end = start + most
+    while view[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
 
 
 def below(keys: Keys, share: float) -> Mask:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +61,15 @@ class Workforce:
         self._told = 0.0
         self.seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
-        self.wall: dict[str, float] = {}
-        """Time by stage."""
+        self._wall: defaultdict[str, float] = defaultdict(float)
         self.dedup: dict[str, Any] = {}
         self.near: dict[str, Any] = {}
+
+    @property
+    def wall(self) -> dict[str, float]:
+        """Seconds by stage, up to now."""
+        now = time.monotonic() - self._stage_started
+        return {**self._wall, self._monitor.stage: self._wall[self._monitor.stage] + now}
 
     @property
     def elapsed(self) -> float:
@@ -73,8 +78,7 @@ class Workforce:
     def enter(self, stage: str) -> None:
         """Book what follows under another stage."""
         now = time.monotonic()
-        before = self._monitor.stage
-        self.wall[before] = self.wall.get(before, 0.0) + now - self._stage_started
+        self._wall[self._monitor.stage] += now - self._stage_started
         self._stage_started = now
         self._monitor.enter_stage(stage)
 

@@ -75,7 +75,8 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 def _load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     from milldam.config_file import load_config
 
-    given = (f"{name}={json.dumps(value, default=str)}" for name, value in options.items() if value)
+    chosen = {name: value for name, value in options.items() if value is not None and value is not False}
+    given = [f"{name}={json.dumps(value, default=str)}" for name, value in chosen.items()]
     loaded = load_config(path, [*overrides, *given])
     if not quiet:
         for note in loaded.notes:

@@ -12,7 +12,7 @@ from milldam.sources.compression import TruncatedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.lines import BOM, LINE
 from milldam.sources.opening import open_head
-from milldam.sources.records import WHOLE, Block, record_blocks
+from milldam.sources.records import LAST, WHOLE, Block, record_blocks
 from milldam.sources.table_text import csv_header
 from milldam.sources.tables import open_schema, text_columns
 from milldam.sources.units import Slice
@@ -107,11 +107,14 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _giant_parts(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
+    """The blocks of the first line; another giant one may follow it."""
     yield first.data
     for block in blocks:
         if block.kind == WHOLE:
             return
         yield block.data
+        if block.kind == LAST:
+            return
 
 
 def _string_fields(record: Any, prefix: str) -> list[str]:

@@ -60,6 +60,7 @@ class Encoder:
         A batch that ends an open document holds nothing else.
         """
         if open or self._inside:
+            assert len(texts) == 1
             yield from self._encode_part(_bytes_of(texts), 0, final=not open)
             return
         first = 0

@@ -9,7 +9,7 @@ demo: $(VENV)/installed
 	$(BIN)/milldam demo
 
 test: $(VENV)/installed-dev check
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(VENV)/installed-peers
 	$(BIN)/pytest -m slow

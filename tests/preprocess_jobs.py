@@ -143,7 +143,7 @@ def preprocess(out: Path, datasets: Any, **settings: Any) -> milldam.Store:
 
 
 def config_of(out: Path, datasets: Any, **settings: Any) -> dict[str, Any]:
-    own = {"tokenizer": str(TOKENIZER), "out": str(out), "workers": 1, "memory": "1GB"}
+    own = {"tokenizer": str(TOKENIZER), "out": str(out), "workers": 1, "memory": "4GB"}
     return {"datasets": _plain(datasets), **own, **{name: _plain(value) for name, value in settings.items()}}
 
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError, ResourceError
-from milldam.memory import usage
 from milldam.packing import pieces, row_shards
 from milldam.packing.best_fit import best_fit_rows
 from milldam.packing.boundaries import read_boundaries
@@ -437,18 +436,29 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, rules: PackingRules
 
 
 def _peak_of_writing(store: Path, rows: Path, rules: PackingRules) -> int:
-    highest = 0
-    appended = row_shards._RowShard.append
+    """In a process of its own: this one holds what other tests left."""
+    program = """
+import sys
+from pathlib import Path
+from milldam.memory import usage
+from milldam.packing import row_shards
+from milldam.packing.rows import write_rows
+from milldam.packing.rules import PackingRules
 
-    def watch(self: row_shards._RowShard, *arguments: object) -> None:
-        nonlocal highest
-        appended(self, *arguments)  # type: ignore[arg-type]
-        highest = max(highest, usage().anonymous)
+highest, append = 0, row_shards._RowShard.append
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_shards._RowShard, "append", watch)
-        write_rows(store, rows, rules, sequence_len=1024, pad_id=7)
-    return highest
+def watch(self, *arguments):
+    global highest
+    append(self, *arguments)
+    highest = max(highest, usage().anonymous)
+
+row_shards._RowShard.append = watch
+rules = PackingRules(strategy=sys.argv[3], pad_last=sys.argv[4] == "True")
+write_rows(Path(sys.argv[1]), Path(sys.argv[2]), rules, sequence_len=1024, pad_id=7)
+print(highest)
+"""
+    command = [sys.executable, "-c", program, str(store), str(rows), rules.strategy, str(rules.pad_last)]
+    return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
 
 def test_lengths_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -175,7 +176,7 @@ def _source(place: str, spec: str) -> Path | None:
             raise ConfigError(f'"{spec}": there is no file {place} (the current folder is {Path.cwd()}).')
         return Path(place)
     try:
-        found = importlib.util.find_spec(place)
+        found = _find(place)
     except (ImportError, ValueError, AttributeError):
         found = None
     except Exception as error:  # a parent package, which has to be imported to look into it
@@ -186,6 +187,16 @@ def _source(place: str, spec: str) -> Path | None:
             "a file can be given as path/to/file.py:function."
         )
     return Path(found.origin) if found.origin and Path(found.origin).is_file() else None
+
+
+def _find(place: str) -> ModuleSpec | None:
+    """Where a module is now: one that was loaded before would answer for where it was then."""
+    loaded = sys.modules.pop(place) if place in _loaded and place in sys.modules else None
+    try:
+        return importlib.util.find_spec(place)
+    finally:
+        if loaded is not None:
+            sys.modules[place] = loaded
 
 
 def _hash(source: Path) -> str:

@@ -38,7 +38,7 @@ from milldam.splitting import Chooser, below, split_numbers
 from milldam.store import ShardWriter
 from milldam.store.writer import Tokens
 from milldam.text import CleanRules
-from milldam.text_cache import open_reader
+from milldam.text_cache import cache_path, open_reader
 from milldam.tokenizers.encoder import Encoder, bare_form
 from milldam.tokenizers.engines import HUGGINGFACE, Engine, FrugalEngine, make_engine
 from milldam.tokenizers.special import SpecialTokens
@@ -115,6 +115,13 @@ class UnitTokenizer:
         judge = _Judge(self._task, assignment.unit)
         with _UnitWork(self._task, assignment, judge, encoder, report) as work:
             work.run()
+        self._forget_texts(assignment.unit)
+
+    def _forget_texts(self, unit: Unit) -> None:
+        """Remove the texts that the first pass kept, when no repetition of the unit will want them."""
+        folder, rules = self._task.selection.drops, self._task.sets[unit.dataset]
+        if folder is not None and rules.weight <= 1:
+            cache_path(folder, unit.index).unlink(missing_ok=True)
 
 
 class _Judge:

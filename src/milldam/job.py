@@ -285,6 +285,9 @@ class _Job:
     def _fingerprint(self) -> None:
         rules = self._config.dedup_rules
         assert rules is not None
+        todo = [unit.index for unit in self._units() if self._lacks_hashes(unit)]
+        if not todo:
+            return
         staff = self._readers()
         task = FingerprintTask(
             folder=self._dedup_folder,
@@ -295,7 +298,6 @@ class _Job:
             threads=staff.threads,
             keep_texts=keeps_texts(self._config, sum(survey(self._units())[0].values())),
         )
-        todo = [unit.index for unit in self._units() if self._lacks_hashes(unit)]
         pending = _Pending(self._units(), set(todo))
         size = sum(unit.size for unit in self._units() if unit.index in pending.wanted)
         stage = Stage(

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from jobs import wait_until
 from milldam.errors import InputError, WorkerError
 from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 from milldam.executors.local import LocalExecutor
@@ -149,3 +150,25 @@ def test_an_interrupt_ends_all_workers() -> None:
     with pytest.raises(KeyboardInterrupt):
         LocalExecutor(2).run(Square(), range(10), lambda unit: unit, stop)
     assert psutil.Process().children() == []
+
+
+def test_kept_workers_take_another_task() -> None:
+    """The same processes do the next task; closed, they are gone."""
+    executor = LocalExecutor(2, keep=True)
+    first, second = run(executor, Square(), 6), run(executor, Square(), 6)
+    assert sorted(values(second, PART)) == [unit**2 for unit in range(6)]
+    assert {event.pid for event in second} <= {event.pid for event in first}
+    executor.close()
+    for pid in {event.pid for event in first}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_kept_worker_that_died_is_replaced() -> None:
+    """Killed while it had nothing to do, it costs the next task nothing."""
+    executor = LocalExecutor(2, keep=True)
+    first = run(executor, Square(), 6)
+    os.kill(first[0].pid, signal.SIGKILL)
+    wait_until(lambda: psutil.Process(first[0].pid).status() == psutil.STATUS_ZOMBIE)
+    assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
+    executor.close()

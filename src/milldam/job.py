@@ -12,6 +12,7 @@ finish       rejects gathered, manifest written last
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -90,8 +91,10 @@ class _Job:
         self._index: dict[str, Path] = {}
 
     def run(self, *, report: bool) -> Summary:
-        with Monitor(self._run.folder / "memory.csv", stage="prepare") as monitor:
-            self._workforce = Workforce(self._run, self._observer, monitor, self._budget)
+        with (
+            Monitor(self._run.folder / "memory.csv", stage="prepare") as monitor,
+            contextlib.closing(Workforce(self._run, self._observer, monitor, self._budget)) as self._workforce,
+        ):
             preparation = Preparation(self._config, self._run)
             self._prepared = preparation.prepare()
             begin = self._where_to_begin(self._prepared.identity)
@@ -107,6 +110,7 @@ class _Job:
             self._deduplicate()
             self._tokenize()
             self._arrange()
+            self._workforce.close()
             self._workforce.enter("finish")
             self._commit_to_index()
             finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
@@ -333,7 +337,7 @@ class _Job:
         todo = [step for step in task.steps if not resolved_path(task.folder, step).exists()]
         stage = Stage("group", task, iter(todo), lambda step: step, total=len(todo))
         if todo:
-            self._workforce.work(stage, Staff(1, task.threads, apart=True), lambda part: None)
+            self._workforce.work(stage, Staff(1, task.threads, apart=not task.is_small), lambda part: None)
         self._workforce.dedup, self._workforce.near = resolved(task)
 
     def _commit_to_index(self) -> None:

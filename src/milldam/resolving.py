@@ -74,6 +74,14 @@ class ResolveTask:
         return asdict(resolve_near(self.folder, self.rules.near, exempt_below=self.exempt_below, **limits))
 
     @property
+    def is_small(self) -> bool:
+        """Whether it takes too little time and memory for a process of its own."""
+        from milldam.dedup.exact import Prints
+
+        prints = Prints(files=sorted(self.folder.glob("hashes-*.parquet")), index_files=list(self.index_files))
+        return prints.are_few and self.rules.method == "exact" and self.rules.near is None
+
+    @property
     def steps(self) -> list[int]:
         """Exact first: what it drops is no candidate for near."""
         exact = {"off": 0, "bloom": 1}.get(self.rules.method, self.partitions)

@@ -21,6 +21,8 @@ from milldam.run import Run
 
 REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
+ROOM_BYTES = 100 * 10**6
+"""With less left of the budget, idle workers end before this process works itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Workforce:
         self.seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
         self._wall: defaultdict[str, float] = defaultdict(float)
+        self._pool = LocalExecutor(0)
         self.dedup: dict[str, Any] = {}
         self.near: dict[str, Any] = {}
 
@@ -93,13 +96,31 @@ class Workforce:
             budget_bytes=self._snapshot.budget_bytes,
         )
         self._stage_started = time.monotonic()
-        alone = staff.workers == 1 and not staff.apart
-        executor: Executor = SerialExecutor() if alone else LocalExecutor(staff.workers, staff.threads)
         with _thread_limit(staff):
-            executor.run(stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part))
+            self._executor(staff).run(
+                stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)
+            )
         self.seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
+
+    def _executor(self, staff: Staff) -> Executor:
+        """Worker processes are kept for the next stage with as many; one that works apart gets all their memory."""
+        if staff.apart:
+            self.close()
+            return LocalExecutor(1, staff.threads)
+        if staff.workers == 1:
+            if self._snapshot.budget_bytes - self._monitor.sample().anonymous < ROOM_BYTES:
+                self.close()
+            return SerialExecutor()
+        if (self._pool.workers, self._pool.threads) != (staff.workers, staff.threads):
+            self.close()
+            self._pool = LocalExecutor(staff.workers, staff.threads, keep=True)
+        return self._pool
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()
 
     def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
         if event.kind == PART:

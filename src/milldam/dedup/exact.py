@@ -8,7 +8,7 @@ The result depends on the hashes alone, not on memory, threads or passes.
 
 Disk beside the hash files (17 bytes a document): at the end 4 bytes a dropped document; while at work 9 more, up to
 31 where the drops of a partition don't fit in memory. Time: 0.3 to 0.7 us of one core a document, the less memory the
-longer.
+longer. Up to `FEW_HASHES` of them are sorted in memory at once, without DuckDB.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -32,9 +31,14 @@ from milldam.errors import ResourceError
 from milldam.files import explain_os_errors
 from milldam.memory import format_size
 
+if TYPE_CHECKING:
+    import duckdb
+
 ROW_BITS = 40
 """A position is unit << ROW_BITS | row; what an earlier run has seen comes before all of them, below 0."""
 
+FEW_HASHES = 500_000
+"""So many are sorted in memory, in about 50 MB and a second."""
 MIN_MEMORY_BYTES = 96 << 20
 # Measured: the process grows by 40 to 75 MB more than DuckDB's limit, for limits of 45 to 330 MB.
 _FIXED_BYTES, _MARGIN = 40 << 20, 0.75
@@ -90,8 +94,14 @@ def resolve_exact(
     """
     clusters = _Clusters(exempt_below << ROW_BITS)
     name = f"{EXACT}-{partition:05d}"
+    prints = Prints(files=sorted(folder.glob("hashes-*.parquet")), index_files=list(index_files))
+    if prints.are_few and partitions == 1:
+        with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
+            for position, first in _sorted_by_position(clusters.add(batch) for batch in _sorted_in_memory(prints)):
+                _write_drops(writer, position, first, len(index_files))
+            writer.commit()
+        return clusters.finish()
     with Database.open(folder / f".{name}", memory_bytes, threads) as database:
-        prints = Prints(files=sorted(folder.glob("hashes-*.parquet")), index_files=list(index_files))
         with _Unsorted(database.folder / "unsorted.parquet") as unsorted:
             for batch in database.sorted_hashes(prints, partition, partitions):
                 unsorted.add(*clusters.add(batch))
@@ -100,6 +110,20 @@ def resolve_exact(
                 _write_drops(writer, position, first, len(index_files))
             writer.commit()
     return clusters.finish()
+
+
+def _sorted_in_memory(prints: Prints) -> Iterator[SortedHashes]:
+    """All hashes in order, in one batch."""
+    hi, lo, position = (np.concatenate(columns) for columns in zip(*prints.read(), strict=True))
+    order = np.lexsort((position, lo, hi))
+    if len(order):
+        yield from _with_first(iter([(hi[order], lo[order], position[order])]))
+
+
+def _sorted_by_position(drops: Iterator[tuple[Positions, Positions]]) -> Iterator[tuple[Positions, Positions]]:
+    for position, first in drops:
+        order = np.argsort(position)
+        yield position[order], first[order]
 
 
 def _write_drops(writer: DropWriter, position: Positions, first: Positions, index_files: int) -> None:
@@ -204,6 +228,22 @@ class Prints:
         """About how many hashes there are, from the sizes of the files."""
         return sum(path.stat().st_size // 16 for path in [*self.files, *self.index_files])
 
+    @property
+    def are_few(self) -> bool:
+        """Whether all of them can be sorted in memory."""
+        return self.rows <= FEW_HASHES
+
+    def read(self) -> Iterator[tuple[Words, Words, Positions]]:
+        """(hi, lo, position) of each file, and of none."""
+        yield np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
+        for path in self.files:
+            unit = int(path.stem.split("-")[1])
+            hi, lo, row = _columns(path, "hi", "lo", "row")
+            yield hi, lo, (unit << ROW_BITS) | row.astype(np.int64)
+        for number, path in enumerate(self.index_files):
+            hi, lo = _columns(path, "hi", "lo")
+            yield hi, lo, np.full(len(hi), number - len(self.index_files), dtype=np.int64)
+
     def query(self) -> tuple[str, list[Any]]:
         """SQL for (hi, lo, position), and its parameters."""
         query = f"SELECT hi, lo, {_POSITION} AS position FROM read_parquet(?, filename = true)"
@@ -215,6 +255,11 @@ class Prints:
             )
             parameters += [_names(self.index_files), _names(self.index_files)]
         return query, parameters
+
+
+def _columns(path: Path, *names: str) -> list[Words]:
+    table = pq.read_table(path, columns=list(names), use_threads=False)
+    return [table.column(name).to_numpy() for name in names]
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -233,6 +278,8 @@ class Database:
     @contextmanager
     def open(cls, folder: Path, memory_bytes: int, threads: int) -> Iterator[Database]:
         """Make the folder, anew when a killed run left it; remove it at the end."""
+        import duckdb
+
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ResourceError(
                 f"Dedup needs {format_size(MIN_MEMORY_BYTES)} of memory beside the program; "

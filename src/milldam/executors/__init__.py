@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
+TASK, WORK = "task", "work"
+"""What a worker process is sent."""
 
 Report = Callable[[str, Any], None]
 """(kind, value): "part" with a record to keep, "progress" with counters."""

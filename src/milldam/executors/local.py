@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from milldam.errors import WorkerError
-from milldam.executors import CRASH, DONE, Event, Task
+from milldam.executors import CRASH, DONE, TASK, WORK, Event, Task
 
 RETRIES = 1
 
@@ -32,17 +32,29 @@ class _Worker:
 
 
 class LocalExecutor:
-    def __init__(self, workers: int, threads: int = 1) -> None:
-        self._count, self._threads = workers, threads
+    """`keep`: the processes stay for the next task, until `close`; starting them takes half a second."""
+
+    def __init__(self, workers: int, threads: int = 1, *, keep: bool = False) -> None:
+        self.workers, self.threads = workers, threads
+        self._keep = keep
+        self._kept: list[_Worker] = []
 
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
-        job = _Job(task, iter(units), assign, on_event, self._threads)
+        job = _Job(task, iter(units), assign, on_event, self.threads)
+        kept, self._kept = self._kept, []
         try:
-            job.run(self._count)
+            job.run(self.workers, kept)
+            if self._keep:
+                self._kept = job.release()
         finally:
             job.stop()
+
+    def close(self) -> None:
+        """End the processes that were kept."""
+        _end(self._kept)
+        self._kept = []
 
 
 class _Job:
@@ -60,8 +72,12 @@ class _Job:
         self._again: list[int] = []
         self._workers: dict[Connection, _Worker] = {}
 
-    def run(self, count: int) -> None:
-        for number in range(count):
+    def run(self, count: int, kept: list[_Worker]) -> None:
+        for worker in kept:
+            self._workers[worker.connection] = worker
+        for worker in kept:
+            self._give_task(worker)
+        for number in range(len(kept), count):
             self._start_worker(number)
         while any(worker.unit is not None for worker in self._workers.values()):
             for connection in wait(list(self._workers)):
@@ -70,11 +86,12 @@ class _Job:
 
     def stop(self) -> None:
         """End every worker at once: what is not committed is not kept, so nothing needs to be wound up."""
-        for worker in self._workers.values():
-            worker.connection.close()
-            worker.process.kill()
-        for worker in self._workers.values():
-            worker.process.wait()
+        _end(self._workers.values())
+
+    def release(self) -> list[_Worker]:
+        """The workers, idle now, for another task."""
+        workers, self._workers = list(self._workers.values()), {}
+        return workers
 
     def _start_worker(self, number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -89,7 +106,17 @@ class _Job:
         connection = Connection(ours.detach())
         worker = _Worker(number, process, connection)
         self._workers[connection] = worker
-        connection.send(self._task)
+        self._give_task(worker)
+
+    def _give_task(self, worker: _Worker) -> None:
+        try:
+            worker.connection.send((TASK, self._task))
+        except OSError:
+            # It died while nobody asked anything of it: another one takes its place.
+            del self._workers[worker.connection]
+            _end([worker])
+            self._start_worker(worker.number)
+            return
         self._hand_out(worker)
 
     def _hand_out(self, worker: _Worker) -> None:
@@ -98,7 +125,7 @@ class _Job:
             return
         assignment = self._assign(worker.unit)
         try:
-            worker.connection.send(assignment)
+            worker.connection.send((WORK, assignment))
         except OSError:
             self._replace(worker)
 
@@ -133,6 +160,15 @@ class _Job:
         self._on_event(Event(worker.number, worker.process.pid, unit, CRASH, cause))
         self._again.append(unit)
         self._start_worker(worker.number)
+
+
+def _end(workers: Iterable[_Worker]) -> None:
+    workers = list(workers)
+    for worker in workers:
+        worker.connection.close()
+        worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
 
 
 def _cause(code: int) -> str:

@@ -1,9 +1,13 @@
-"""The worker process: takes a task, then one assignment after another, over the socket it inherited."""
+"""The worker process: takes a task, then one assignment after another, over the socket it inherited.
+
+Another task takes the place of the one before.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -12,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from milldam.errors import MilldamError
-from milldam.executors import DONE
+from milldam.executors import DONE, TASK, WORK, Work
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,12 +38,18 @@ def _die_with_parent() -> None:
 
 
 def _serve(connection: Connection) -> None:
-    task = connection.recv()
+    work: Work | None = None
     try:
-        work = task.start()
         while True:
-            assignment = connection.recv()
-            work(assignment, lambda kind, value: connection.send((kind, value)))
+            kind, value = connection.recv()
+            if kind == TASK:
+                # What the task before held must be gone before this one takes its place.
+                work = None
+                gc.collect()
+                work = value.start()
+                continue
+            assert kind == WORK and work is not None
+            work(value, lambda kind, value: connection.send((kind, value)))
             connection.send((DONE, None))
     except MilldamError as error:
         connection.send(("error", error))

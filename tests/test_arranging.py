@@ -81,7 +81,7 @@ def arrange(out: Path, staged: list[Staged], wanted: dict[str, int]) -> dict[str
 
 
 def naive(shards: list[list[Document]], wanted: dict[str, int]) -> dict[str, list[list[int]]]:
-    """Documents sorted by (key, place) fill one split after the other, the last of each cut."""
+    """Documents sorted by (key, place) fill one split after the other, the last of each cut, its equals left out."""
     places, position = [], 0
     for unit, documents in enumerate(shards):
         for row, (length, key) in enumerate(documents):
@@ -92,9 +92,10 @@ def naive(shards: list[list[Document]], wanted: dict[str, int]) -> dict[str, lis
     for split, tokens in wanted.items():
         room = tokens
         while room and left:
-            _, place, ids = left.pop(0)
+            last, place, ids = left.pop(0)
             parts.setdefault(split, []).append((place, ids[:room]))
             room -= min(room, len(ids))
+        left = [one for one in left if one[0] != last]
     parts["train"] = [(place, ids) for _, place, ids in left]
     return {split: [ids for _, ids in sorted(part)] for split, part in parts.items() if part}
 

@@ -756,3 +756,84 @@ def test_two_jobs_at_a_time_in_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert [texts_in(stores[number]) for number in range(2)] == [fresh_texts(100, number) for number in range(2)]
+
+
+# ---- combinations ----
+
+
+def test_a_split_may_have_any_name(tmp_path: Path) -> None:
+    """None is taken for a file of ours that is no longer needed."""
+    store = lines_job(tmp_path, fresh_texts(60), splits={"staged": 0.3})
+    assert set(store.splits) == {"train", "staged"}
+    assert len(texts_in(store, "train")) + len(texts_in(store, "staged")) == 60
+
+
+def test_the_order_of_splits_does_not_matter(tmp_path: Path) -> None:
+    """The same shares, written in another order, are the same splits."""
+    texts = fresh_texts(200)
+    one = lines_job(tmp_path, texts, "one", splits={"val": 0.1, "test": 0.3})
+    other = lines_job(tmp_path, texts, "other", splits={"test": 0.3, "val": 0.1})
+    assert one.fingerprint == other.fingerprint and one.splits == other.splits
+
+
+@pytest.mark.parametrize("settings", [{"datasets.0.weight": 3}, {"dedup": "off"}])
+def test_equal_documents_are_in_one_split_in_tokens_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What equals the document that was cut goes with its rest, and is counted."""
+    texts = fresh_texts(40)
+    weight = settings.pop("datasets.0.weight", 1)
+    path = write_lines(tmp_path / "a.jsonl", texts if weight > 1 else texts * 3)
+    store = preprocess(tmp_path / "out", [{"path": path, "weight": weight}], splits={"val_tokens": 400}, **settings)
+    assert milldam.open(store.path, split="val").tokens == 400
+    train = [document.tolist() for document in milldam.open(store.path, split="train")]
+    for document in milldam.open(store.path, split="val"):
+        assert not any(other[: len(document)] == document.tolist() for other in train)
+    assert len(store) + store.manifest.dropped.get("equal_to_cut", 0) == 120
+
+
+def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:
+    """What was never stored has not been seen."""
+    texts, index = fresh_texts(50), str(tmp_path / "seen")
+    with pytest.raises(InputError, match="No documents left"):
+        lines_job(tmp_path, texts, "bad", dedup={"index": index}, filters={"min_characters": 10**6})
+    assert len(lines_job(tmp_path, texts, "good", dedup={"index": index})) == 50
+
+
+def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
+    """A document that is left out of one data set is not missed in another."""
+    texts = fresh_texts(200)
+    all_of_them = write_lines(tmp_path / "a.jsonl", texts)
+    some = write_lines(tmp_path / "b.jsonl", texts[:50])
+    store = preprocess(tmp_path / "out", [{"path": all_of_them, "weight": 0.2}, {"path": some}])
+    assert set(texts[:50]) <= set(texts_in(store))
+    assert len(set(texts_in(store))) == len(store)
+
+
+def test_empty_documents_are_no_duplicates(tmp_path: Path) -> None:
+    """They have a reason of their own, here and in the figures of dedup."""
+    store = lines_job(tmp_path, ["a", "", " ", "b"], write_dropped=True)
+    assert drops_by_stage(store.path) == {"clean": {"empty": 2}}
+    assert all("duplicate_of" not in one for one in dropped_documents(store.path))
+    assert summary_of(store.path)["dedup"]["dropped"] == 0
+
+
+def test_the_flow_adds_up_under_a_limit(tmp_path: Path) -> None:
+    """What lies behind the limit was not taken."""
+    store = lines_job(tmp_path, [*fresh_texts(80), *fresh_texts(10)], limit=20)
+    assert len(store) == 20 and summary_of(store.path)["flow"][-1]["documents_out"] == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 5, "validation": "v.jsonl"}, "limit: would count validation"),
+        ({"limit": 5, "dedup": {"index": "seen"}}, "limit: leaves documents out"),
+        ({"datasets": [{"path": "-", "weight": 2}], "dedup": "off"}, "weight: reads the input twice"),
+        ({"datasets": [{"path": "-", "max_documents": 2}], "dedup": "off"}, "max_documents: reads the input twice"),
+        ({"datasets": [{"path": "a.jsonl", "max_tokens": 0}]}, "max_tokens: must be at least 1"),
+        ({"datasets": [{"path": "a.jsonl", "max_documents": 0}]}, "max_documents: must be at least 1"),
+    ],
+)
+def test_what_can_not_go_together_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    """Before anything is looked at."""
+    with pytest.raises(ConfigError, match=message):
+        preprocess(tmp_path / "out", settings.pop("datasets", "a.jsonl"), **settings)

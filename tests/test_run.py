@@ -230,7 +230,7 @@ def test_a_new_start_clears_the_earlier_run_and_its_shards(tmp_path: Path) -> No
     start(tmp_path)
     fresh = sorted(path.name for path in (tmp_path / "run").iterdir())
     add(tmp_path, record(tmp_path, 0, splits=("train", "val")))
-    ours = ("milldam.json", "staged-00000.facts", "rejects.jsonl", "dropped.jsonl.zst", "packed/train-00000.bin")
+    ours = ("milldam.json", "_staged-00000.facts", "rejects.jsonl", "dropped.jsonl.zst", "packed/train-00000.bin")
     ours += ("run/counts.jsonl", "run/arranged.jsonl", "run/summary.json", "run/report.html", "run/dedup/hashes-0")
     for name in (*ours, "README.txt", "results/model.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from milldam.store.format import Index
 from milldam.store.writer import Tokens
 
 RECORDS = "arranged.jsonl"
-OVER_MAX_TOKENS = "over_max_tokens"
+OVER_MAX_TOKENS, EQUAL_TO_CUT = "over_max_tokens", "equal_to_cut"
 CHUNK_TOKENS = 1 << 21
 _CHUNK_DOCUMENTS = 1 << 18
 _BUCKETS = 1 << 16
@@ -146,10 +146,11 @@ def _documents_in(out: Path, shards: Callable[[], Iterator[Staged]], bucket: int
 
 
 def _boundary(entries: list[tuple[int, Place, int]], reached: int, target: int) -> tuple[Boundary, int]:
-    """The document in which the tokens, counted from `reached`, come to the target; and where it ends."""
-    for key, place, tokens in entries:
+    """The document in which the tokens, counted from `reached`, come to the target; and where the next one begins."""
+    for number, (key, place, tokens) in enumerate(entries):
         if target <= reached + tokens:
-            return Boundary(key, place, target - reached), reached + tokens
+            equal = sum(tokens for other, _, tokens in entries[number:] if other == key)
+            return Boundary(key, place, target - reached), reached + equal
         reached += tokens
     raise AssertionError("the histogram and the documents disagree")
 
@@ -181,15 +182,17 @@ class ArrangeTask:
         record = staged.record
         with Shelf(self.out, record.unit, record.part, self.names, self.dtype) as shelf:
             tokens = np.memmap(self.out / f"{staged.name}.bin", dtype=self.dtype, mode="r")
+            equal = 0
             for start, chunk in _by_tokens(chunks(self.out, staged)):
-                self._copy(shelf, staged, tokens[start : start + int(chunk.lengths.sum())], chunk)
+                equal += self._copy(shelf, staged, tokens[start : start + int(chunk.lengths.sum())], chunk)
             shards = [asdict(shard) for shard in shelf.commit()]
         beyond = 0 if staged.cap is None else record.shards[0]["documents"] - staged.cap.documents
-        dropped = record.dropped | ({"arrange": {OVER_MAX_TOKENS: beyond}} if beyond else {})
-        report(PART, replace(record, shards=shards, dropped=dropped))
+        counted = {OVER_MAX_TOKENS: beyond, EQUAL_TO_CUT: equal}
+        dropped = {"arrange": {reason: number for reason, number in counted.items() if number}}
+        report(PART, replace(record, shards=shards, dropped=record.dropped | (dropped if equal or beyond else {})))
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
-        """Split of each document, and how many of its tokens go there."""
+        """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""
         lengths, keys = chunk.lengths.copy(), chunk.facts["key"]
         if staged.dataset in self.validation:
             return np.full(len(keys), self.names.index(VAL)), lengths
@@ -198,18 +201,25 @@ class ArrangeTask:
         splits = np.zeros(len(keys), dtype=np.int64)
         unit, part = staged.record.unit, staged.record.part
         for boundary in self.boundaries:
-            splits += _after(boundary, keys, unit, part, chunk.first)
+            behind = _after(boundary, keys, unit, part, chunk.first)
+            splits += behind
+            # A document must not be in two splits: what equals the last one of a split goes with its rest.
+            lengths[behind & (keys == np.uint64(boundary.key))] = 0
             if boundary.place[:2] == (unit, part) and 0 <= boundary.place[2] - chunk.first < len(keys):
                 lengths[boundary.place[2] - chunk.first] = boundary.tokens
         return splits, lengths
 
-    def _copy(self, shelf: Shelf, staged: Staged, tokens: Any, chunk: _Chunk) -> None:
+    def _copy(self, shelf: Shelf, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
+        """Put the documents where they belong; how many were left out."""
         splits, lengths = self._destinations(staged, chunk)
         if not np.array_equal(lengths, chunk.lengths):
-            tokens = tokens[_prefixes(chunk.lengths, lengths)]
-        facts = chunk.facts
-        rows = np.arange(len(splits))
-        shelf.add(Tokens(tokens, lengths), Facts(splits, facts["key"], facts["text_bytes"], facts["characters"], rows))
+            tokens = tokens[: lengths[0]] if len(lengths) == 1 else tokens[_prefixes(chunk.lengths, lengths)]
+        known = chunk.facts
+        facts = Facts(splits, known["key"], known["text_bytes"], known["characters"], np.arange(len(splits)))
+        kept = np.flatnonzero(lengths)
+        if len(kept):
+            shelf.add(Tokens(tokens, lengths[kept]), facts.at(kept))
+        return len(lengths) - len(kept)
 
 
 def _after(boundary: Boundary, keys: Any, unit: int, part: int, first: int) -> Any:

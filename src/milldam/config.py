@@ -182,13 +182,19 @@ class Config:
 
     @property
     def split_shares(self) -> dict[str, float]:
-        return {name: share for name, share in self.splits.items() if not name.endswith(TOKENS_SUFFIX)}
+        """Splits that are shares of the documents, by name."""
+        return {name: share for name, share in sorted(self.splits.items()) if not name.endswith(TOKENS_SUFFIX)}
 
     @property
     def split_tokens(self) -> dict[str, int]:
         """Splits of an exact number of tokens, by name."""
-        exact = ((name, number) for name, number in self.splits.items() if name.endswith(TOKENS_SUFFIX))
+        exact = ((name, number) for name, number in sorted(self.splits.items()) if name.endswith(TOKENS_SUFFIX))
         return {name.removesuffix(TOKENS_SUFFIX): int(number) for name, number in exact}
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether splits or limits are exact in tokens."""
+        return bool(self.split_tokens) or any(one.max_tokens is not None for one in self.sources)
 
     @property
     def shard_bytes(self) -> int | None:
@@ -237,14 +243,39 @@ def _check(config: Config) -> None:
     paths = [path for one in sources for path in one.paths]
     if "-" in paths and len(paths) > 1:
         raise ConfigError("Standard input (-) can't be combined with other inputs.")
-    if "-" in paths and config.dedup_rules is not None:
-        raise ConfigError("Standard input (-) can be read only once, and dedup reads twice. Save it to a file first.")
+    if "-" in paths:
+        _check_standard_input(config)
     for one in sources:
         _check_data_set(one)
     _check_numbers(config)
     _check_splits(config)
+    _check_limit(config)
     if config.packing_rules is not None and config.sequence_len is None:
         raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
+
+
+def _check_standard_input(config: Config) -> None:
+    (one,) = config.sources
+    twice = {
+        "dedup": config.dedup_rules is not None,
+        "weight": one.weight > 1,
+        "max_documents": one.max_documents is not None,
+        "split": one.split is not None,
+    }
+    for key in (key for key, needed in twice.items() if needed):
+        raise ConfigError(
+            f"{key} reads the input twice, and standard input (-) can be read only once. Save it to a file."
+        )
+
+
+def _check_limit(config: Config) -> None:
+    """A limit counts what is written, in the order of the plan; it can't tell what comes behind it."""
+    if config.limit is None:
+        return
+    if config.validation_sets:
+        raise ConfigError("limit would count validation too. Use max_documents of the data sets instead.")
+    if config.dedup_rules is not None and config.dedup_rules.index is not None:
+        raise ConfigError("limit leaves documents out that dedup.index would know as seen. Use max_documents instead.")
 
 
 def _check_data_set(one: DataSet) -> None:
@@ -253,7 +284,8 @@ def _check_data_set(one: DataSet) -> None:
     if not one.weight > 0:
         raise ConfigError(f"weight {one.weight}: must be more than 0.")
     for name in ("max_documents", "max_tokens"):
-        if (getattr(one, name) or 1) < 1:
+        value = getattr(one, name)
+        if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1.")
 
 

@@ -185,7 +185,7 @@ def _temporary(config: Config, documents: int, text_bytes: int, token_bytes: int
         found["grouping"] = documents * GROUPING_BYTES if rules.method == "exact" else 0
         if rules.near is not None:
             found["signatures"] = documents * (rules.near.bands * rules.near.rows + NEAR_BYTES)
-    if config.split_tokens or any(one.max_tokens for one in config.sources):
+    if config.counts_tokens:
         found["staged tokens"] = token_bytes
     return {kind: size for kind, size in found.items() if size}
 

@@ -18,11 +18,13 @@ from milldam.assignments import REPORT_SECONDS, Assignment, SetRules
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, hash_file_name
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter, signature_file_name
 from milldam.dedup.rules import DedupRules
-from milldam.documents import Documents, Reading, UnitReader
+from milldam.documents import HEAD_BYTES, Documents, Reading, UnitReader
 from milldam.executors import PROGRESS, Report
 from milldam.memory import usage
+from milldam.splitting import Chooser, below
 from milldam.text import CleanRules
 from milldam.text_cache import CacheWriter, cache_path
+from milldam.verdicts import Mask
 
 _SKIPPED_AT_ONCE = 4096
 
@@ -38,6 +40,7 @@ class FingerprintTask:
     rules: DedupRules
     spool: str
     threads: int
+    seed: int
     keep_texts: bool
     """Keep the cleaned texts for the second pass."""
 
@@ -71,7 +74,10 @@ class UnitFingerprinter:
             if self._near is not None:
                 writer = stack.enter_context(SignatureWriter(task.folder / signature_file_name(unit.index)))
                 near = _Near(self._near, writer, assignment.rows[0] if assignment.rows else 0)
-            _UnitWork(reader, _Exact(Fingerprinter(task.rules.normalize), hashes), near, cache, report).run()
+            exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
+            sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
+            # The hashes are committed last.
+            _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
 
 
 class _Exact:
@@ -80,8 +86,8 @@ class _Exact:
     def __init__(self, fingerprinter: Fingerprinter, writer: FingerprintWriter) -> None:
         self._fingerprinter, self._writer = fingerprinter, writer
 
-    def add(self, documents: Documents) -> None:
-        self._writer.add(self._fingerprinter.hash(documents.texts), documents.first_row)
+    def add(self, documents: Documents, wanted: Mask) -> None:
+        self._writer.add(self._fingerprinter.hash(documents.texts), documents.first_row, wanted)
 
     def feed(self, documents: Documents) -> None:
         self._fingerprinter.feed(documents.bytes)
@@ -105,8 +111,10 @@ class _Near:
             some = min(_SKIPPED_AT_ONCE, skipped_rows - start)
             writer.add(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8))
 
-    def add(self, documents: Documents) -> None:
-        self._writer.add(self._hasher.signatures(documents.texts))
+    def add(self, documents: Documents, wanted: Mask) -> None:
+        signatures = self._hasher.signatures(documents.texts)
+        signatures[~wanted] = NO_WORDS
+        self._writer.add(signatures)
 
     def feed(self, documents: Documents) -> None:
         self._hasher.feed(documents.bytes)
@@ -124,11 +132,15 @@ class _UnitWork:
     """One unit on its way through the first pass."""
 
     def __init__(
-        self, reader: UnitReader, exact: _Exact, near: _Near | None, cache: CacheWriter | None, report: Report
+        self,
+        reader: UnitReader,
+        kinds: list[_Exact | _Near],
+        cache: CacheWriter | None,
+        sample: tuple[Chooser, float],
+        report: Report,
     ) -> None:
-        self._reader, self._cache, self._report = reader, cache, report
-        # The hashes are committed last.
-        self._kinds: list[_Exact | _Near] = [exact] if near is None else [near, exact]
+        self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
+        self._chooser, self._share = sample
         self._counts: Counter[str] = Counter()
         self._seconds = {"fingerprint": 0.0}
         self._reported = time.monotonic()
@@ -136,8 +148,9 @@ class _UnitWork:
     def run(self) -> None:
         for documents in self._reader:
             started = time.perf_counter()
+            wanted = self._wanted(documents)
             for kind in self._kinds:
-                self._fingerprint(kind, documents)
+                self._fingerprint(kind, documents, wanted)
             if self._cache is not None:
                 self._cache.add(documents)
             self._seconds["fingerprint"] += time.perf_counter() - started
@@ -151,13 +164,20 @@ class _UnitWork:
             kind.commit()
         self._send_progress()
 
-    def _fingerprint(self, kind: _Exact | _Near, documents: Documents) -> None:
+    def _wanted(self, documents: Documents) -> Mask:
+        """What is dropped for another reason, or not in the sample, makes no other document a duplicate."""
+        keep = documents.verdicts.keep
+        if self._share < 1 and not documents.part:
+            keep &= below(self._chooser.sample_keys(documents.texts), self._share)
+        return keep
+
+    def _fingerprint(self, kind: _Exact | _Near, documents: Documents, wanted: Mask) -> None:
         if documents.cancel:
             kind.cancel()
         elif documents.part:
             kind.feed(documents)
         elif len(documents.texts):
-            kind.add(documents)
+            kind.add(documents, wanted)
 
     def _send_progress(self) -> None:
         self._reported = time.monotonic()

@@ -52,7 +52,8 @@ class Finish:
     report: bool
     """Make the report."""
 
-    def write_manifest(self, preparation: Preparation, *, require_all: bool) -> Manifest:
+    def make_manifest(self, preparation: Preparation, *, require_all: bool) -> Manifest:
+        """Gather what workers left in parts; raises when something is missing, changed, or nothing is left."""
         run, prepared = self.run, self.prepared
         if require_all:
             require_complete(run, self.plan.units)
@@ -65,7 +66,7 @@ class Finish:
         if not shards:
             raise InputError(_nothing_left(run, flow_of(final_records(run))))
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
-        manifest = Manifest(
+        return Manifest(
             dtype=token_dtype(prepared.vocab_size),
             vocab_size=prepared.vocab_size,
             tokenizer=tokenizer | dataclasses.asdict(prepared.special),
@@ -76,13 +77,12 @@ class Finish:
             dropped=_all_dropped(final_records(run)),
             inexact_cuts=sum(record.inexact_cuts for record in run.records()),
         )
-        # Before the manifest: what it tells can't be found out again once the folder is a store.
-        self._write(self._summary(manifest, {}))
-        manifest.write(run.out)
-        return manifest
 
     def wind_up(self, manifest: Manifest) -> Summary:
-        """Rows, summary, report; then remove what is no longer needed."""
+        """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
+        # Before the manifest: what it tells can't be found out again once the folder is a store.
+        self._write(self._summary(manifest, {}))
+        manifest.write(self.run.out)
         summary = self._summary(manifest, self._pack())
         self._write(summary)
         remove_intermediate(self.run)
@@ -136,11 +136,20 @@ def complete(config: Config, run: Run, *, report: bool) -> Summary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     summary = finished_summary(run.out, Manifest.read(run.out))
     if config.packing_rules is not None:
-        summary = dataclasses.replace(summary, packing=pack_store(config, run.out))
+        summary = dataclasses.replace(summary, packing=_packing_told(config, run) or pack_store(config, run.out))
     if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
         make_report(run)
     remove_intermediate(run)
     return summary
+
+
+def _packing_told(config: Config, run: Run) -> dict[str, Any]:
+    """The figures of rows that are not written, where the summary has them for these rules."""
+    path, rules = run.folder / SUMMARY, config.packing_rules
+    told: dict[str, Any] = json.loads(path.read_bytes()).get("packing", {}) if path.exists() else {}
+    wanted = rules and (rules.strategy, config.sequence_len)
+    same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
+    return told if rules is not None and not rules.write and same else {}
 
 
 def _note_packing(run: Run, packing: dict[str, Any]) -> bool:

@@ -112,9 +112,10 @@ class _Job:
             self._arrange()
             self._workforce.close()
             self._workforce.enter("finish")
-            self._commit_to_index()
             finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
-            manifest = finish.write_manifest(preparation, require_all=not self._limit_reached())
+            manifest = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            # Between what can still be refused and what makes it a store: the index knows finished runs only.
+            self._commit_to_index()
             return finish.wind_up(manifest)
 
     def look_ahead(self) -> PlannedJob:
@@ -300,6 +301,7 @@ class _Job:
             rules=rules,
             spool=str(self._run.folder),
             threads=staff.threads,
+            seed=self._config.seed,
             keep_texts=keeps_texts(self._config, sum(survey(self._units())[0].values())),
         )
         pending = _Pending(self._units(), set(todo))
@@ -321,7 +323,7 @@ class _Job:
         rules = self._config.dedup_rules
         assert rules is not None
         validation = len(self._config.validation_sets)
-        exempt = next((unit.index for unit in self._units() if unit.dataset >= validation), 0)
+        exempt = sum(1 for unit in self._units() if unit.dataset < validation)
         return ResolveTask(
             folder=self._dedup_folder,
             rules=rules,
@@ -409,7 +411,7 @@ class _Job:
 
     @property
     def _staged(self) -> bool:
-        return bool(self._config.split_tokens) or any(one.max_tokens for one in self._config.sources)
+        return self._config.counts_tokens
 
     def _limit_reached(self) -> bool:
         return self._config.limit is not None and self._run.progress.documents >= self._config.limit
@@ -462,8 +464,8 @@ def _state_of(config: Config, identity: Identity) -> str:
     state = there.state()
     if state == NEW:
         return state
-    if config.overwrite and there.identity().differences(identity):
-        return "made from other settings or input: it will be replaced"
+    if config.overwrite and (state == FINISHED or there.identity().differences(identity)):
+        return "there is something already: it will be replaced"
     there.require_same(identity)
     return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"
 

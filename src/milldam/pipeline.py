@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from milldam.aside import DroppedFile, RejectFile
 from milldam.assignments import REPORT_SECONDS, Assignment, SetRules
-from milldam.dedup.drops import DropSet
+from milldam.dedup.drops import DUPLICATES, DropSet
 from milldam.documents import EMPTY, HEAD_BYTES, Documents, Reading
 from milldam.executors import PART, PROGRESS, Report
 from milldam.filters.judging import Filters
@@ -191,9 +191,9 @@ class _Judge:
             return np.full(len(keys), self._whole_split)
         return split_numbers(keys, self._shares) if self._shares and not self._staged else np.zeros(len(keys), np.int64)
 
-    def explain(self, row: int) -> dict[str, Any]:
+    def explain(self, row: int, reason: str) -> dict[str, Any]:
         """What a dropped document duplicates, where that is why."""
-        of = self._drops.of(row) if self._drops is not None else None
+        of = self._drops.of(row) if self._drops is not None and reason in DUPLICATES else None
         if of is None:
             return {}
         if of.indexed_run is not None:
@@ -214,6 +214,8 @@ class _Giant:
     judged: bool = False
     reason: str | None = None
     """Why it is dropped."""
+    dropped_before: dict[str, Counter[str]] = field(default_factory=dict)
+    """What was dropped before it was judged."""
     facts: Facts | None = None
 
     def add(self, texts: pa.LargeStringArray) -> None:
@@ -311,6 +313,8 @@ class _UnitWork:
         for some in self._within_limit(texts):
             self._encode(some, rows[: len(some)])
             rows = rows[len(some) :]
+        # What lies behind the limit counts as not read.
+        self._read -= len(rows)
 
     def _set_aside(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> None:
         if self._dropped is None:
@@ -324,7 +328,7 @@ class _UnitWork:
             unit = self._given.unit
             place = {"file": unit.slices[0].path, "unit": unit.index, "row": row}
             cut = {"text_truncated": True} if truncated else {}
-            self._dropped.add({"reason": reason, **self._judge.explain(row), **place, "text": text, **cut})
+            self._dropped.add({"reason": reason, **self._judge.explain(row, reason), **place, "text": text, **cut})
 
     def _within_limit(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """As many documents as may still be taken; those that turn out empty make room for others."""
@@ -405,6 +409,7 @@ class _UnitWork:
     def _judge_giant(self, giant: _Giant) -> None:
         started = time.perf_counter()
         head, verdicts = giant.head_text(), Verdicts(1)
+        giant.dropped_before = {stage: counts.copy() for stage, counts in self._judge.dropped.items()}
         if giant.text_bytes:
             self._judge.judge(head, verdicts, giant.row, self._judge_any_length())
         giant.judged, giant.reason = True, verdicts.reason(0)
@@ -439,6 +444,7 @@ class _UnitWork:
         self._giant = None
         if verdicts.reason(0) is not None or giant.text_bytes == 0:
             giant.reason = verdicts.reason(0) or EMPTY
+            self._judge.dropped = giant.dropped_before
             self._judge.drop("clean", giant.reason)
         elif giant.reason is None:
             giant.reason = self._judge.judge_characters(giant.characters)
@@ -459,6 +465,8 @@ class _UnitWork:
 
     def _cancel_giant(self) -> None:
         if self._giant is not None:
+            if self._giant.judged:
+                self._judge.dropped = self._giant.dropped_before
             self._giant = None
             self._read -= 1
             self._take_back()

@@ -19,7 +19,8 @@ from milldam.store import ShardWriter
 from milldam.store.manifest import Shard
 from milldam.store.writer import Tokens
 
-STAGED = "staged"
+STAGED = "_staged"
+"""No split can have this name."""
 FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
 
 

@@ -30,6 +30,8 @@ UNKNOWN = -(1 << 62)
 
 EXACT, BLOOM, NEAR = "exact", "bloom", "near"
 DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE = "duplicate", "seen_before", "near_duplicate"
+DUPLICATES = (DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE)
+"""The reasons that this room gives."""
 
 _GROUP_ROWS = 1 << 15
 _SCHEMA = pa.schema([("unit", pa.uint32()), ("row", pa.uint64()), ("of_unit", pa.int64()), ("of_row", pa.uint64())])

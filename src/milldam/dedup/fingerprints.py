@@ -222,15 +222,18 @@ class FingerprintWriter:
         self._filled = 0
         self._table = NewTable(path, _SCHEMA, delta=["hi", "row"])
 
-    def add(self, hashes: Hashes, first_row: int) -> None:
-        """Add the hashes of the documents first_row, first_row + 1, ..."""
+    def add(self, hashes: Hashes, first_row: int, keep: npt.NDArray[np.bool_] | None = None) -> None:
+        """Add the hashes of the documents first_row, first_row + 1, ...; with a mask, of those in it."""
+        rows = np.arange(first_row, first_row + len(hashes), dtype=np.uint64)
+        if keep is not None:
+            hashes, rows = hashes[keep], rows[keep]
         self.documents += len(hashes)
         while len(hashes):
             taken = min(FLUSH_ROWS - self._filled, len(hashes))
             stop = self._filled + taken
             self._waiting[self._filled : stop, :2] = hashes[:taken]
-            self._waiting[self._filled : stop, 2] = np.arange(first_row, first_row + taken, dtype=np.uint64)
-            self._filled, hashes, first_row = stop, hashes[taken:], first_row + taken
+            self._waiting[self._filled : stop, 2] = rows[:taken]
+            self._filled, hashes, rows = stop, hashes[taken:], rows[taken:]
             if self._filled == FLUSH_ROWS:
                 self._flush()
 

@@ -171,7 +171,3 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
 def byte_count(texts: pa.LargeStringArray) -> int:
     offsets = text_offsets(texts)
     return int(offsets[-1] - offsets[0])
-
-
-def character_count(texts: pa.LargeStringArray) -> int:
-    return int(pc.sum(pc.utf8_length(texts)).as_py() or 0)

@@ -46,11 +46,6 @@ class RowSlice:
         """Whether the documents must be counted before it is known which ones are meant."""
         return self.percent or (self.start or 0) < 0 or (self.stop or 0) < 0
 
-    @property
-    def stop_known(self) -> bool:
-        """Whether reading can end at `stop` without a count."""
-        return self.stop is not None and not self.needs_total
-
     def bounds(self, total: int) -> tuple[int, int]:
         """(first, behind the last) of `total` documents. Percents are rounded to the closest document, as in HF."""
         first = 0 if self.start is None else self._place(self.start, total)

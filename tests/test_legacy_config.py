@@ -217,10 +217,10 @@ def test_without_a_prepared_path_the_store_goes_to_prepared(load: Load) -> None:
 
 def test_keys_of_both_kinds_may_be_mixed(load: Load) -> None:
     """What the file says in our words stays; what it does not say is Krill's way."""
-    text = BASIC + REST + "filters: {min_characters: 5, max_tokens: 9}\npacking: none\ndedup: near\nseed: 4\n"
+    text = BASIC + REST + "filters: {min_characters: 5, max_tokens: 900}\npacking: none\ndedup: near\nseed: 4\n"
     config = load(text + "preprocess_dedup_cache_dir: seen").config
     filters = config.filters
-    assert (filters.min_characters, filters.min_tokens, filters.max_tokens) == (5, 150, 9)
+    assert (filters.min_characters, filters.min_tokens, filters.max_tokens) == (5, 150, 900)
     assert (config.packing, config.seed) == ("none", 4)
     assert config.dedup == DedupRules(near=NearRules(), index="seen")
     assert load(BASIC + REST + "tokenizer: gpt2/\n").config.tokenizer == "gpt2/"

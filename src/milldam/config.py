@@ -21,6 +21,8 @@ from milldam.text import CleanRules
 TRAIN, VAL = "train", "val"
 TOKENS_SUFFIX = "_tokens"
 SMALLEST_SHARD_SIZE = 10**5
+MOST_VALUES = 1024
+"""Of a signature for near-duplicates: what making one takes grows with the square."""
 
 _SCHEMA: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
@@ -250,6 +252,7 @@ def _check(config: Config) -> None:
     _check_numbers(config)
     _check_splits(config)
     _check_limit(config)
+    _check_rules(config)
     if config.packing_rules is not None and config.sequence_len is None:
         raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
 
@@ -278,6 +281,17 @@ def _check_limit(config: Config) -> None:
         raise ConfigError("limit leaves documents out that dedup.index would know as seen. Use max_documents instead.")
 
 
+def _check_rules(config: Config) -> None:
+    near = config.dedup_rules.near if config.dedup_rules is not None else None
+    if near is not None and near.bands * near.rows > MOST_VALUES:
+        raise ConfigError(f"dedup.near: {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values.")
+    filters = config.filters
+    for kind in ("characters", "tokens"):
+        least, most = getattr(filters, f"min_{kind}"), getattr(filters, f"max_{kind}")
+        if least is not None and most is not None and least > most:
+            raise ConfigError(f"filters: min_{kind} {least:,} is more than max_{kind} {most:,}: nothing would be left.")
+
+
 def _check_data_set(one: DataSet) -> None:
     if one.separator == "":
         raise ConfigError("separator is empty.")
@@ -300,13 +314,19 @@ def _check_numbers(config: Config) -> None:
         parse_size(config.memory)
 
 
-def _check_splits(config: Config) -> None:
-    names = [name.removesuffix(TOKENS_SUFFIX) for name in config.splits]
+def _check_split_names(names: list[str]) -> None:
     for name in names:
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None or name == TRAIN:
-            raise ConfigError(f'splits: "{name}" can\'t be the name of a split beside train: use letters and digits.')
+        if name == TRAIN:
+            raise ConfigError("splits: train is what the other splits leave; name only those.")
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
+            raise ConfigError(f'splits: "{name}" can\'t be the name of a split: use letters and digits.')
         if names.count(name) > 1:
             raise ConfigError(f'splits: "{name}" is given both as a share and in tokens.')
+
+
+def _check_splits(config: Config) -> None:
+    names = [name.removesuffix(TOKENS_SUFFIX) for name in config.splits]
+    _check_split_names(names)
     if config.validation_sets and VAL in names:
         raise ConfigError("splits: val is made from the data sets under validation; name the other split otherwise.")
     for name, share in config.split_shares.items():

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.arranging import RECORDS as ARRANGED
-from milldam.config import Config
+from milldam.config import TRAIN, VAL, Config
 from milldam.errors import InputError
 from milldam.files import NewFile, write_json
 from milldam.memory import Monitor, format_size
@@ -38,6 +38,7 @@ from milldam.workforce import Workforce
 
 DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
 _BLOCK = 1 << 20
+_REASONS_SHOWN = 10
 _PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
 
 
@@ -63,8 +64,8 @@ class Finish:
         if preparation.list_input() != prepared.identity.input:
             raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
         shards = shards_in_order(final_records(run))
-        if not shards:
-            raise InputError(_nothing_left(run, flow_of(final_records(run))))
+        if not any(shard.split == TRAIN for shard in shards):
+            raise InputError(_nothing_left(self.config, run, flow_of(final_records(run)), other_splits=bool(shards)))
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         return Manifest(
             dtype=token_dtype(prepared.vocab_size),
@@ -115,9 +116,13 @@ class Finish:
 
     def _summary(self, manifest: Manifest, packing: dict[str, Any]) -> Summary:
         flow = flow_of(final_records(self.run))
+        summary = finished_summary(self.run.out, manifest)
+        asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
+        none = {"documents": 0, "tokens": 0}
         return dataclasses.replace(
-            finished_summary(self.run.out, manifest),
+            summary,
             up_to_date=False,
+            splits=summary.splits | {name: dict(none) for name in asked if name not in summary.splits},
             workers=self.plan.workers,
             read=flow[0]["documents_out"],
             flow=flow,
@@ -252,9 +257,17 @@ def _all_dropped(records: Iterable[PartRecord]) -> dict[str, int]:
     return dict(sorted(dropped.items()))
 
 
-def _nothing_left(run: Run, flow: list[dict[str, Any]]) -> str:
+def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
     if not flow[0]["documents_in"]:
-        return "No documents in the input: nothing to write."
+        sliced = any(one.split is not None or one.max_documents is not None for one in config.sources)
+        return "No documents in the input" + (
+            ", or in the slice of it that was asked for." if sliced else ": nothing to write."
+        )
+    if other_splits:
+        lost = "\n".join(f"  {line}" for line in _losses(flow))
+        return (
+            f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
+        )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
     where = (
         f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if (run.out / "rejects.jsonl").exists() else ""
@@ -265,8 +278,9 @@ def _nothing_left(run: Run, flow: list[dict[str, Any]]) -> str:
 def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:
     for stage in flow:
         if stage["dropped"]:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in stage["dropped"].items())
-            yield f"{stage['stage']}: {reasons}"
+            reasons = [f"{reason.splitlines()[0][:60]} {count:,}" for reason, count in stage["dropped"].items()]
+            more = f" and {len(reasons) - _REASONS_SHOWN:,} reasons more" if len(reasons) > _REASONS_SHOWN else ""
+            yield f"{stage['stage']}: {', '.join(reasons[:_REASONS_SHOWN])}{more}"
 
 
 # ---- where and with what ----

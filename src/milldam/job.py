@@ -140,6 +140,8 @@ class _Job:
         same = state != NEW and not run.identity().differences(identity)
         if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
             return NEW
+        if state == UNFINISHED and not same and not run.has_results():
+            return NEW  # it was planned, and nothing came of it
         run.require_same(identity)
         if self._from_stdin:
             if state == FINISHED:
@@ -160,7 +162,7 @@ class _Job:
         fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
         if self._config.dedup_rules is not None:
             require_room_for_grouping(self._budget, usage().anonymous)
-            check_index(self._config.dedup_rules)
+            check_index(self._config.dedup_rules, self._prepared.identity, self._out)
         return choice
 
     @property

@@ -53,7 +53,7 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
         # A process does not weigh the same twice: a little more, so that the size named is not refused in turn.
         smallest = alone * 103 // 100 // 10**6 + 1
         raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer: "
+            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
             f"it takes at least --memory {smallest}MB."
         )
     several = (budget.limit_bytes - parent_bytes) // need

@@ -132,15 +132,15 @@ class IndexTask:
             memory_bytes=task.memory_bytes - usage().anonymous,
             threads=task.threads,
         )
-        DedupIndex(Path(self.index)).commit(self.run_id, self.out, task.folder, sorting)
+        DedupIndex(Path(self.index), normalize=task.rules.normalize).commit(self.run_id, self.out, task.folder, sorting)
 
 
-def check_index(rules: DedupRules) -> None:
+def check_index(rules: DedupRules, identity: Identity, out: str) -> None:
     """Raise StoreError when the index can't be used."""
     if rules.index is not None:
         from milldam.dedup.index import DedupIndex
 
-        DedupIndex(Path(rules.index)).files("", "")
+        DedupIndex(Path(rules.index), normalize=rules.normalize).files(identity.run_id, out)
 
 
 def pin_index(rules: DedupRules, folder: Path, identity: Identity, out: str) -> dict[str, Path]:
@@ -149,4 +149,4 @@ def pin_index(rules: DedupRules, folder: Path, identity: Identity, out: str) -> 
         return {}
     from milldam.dedup.index import DedupIndex
 
-    return dict(DedupIndex(Path(rules.index)).pin(folder, run_id=identity.run_id, out=out))
+    return dict(DedupIndex(Path(rules.index), normalize=rules.normalize).pin(folder, run_id=identity.run_id, out=out))

@@ -171,6 +171,10 @@ class Run:
             return FINISHED
         return UNFINISHED if (self.folder / "plan.json").exists() else NEW
 
+    def has_results(self) -> bool:
+        """Whether an unfinished run has done anything that would have to be done again."""
+        return any(self.records()) or any((self.folder / DEDUP_FOLDER).glob("hashes-*"))
+
     def identity(self) -> Identity:
         """The identity of what is in the folder, finished or not."""
         if self.state() == FINISHED:

@@ -63,9 +63,20 @@ def below(keys: Keys, share: float) -> Mask:
 def split_numbers(keys: Keys, shares: Mapping[str, float]) -> npt.NDArray[np.int64]:
     """0 for what is left to train, k for the k-th split of `shares`.
 
-    >>> split_numbers(np.array([0, 2**62, 2**63, 2**64 - 1], np.uint64), {"val": 0.25, "test": 0.5})
-    array([1, 2, 2, 0])
+    Each split draws with a hash of its own from what the ones before it leave: another split takes documents from all,
+    but does not move them between the others.
     """
-    edges = np.array([int(reached * 2.0**64) for reached in itertools.accumulate(shares.values())], dtype=np.uint64)
-    numbers = np.searchsorted(edges, keys, side="right") + 1
-    return np.where(numbers > len(shares), 0, numbers)
+    numbers = np.zeros(len(keys), dtype=np.int64)
+    left = 1.0
+    for number, (name, share) in enumerate(shares.items(), start=1):
+        drawn = below(_mixed(keys ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))), share / left)
+        numbers[drawn & (numbers == 0)] = number
+        left -= share
+    return numbers
+
+
+def _mixed(keys: Keys) -> Keys:
+    """Other numbers, as evenly spread, one for each."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))

@@ -75,4 +75,6 @@ _COMMANDS = (
     train_tokenizer, verify,
 )  # fmt: skip
 for command in _COMMANDS:
+    # Its own too: click remembers the names that it first saw, also where a command is called without this group.
+    command.context_settings["help_option_names"] = ["-h", "--help"]
     main.add_command(command)

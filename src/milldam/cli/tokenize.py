@@ -154,7 +154,9 @@ def _explain_interrupt(work: Path) -> NoReturn:
     click.echo("\nInterrupted. Every finished shard is safe.", err=True)
     records = Run(work).records()
     done = len({record.unit for record in records if record.last})
-    click.echo(f"{done} units are done. To go on, run the same command again:", err=True)
+    click.echo(
+        f"{done} units are done, and what stages before them finished. To go on, run the same command again:", err=True
+    )
     click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
     sys.exit(EXIT_INTERRUPTED)
 

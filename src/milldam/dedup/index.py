@@ -52,6 +52,8 @@ class IndexedRun:
     bytes: int
     created: float
     """Seconds since 1970."""
+    normalize: bool = False
+    """Its hashes are of texts without case, white space and punctuation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,10 @@ class Sorting:
 class DedupIndex:
     """The index in a folder; several runs may use it at the same time."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, normalize: bool = False) -> None:
+        self.folder, self._normalize = folder, normalize
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"dedup.index: {folder} is a file; name a folder.")
 
     def runs(self) -> list[IndexedRun]:
         """The runs in the index, the oldest first."""
@@ -78,7 +82,13 @@ class DedupIndex:
 
     def files(self, excluding_id: str, excluding_out: str) -> list[tuple[str, Path]]:
         """(run id, hash file) of all runs but one, and but the one that wrote to the same folder before."""
-        others = (run for run in self.runs() if run.id != excluding_id and run.out != excluding_out)
+        others = [run for run in self.runs() if run.id != excluding_id and run.out != excluding_out]
+        for run in others:
+            if run.normalize != self._normalize:
+                raise ConfigError(
+                    f"{self.folder}: the run {run.id} in this index has dedup.normalize: {str(run.normalize).lower()}; "
+                    "hashes of the two kinds can't be compared. Use another index, or the same setting."
+                )
         return [(run.id, self._checked(run)) for run in others]
 
     def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
@@ -111,7 +121,7 @@ class DedupIndex:
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
                 size = table.commit()["bytes"]
-            run = IndexedRun(run_id, out, documents, hashes, size, time.time())
+            run = IndexedRun(run_id, out, documents, hashes, size, time.time(), self._normalize)
             write_json(self._record(run_id), asdict(run))
             self._remove_orphans()
         return run

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearRules:
     """MinHash-LSH over word n-grams."""
 
-    ngram: int = 5
+    ngram: Annotated[int, Ge(1), Le(100)] = 5
     """Words in an n-gram."""
-    bands: int = 32
+    bands: Annotated[int, Ge(1), Le(1024)] = 32
     """Bands of the signature; two documents are compared when one of their bands is equal."""
-    rows: int = 8
-    """Values in a band. The signature has bands x rows values."""
-    threshold: float = 0.8
+    rows: Annotated[int, Ge(1), Le(1024)] = 8
+    """Values in a band. The signature has bands x rows values, 1,024 at most."""
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -35,7 +37,7 @@ class DedupRules:
     """Folder that keeps the hashes of finished runs: what one of them has seen is dropped too."""
     near: NearRules | None = None
     """Drop near-duplicates as well."""
-    false_positive_rate: float = 1e-6
+    false_positive_rate: Annotated[float, Gt(0), Lt(0.5)] = 1e-6
     """For bloom: the share of documents that are dropped although they are new."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}

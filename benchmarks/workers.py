@@ -62,7 +62,7 @@ def measure(name: str, corpus: str, tokenizer: str) -> None:
     with tempfile.TemporaryDirectory(prefix="milldam-workers-") as folder:
         config = tokenize_config(corpus, Path(folder) / "out", tokenizer, {"memory": "2GB", "workers": 2})
         started = time.monotonic()
-        with mock.patch.object(workforce, "LocalExecutor", lambda *_: EXECUTORS[name]()):
+        with mock.patch.object(workforce.Workforce, "_executor", lambda *_: EXECUTORS[name]()):
             summary = run_job(config, report=False)
         seconds = time.monotonic() - started
     rate, peak = summary.text_bytes / seconds / 1e6, summary.memory["peak"] / 1e6

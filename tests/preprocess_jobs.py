@@ -268,7 +268,7 @@ def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | N
     from milldam.executors.serial import SerialExecutor
 
     os.chdir(folder)
-    setattr(milldam.workforce, "LocalExecutor", lambda workers, threads: SerialExecutor())  # noqa: B010
+    setattr(milldam.workforce.Workforce, "_executor", lambda workforce, staff: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

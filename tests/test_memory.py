@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jobs import TOKENIZER, run_milldam, write_lines
 from milldam import memory
 from milldam.errors import ConfigError, ResourceError
-from milldam.memory import Budget, Monitor, format_size, parse_size, usage
+from milldam.memory import Budget, Monitor, format_size, parse_size, release, usage
 from milldam.planning import WORK_BYTES, WORKER_BYTES, fit_workers
 
 MB = 10**6
@@ -148,6 +148,7 @@ def test_own_memory_is_seen_to_grow() -> None:
     grown = usage().anonymous - before
     assert len(held) <= grown + (1 << 20)
     del held
+    release()
     assert usage().anonymous - before < 32 << 20
 
 

@@ -228,7 +228,10 @@ def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path)
     out = tmp_path / "s"
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
+        # Held still, so that it is not done before the other one has begun.
+        process.send_signal(signal.SIGSTOP)
         refused = run_milldam(*plain.command(out), code=2)
+        process.send_signal(signal.SIGCONT)
         assert "another run is at work" in refused.stderr
         process.communicate(timeout=60)
     assert process.returncode == 0

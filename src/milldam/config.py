@@ -284,7 +284,7 @@ def _check_limit(config: Config) -> None:
 def _check_rules(config: Config) -> None:
     near = config.dedup_rules.near if config.dedup_rules is not None else None
     if near is not None and near.bands * near.rows > MOST_VALUES:
-        raise ConfigError(f"dedup.near: {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values.")
+        raise ConfigError(f"dedup: near has {near.bands} bands x {near.rows} rows, more than {MOST_VALUES:,} values.")
     filters = config.filters
     for kind in ("characters", "tokens"):
         least, most = getattr(filters, f"min_{kind}"), getattr(filters, f"max_{kind}")

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -379,12 +380,15 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
         assert wait_until(lambda: (out / "run" / "plan.json").exists(), process)
         while recorded(out) < 2:
             states.add(read_status(out)["state"])
+        # Held still, so that it is not done before it has been looked at twice.
+        process.send_signal(signal.SIGSTOP)
         found = json.loads(run_milldam("status", out, "--json").stdout)
         assert (found["state"], found["pid"]) == ("working", process.pid) and found["units"] >= 10
         assert found["safe"]["units_done"] >= 1 and found["safe"]["tokens"] > 0
         shown = run_milldam("status", out).stdout
         assert f"{out}: working, process {process.pid} on " in shown and "stage tokenize" in shown
         assert process.poll() is None, "the run ended before it was looked at"
+        process.send_signal(signal.SIGCONT)
     assert states == {"working"}
     ended = run_milldam("status", out).stdout
     assert f"{out}: ended before it was done (" in ended and "Run the same command again to go on." in ended

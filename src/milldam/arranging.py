@@ -85,8 +85,7 @@ def chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
     documents = len(facts) if staged.cap is None else staged.cap.documents
     for first in range(0, documents, _CHUNK_DOCUMENTS):
         stop = min(documents, first + _CHUNK_DOCUMENTS)
-        starts = index.documents[first : stop + 1]
-        lengths = np.add.reduceat(index.lengths[: starts[-1]], starts[:-1], dtype=np.int64)
+        lengths = index.document_lengths(first, stop)
         if staged.cap is not None and stop == documents and staged.cap.last_tokens is not None:
             lengths[-1] = staged.cap.last_tokens
         yield _Chunk(first, lengths, facts[first:stop])

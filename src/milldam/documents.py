@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.prefetch import prefetched
-from milldam.sources.arrays import text_offsets
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.text import Cleaner, CleanRules
+from milldam.text_arrays import text_offsets
 from milldam.verdicts import Verdicts
 
 READ_AHEAD = 4

@@ -20,9 +20,9 @@ from milldam.documents import Reading, UnitReader
 from milldam.errors import ResourceError
 from milldam.memory import format_size, release
 from milldam.preparing import Prepared, Source, wanted_rows
-from milldam.sources.arrays import byte_count
 from milldam.sources.units import Unit
 from milldam.store.format import token_dtype
+from milldam.text_arrays import byte_count
 from milldam.tokenizers.encoder import groups
 from milldam.tokenizers.engines import make_engine
 

@@ -82,9 +82,10 @@ class Finish:
     def wind_up(self, manifest: Manifest) -> Summary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
         # Before the manifest: what it tells can't be found out again once the folder is a store.
-        self._write(self._summary(manifest, {}))
+        summary = self._summary(manifest)
+        self._write(summary)
         manifest.write(self.run.out)
-        summary = self._summary(manifest, self._pack())
+        summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
         self._write(summary)
         remove_intermediate(self.run)
         if self.report:
@@ -114,7 +115,7 @@ class Finish:
             "finished": time.time(),
         }
 
-    def _summary(self, manifest: Manifest, packing: dict[str, Any]) -> Summary:
+    def _summary(self, manifest: Manifest) -> Summary:
         flow = flow_of(final_records(self.run))
         summary = finished_summary(self.run.out, manifest)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
@@ -128,7 +129,6 @@ class Finish:
             flow=flow,
             dedup=self.workforce.dedup,
             near=self.workforce.near,
-            packing=packing,
             config=_plain(dataclasses.asdict(self.config)),
             machine=_machine(),
             versions=_versions(),

@@ -32,12 +32,13 @@ from milldam.memory import usage
 from milldam.planning import cache_limit
 from milldam.run import RUN_FOLDER, PartRecord
 from milldam.shelf import STAGED, Facts, Shelf
-from milldam.sources.arrays import byte_count, whole_characters
+from milldam.sources.arrays import whole_characters
 from milldam.sources.units import Unit
 from milldam.splitting import Chooser, below, split_numbers
 from milldam.store import ShardWriter
 from milldam.store.writer import Tokens
 from milldam.text import CleanRules
+from milldam.text_arrays import byte_count, text_offsets
 from milldam.text_cache import cache_path, open_reader
 from milldam.tokenizers.encoder import Encoder, bare_form
 from milldam.tokenizers.engines import HUGGINGFACE, Engine, FrugalEngine, make_engine
@@ -180,7 +181,7 @@ class _Judge:
         self.dropped[stage] += verdicts.counts() - before
 
     def facts(self, texts: pa.LargeStringArray, rows: Any) -> Facts:
-        sizes = np.asarray(pc.binary_length(texts), dtype=np.int64)
+        sizes = np.diff(text_offsets(texts))
         characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
         keyed = self._staged or (self._shares and self._whole_split is None)
         keys = self._chooser.split_keys(texts) if keyed else np.zeros(len(texts), dtype=np.uint64)
@@ -306,7 +307,8 @@ class _UnitWork:
         self._judge.judge(texts, verdicts, documents.first_row)
         keep = verdicts.keep
         if not keep.all():
-            self._set_aside(texts, verdicts, documents.first_row)
+            if self._dropped is not None:
+                self._set_aside(texts, verdicts, documents.first_row + np.arange(len(texts)))
             texts = texts.filter(pa.array(keep))
         self._seconds["filter"] += time.perf_counter() - started
         rows = documents.first_row + np.flatnonzero(keep)
@@ -316,12 +318,10 @@ class _UnitWork:
         # What lies behind the limit counts as not read.
         self._read -= len(rows)
 
-    def _set_aside(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> None:
-        if self._dropped is None:
-            return
+    def _set_aside(self, texts: pa.LargeStringArray, verdicts: Verdicts, rows: Any) -> None:
+        """Write the dropped ones of some texts out."""
         for position in np.flatnonzero(~verdicts.keep).tolist():
-            text = texts[position].as_py()
-            self._drop_document(text, str(verdicts.reason(position)), first_row + position)
+            self._drop_document(texts[position].as_py(), str(verdicts.reason(position)), int(rows[position]))
 
     def _drop_document(self, text: str, reason: str, row: int, *, truncated: bool = False) -> None:
         if self._dropped is not None:
@@ -358,9 +358,8 @@ class _UnitWork:
             return
         verdicts = self._judge.judge_tokens(tokens.lengths)
         if not verdicts.keep.all():
-            for position in np.flatnonzero(~verdicts.keep).tolist() if self._dropped is not None else ():
-                text = texts[int(tokens.positions[position])].as_py()
-                self._drop_document(text, str(verdicts.reason(position)), int(facts.rows[position]))
+            if self._dropped is not None:
+                self._set_aside(texts.take(pa.array(tokens.positions)), verdicts, facts.rows)
             tokens, facts = tokens.only(verdicts.keep), facts.at(np.flatnonzero(verdicts.keep))
         self._shelf.add(tokens, facts)
         self._book(len(tokens.lengths), len(tokens.flat), facts)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.text_arrays import text_offsets
 from milldam.user_functions import FAILED, UserFunction
 from milldam.verdicts import Verdicts
 
@@ -104,7 +105,7 @@ class Cleaner:
         """`first`: where the texts begin among the verdicts. Documents already dropped are not shown to it."""
         if self._function is None:
             return texts
-        sizes = np.diff(_offsets(texts))
+        sizes = np.diff(text_offsets(texts))
         cleaned = []
         for position, (text, size) in enumerate(zip(texts, sizes.tolist(), strict=True), start=first):
             kept = verdicts.codes[position] == 0
@@ -202,7 +203,7 @@ def normalized(texts: pa.LargeStringArray, form: Literal["NFC", "NFKC"]) -> pa.L
 
 def without_control_characters(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """The texts without C0 (but for tab and line ends), DEL, C1 and U+FEFF."""
-    data, offsets = _data(texts), _offsets(texts)
+    data, offsets = _data(texts), text_offsets(texts)
     found = [_control_bytes(data, start) for start in range(0, len(data), _BLOCK_BYTES)]
     removed = np.concatenate([*found, np.empty(0, np.int64)])
     return texts if not len(removed) else _without(data, offsets - offsets[0], np.unique(removed))
@@ -235,10 +236,10 @@ def _has_control_bytes(block: Bytes) -> bool:
 
 def with_plain_whitespace(texts: pa.LargeStringArray, *, final: bool) -> pa.LargeStringArray:
     """Lines end in \\n and not in spaces, spaces are single, blank lines too. `final`: a text's end ends a line."""
-    data, offsets = _data(texts), _offsets(texts)
+    data, offsets = _data(texts), text_offsets(texts)
     texts = _one_byte_whitespace(data, offsets - offsets[0])
-    texts = _without_needless_spaces(_data(texts), _offsets(texts), final=final)
-    return _without_needless_lines(_data(texts), _offsets(texts))
+    texts = _without_needless_spaces(_data(texts), text_offsets(texts), final=final)
+    return _without_needless_lines(_data(texts), text_offsets(texts))
 
 
 _PLAIN = bytes.maketrans(b"\t\x1f\r\v\f\x1c\x1d\x1e", b"  \n\n\n\n\n\n")
@@ -307,7 +308,7 @@ def _without_needless_lines(data: Bytes, offsets: Int64s) -> pa.LargeStringArray
 
 def stripped(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """The texts without white space at both ends."""
-    data, offsets = _data(texts), _offsets(texts)
+    data, offsets = _data(texts), text_offsets(texts)
     offsets = offsets - offsets[0]
     filled = np.diff(offsets) > 0
     ends = np.concatenate((data[offsets[:-1][filled]], data[offsets[1:][filled] - 1]))
@@ -318,17 +319,9 @@ def stripped(texts: pa.LargeStringArray) -> pa.LargeStringArray:
 # ---- arrays of text as bytes ----
 
 
-def _offsets(texts: pa.LargeStringArray) -> Int64s:
-    """Where each text begins in its buffer, and the last ends. offsets: (texts + 1,)"""
-    buffer = texts.buffers()[1]
-    if buffer is None or not len(texts):
-        return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-
-
 def _data(texts: pa.LargeStringArray) -> Bytes:
     """The bytes of all texts, end to end, without a copy."""
-    offsets, buffer = _offsets(texts), texts.buffers()[2]
+    offsets, buffer = text_offsets(texts), texts.buffers()[2]
     if buffer is None:
         return np.empty(0, np.uint8)
     return np.frombuffer(buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]

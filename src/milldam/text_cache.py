@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from milldam.documents import Documents, Reading, UnitReader
 from milldam.files import NewFile
-from milldam.sources.arrays import text_offsets
 from milldam.sources.batch import Reject
+from milldam.text_arrays import text_offsets
 from milldam.verdicts import Verdicts
 
 _HEADER = struct.Struct("<QQQ")

@@ -19,9 +19,9 @@ from milldam.estimating import unpacked_bytes
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.preparing import Preparation, Source, planned_units
 from milldam.run import Run
-from milldam.sources.arrays import byte_count
 from milldam.sources.units import SMALLEST_SHARD, Unit
 from milldam.splitting import Chooser, below
+from milldam.text_arrays import byte_count
 from milldam.tokenizers.training import TrainedTokenizer, train_tokenizer, training_bytes
 
 READ_PER_SAMPLE = 8

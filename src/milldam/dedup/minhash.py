@@ -37,10 +37,10 @@ from milldam.dedup.shingles import (
     mix,
     shingle,
     slices,
-    text_offsets,
 )
 from milldam.errors import InputError
 from milldam.files import NewFile
+from milldam.text_arrays import text_offsets
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.text_arrays import text_offsets
+
 Bytes = npt.NDArray[np.uint8]
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
@@ -64,12 +66,6 @@ def slices(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         stop = min(max(stop, start + 1), start + SLICE_DOCUMENTS)
         yield texts[start:stop]
         start = stop
-
-
-def text_offsets(texts: pa.LargeStringArray) -> Int64s:
-    """Where each document begins in the array's bytes, and the end."""
-    buffer = np.frombuffer(texts.buffers()[1], dtype=np.int64)
-    return buffer[texts.offset : texts.offset + len(texts) + 1]
 
 
 def lowered(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:

@@ -75,10 +75,7 @@ def document_lengths(store: Store, split: str) -> Iterator[Int64s]:
 def _lengths_in(path: Path) -> Iterator[Int64s]:
     index = Index.map(path)
     for first in range(0, len(index.documents) - 1, CHUNK):
-        sequences = index.documents[first : first + CHUNK + 1].astype(np.int64)
-        lengths = index.lengths[int(sequences[0]) : int(sequences[-1])]
-        # A document is one sequence, but for those beyond an int32.
-        yield np.add.reduceat(lengths, sequences[:-1] - sequences[0], dtype=np.int64)
+        yield index.document_lengths(first, first + CHUNK)
 
 
 class Cutter:

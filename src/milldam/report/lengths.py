@@ -85,11 +85,4 @@ def count_lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
 def _blocks(index: Index) -> Iterator[Int64s]:
     documents = len(index.documents) - 1
     for start in range(0, documents, _BLOCK):
-        stop = min(start + _BLOCK, documents)
-        if documents == len(index.lengths):
-            # One sequence a document: the second array need not be read.
-            yield index.lengths[start:stop].astype(np.int64)
-        else:
-            firsts = np.asarray(index.documents[start : stop + 1])
-            inside = index.lengths[firsts[0] : firsts[-1]]
-            yield np.add.reduceat(inside, firsts[:-1] - firsts[0], dtype=np.int64)
+        yield index.document_lengths(start, start + _BLOCK)

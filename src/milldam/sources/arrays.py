@@ -158,16 +158,3 @@ def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
         stop = max(start + 1, int(np.searchsorted(ends, reached + BATCH_BYTES, side="right")))
         yield array[start:stop].dictionary_decode()
         start = stop
-
-
-def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
-    """Where each text begins in its buffer, and the last ends. offsets: (texts + 1,)"""
-    _, buffer, _ = texts.buffers()
-    if buffer is None or not len(texts):
-        return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-
-
-def byte_count(texts: pa.LargeStringArray) -> int:
-    offsets = text_offsets(texts)
-    return int(offsets[-1] - offsets[0])

@@ -103,6 +103,14 @@ class Index:
     documents: Int64s
     """First sequence of each document, and one past the last."""
 
+    def document_lengths(self, first: int = 0, stop: int | None = None) -> Int64s:
+        """Tokens of the documents from `first` up to `stop`."""
+        if len(self.documents) - 1 == len(self.lengths):
+            # One sequence a document: the other array need not be read.
+            return self.lengths[first:stop].astype(np.int64)
+        starts = self.documents[first : None if stop is None else stop + 1]
+        return np.add.reduceat(self.lengths[starts[0] : starts[-1]], starts[:-1] - starts[0], dtype=np.int64)
+
     @classmethod
     def map(cls, path: Path) -> Index:
         try:

@@ -125,7 +125,7 @@ class Store:
         for k in range(len(self._shards)):
             index = self._map(k).index
             if len(index.lengths):
-                yield np.add.reduceat(index.lengths, index.documents[:-1], dtype=np.int64)
+                yield index.document_lengths()
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Text of token ids, special tokens included, by the tokenizer that lies in the store."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
+from milldam.text_arrays import byte_count, text_offsets
 from milldam.tokenizers.cutting import Cutter, character_start
 from milldam.tokenizers.engines import Engine, Ids, Offsets, json_model_type
 from milldam.tokenizers.special import SpecialTokens
@@ -65,7 +66,7 @@ class Encoder:
             return
         first = 0
         for run in self._runs(texts):
-            if _size(run) > self.engine.document_bytes and len(run) == 1:
+            if byte_count(run) > self.engine.document_bytes and len(run) == 1:
                 yield from self._encode_giant(run[0].as_buffer(), first)
             elif len(run):
                 yield self._encode_documents(run, first)
@@ -78,7 +79,7 @@ class Encoder:
 
     def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """Slices of the batch: giant documents alone, others in groups."""
-        giants = np.flatnonzero(np.diff(_offsets(texts)) > self.engine.document_bytes)
+        giants = np.flatnonzero(np.diff(text_offsets(texts)) > self.engine.document_bytes)
         start = 0
         for giant in giants.tolist():
             yield from groups(texts[start:giant], self.engine.batch_bytes)
@@ -216,20 +217,10 @@ def bare_json(tokenizer_json: str) -> str:
 
 def groups(texts: pa.LargeStringArray, batch_bytes: int) -> Iterator[pa.LargeStringArray]:
     """Slices of at most `batch_bytes`; a larger text stands alone."""
-    offsets = _offsets(texts)
+    offsets = text_offsets(texts)
     start = 0
     while start < len(texts):
         stop = int(np.searchsorted(offsets, offsets[start] + batch_bytes, side="right")) - 1
         stop = max(stop, start + 1)
         yield texts[start:stop]
         start = stop
-
-
-def _offsets(texts: pa.LargeStringArray) -> Int64s:
-    buffer = np.frombuffer(texts.buffers()[1], dtype=np.int64)
-    return buffer[texts.offset : texts.offset + len(texts) + 1]
-
-
-def _size(texts: pa.LargeStringArray) -> int:
-    offsets = _offsets(texts)
-    return int(offsets[-1] - offsets[0])

@@ -1,0 +1,20 @@
+"""Arrow arrays of text, looked at as bytes: where each text begins, and how much there is. No copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
+    """Where each text begins in its buffer, and the last ends. offsets: (texts + 1,)"""
+    _, buffer, _ = texts.buffers()
+    if buffer is None or not len(texts):
+        return np.zeros(1, np.int64)
+    return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+
+
+def byte_count(texts: pa.LargeStringArray) -> int:
+    offsets = text_offsets(texts)
+    return int(offsets[-1] - offsets[0])

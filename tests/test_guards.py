@@ -92,13 +92,13 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 
 GROUND = {
-    "errors": set(), "files": {"errors"}, "memory": {"errors"}, "text_arrays": set(), "user_functions": {"errors"},
-    "verdicts": set(),
+    "errors": set(), "files": {"errors"}, "memory": {"errors"}, "prefetch": set(), "text_arrays": set(),
+    "user_functions": {"errors"}, "verdicts": set(),
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}
 WORKERS = {
-    "aside", "assignments", "documents", "fingerprinting", "pipeline", "prefetch", "shelf", "splitting", "text_cache"
+    "aside", "assignments", "documents", "fingerprinting", "pipeline", "shelf", "splitting", "text_cache"
 }  # fmt: skip
 """What runs in a worker, for one unit."""
 ABOVE = {
@@ -123,7 +123,7 @@ def test_the_guard_reads_imports() -> None:
 
 def test_every_room_has_its_floor() -> None:
     """A new room must be given its place among the others, so that the rules below hold for it."""
-    known = {*GROUND, *STAGES, *ABOVE, "store", "executors", ""}
+    known = {*GROUND, *STAGES, *ABOVE, "store", "loader", "executors", ""}
     assert {room(name) for name in MODULES} == known
 
 
@@ -136,6 +136,11 @@ def test_the_ground_floor_knows_nothing_of_text(name: str) -> None:
 def test_the_store_knows_nothing_of_how_it_is_made() -> None:
     """Whoever reads or writes a store needs neither text nor a run."""
     assert offences({"store"}, allowed={"errors", "files", "memory"}) == []
+
+
+def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
+    """A training node needs numpy and the store: no text, no tokenizer, no run."""
+    assert offences({"loader"}, allowed={*GROUND, "store", "packing"}) == []
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))

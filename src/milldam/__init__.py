@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
+    from milldam.loader.stores import Store
     from milldam.memory import Budget
-    from milldam.store import Store
 
 __all__ = ["Budget", "MilldamError", "Store", "__version__", "open", "preprocess", "tokenize"]
 
@@ -26,7 +26,7 @@ __version__ = _version("milldam")
 _HOMES = {
     "Budget": "milldam.memory",
     "MilldamError": "milldam.errors",
-    "Store": "milldam.store",
+    "Store": "milldam.loader.stores",
     "open": "milldam.api",
     "preprocess": "milldam.api",
     "tokenize": "milldam.api",

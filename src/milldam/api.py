@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, did_you_mean
+from milldam.loader.stores import Store
 from milldam.memory import release, usage
-from milldam.store import Store, open_store
 
-open = open_store
 log = logging.getLogger("milldam")
+
+
+def open(path: str | Path, *, split: str | None = None) -> Store:
+    """Open a store for reading and training, in milliseconds and a few megabytes whatever its size.
+
+    >>> store = milldam.open("corpus.milldam")            # doctest: +SKIP
+    >>> len(store), store.tokens, store[0][:4]            # doctest: +SKIP
+    (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
+    """
+    return Store(path, split=split)
 
 
 def tokenize(
@@ -34,7 +43,7 @@ def tokenize(
             raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, OPTIONS)}')
     release()
     run_job(tokenize_config(inputs, out, tokenizer, options), held_bytes=usage().anonymous, report=False)
-    return open_store(out)
+    return Store(out)
 
 
 def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Store:
@@ -55,4 +64,4 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     for note in loaded.notes:
         log.info(note)
     run_job(loaded.config, held_bytes=held)
-    return open_store(loaded.config.out)
+    return Store(loaded.config.out)

@@ -58,9 +58,10 @@ class Store:
         self.path = Path(path)
         self.manifest = Manifest.read(self.path)
         self.split_name = split
-        self._shards = self._select(split)
+        self.shards = self._select(split)
+        """The shards that are meant, in order."""
         # ends[k]: documents in the shards up to and including k
-        self._ends = list(itertools.accumulate(shard.documents for shard in self._shards))
+        self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
         self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
         self._tokenizer: Any = None
 
@@ -74,7 +75,7 @@ class Store:
     @property
     def tokens(self) -> int:
         """How many tokens there are."""
-        return sum(shard.tokens for shard in self._shards)
+        return sum(shard.tokens for shard in self.shards)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -110,19 +111,19 @@ class Store:
         return self._map(k).document(wanted - (self._ends[k - 1] if k else 0))
 
     def __iter__(self) -> Iterator[TokenArray]:
-        for k, shard in enumerate(self._shards):
+        for k, shard in enumerate(self.shards):
             mapped = self._map(k)
             for number in range(shard.documents):
                 yield mapped.document(number)
 
     def shard_tokens(self) -> Iterator[TokenArray]:
         """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
-        for k in range(len(self._shards)):
+        for k in range(len(self.shards)):
             yield self._map(k).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
         """Tokens per document, an array a shard."""
-        for k in range(len(self._shards)):
+        for k in range(len(self.shards)):
             index = self._map(k).index
             if len(index.lengths):
                 yield index.document_lengths()
@@ -143,7 +144,7 @@ class Store:
     def _map(self, k: int) -> _MappedShard:
         mapped = self._mapped.get(k)
         if mapped is None:
-            mapped = self._open_shard(self._shards[k])
+            mapped = self._open_shard(self.shards[k])
             self._mapped[k] = mapped
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
@@ -172,7 +173,7 @@ class Store:
         manifest = self.manifest
         facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": manifest.dtype}
         facts |= {"vocabulary": f"{manifest.vocab_size:,}", "tokenizer": str(manifest.tokenizer["name"])}
-        size = sum(shard.bin["bytes"] for shard in self._shards)
+        size = sum(shard.bin["bytes"] for shard in self.shards)
         return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
 
     def __repr__(self) -> str:

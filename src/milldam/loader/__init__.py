@@ -1,0 +1,18 @@
+"""Store -> batches: what training needs, in constant memory, at the rate of memory copies. Needs numpy alone.
+
+stream        a stretch of tokens over any number of files
+reading       tokens by position: one gather from mapped files, or announced reads for data beyond memory
+permutation   a keyed permutation of [0, n), computed where it is needed
+order         shuffled, block-shuffled or in sequence: place -> number of a sample
+samples       what every view has in common
+windows       sample k is the tokens from k * stride on
+packed        rows of documents, with their boundaries
+streams       contiguous streams for models that carry state
+mixing        several sources by weight
+batches       samples -> batches: ranks, epochs, state, reading ahead
+views         the verbs: windows, packed, streams, split
+stores        a store with these verbs
+foreign       files of nanoGPT, Megatron and numpy with these verbs
+opening       what a path is, and how it is opened
+torch_data    data sets for torch
+"""

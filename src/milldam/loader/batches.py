@@ -1,0 +1,302 @@
+"""Samples -> batches: ranks, epochs, state, reading ahead.
+
+The global order is one sequence of places: epoch after epoch, without a seam. Place i goes to rank i mod world_size;
+`world_size` times `batch_size` places are one step, the same for all ranks. So where a loader stands is one number,
+which means the same for any number of ranks and any batch size. Only the very last batch can be short.
+
+Holds one batch, those made ahead, and some thousands of numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.permutation import Int64s
+from milldam.loader.samples import Batch, Samples
+from milldam.prefetch import prefetched
+
+STATE_VERSION = 1
+PREFETCH_FROM_DISK = 4
+_NUMBERS_AT_ONCE = 4096
+"""Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
+_ANNOUNCED_SAMPLES = 1024
+_ANNOUNCED_BYTES = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Which places of the global order go where."""
+
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    epochs: int | None = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "world_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)}; use 1 or more.")
+        if self.epochs is not None and self.epochs < 1:
+            raise ConfigError(f"epochs: {self.epochs}; use 1 or more, or None to go on without end.")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank: {self.rank}; the ranks of world_size={self.world_size} are 0 to {self.world_size - 1}."
+            )
+
+    @property
+    def step(self) -> int:
+        """Places that all ranks together take for one batch each."""
+        return self.batch_size * self.world_size
+
+    def mine(self, first: int, stop: int) -> Int64s:
+        """This rank's places in [first, stop); `first` is where a step begins."""
+        return np.arange(first + self.rank, stop, self.world_size)
+
+    def batches(self, places: int) -> int:
+        """How many batches this rank makes of so many places."""
+        full, rest = divmod(places, self.step)
+        return full + (not self.drop_last and rest > self.rank)
+
+
+class Batches:
+    """Iterate to get batches; `state_dict()` says where it stands, `load_state_dict()` goes on from there.
+
+    A `for` loop goes on where the last one left off; when all epochs are through, the next loop brings the epochs
+    that follow, in another order.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        delivery: Delivery,
+        *,
+        seed: int,
+        shuffle: Shuffle,
+        prefetch: int | None,
+        copy: bool,
+        dtype: npt.DTypeLike,
+    ) -> None:
+        if prefetch is not None and prefetch < 0:
+            raise ConfigError(f"prefetch: {prefetch}; use 0 or more batches.")
+        self.samples, self.delivery = samples, delivery
+        self._seed, self._shuffle = seed, shuffle
+        self._prefetch, self._copy, self._dtype = prefetch, copy, np.dtype(dtype)
+        self._order = samples.order(shuffle, seed)
+        self._place = 0
+        self._running: Iterator[tuple[Batch, int]] | None = None
+
+    def __len__(self) -> int:
+        """Batches of one loop over all epochs."""
+        if self.delivery.epochs is None:
+            raise TypeError("these batches have no end (epochs=None)")
+        return self.delivery.batches(self._pass_length(self.delivery.epochs))
+
+    def _pass_length(self, epochs: int) -> int:
+        return epochs * self.samples.epoch_samples
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are through."""
+        return self._place // self.samples.epoch_samples
+
+    @property
+    def samples_seen(self) -> int:
+        """Samples that all ranks together were given, from the very first epoch on."""
+        return self._place
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._running is None:
+            self._running = self._made(self._place, self._end(self._place))
+        while self._running is not None:
+            try:
+                yield next(self)
+            except StopIteration:
+                return
+
+    def __next__(self) -> Batch:
+        if self._running is None:
+            self._running = self._made(self._place, self._end(self._place))
+        for batch, place in self._running:
+            self._place = place
+            return batch
+        self._running = None
+        self._place = self._end(self._place) or self._place
+        raise StopIteration
+
+    def _end(self, place: int) -> int | None:
+        """Where the loop ends that a place belongs to."""
+        if self.delivery.epochs is None:
+            return None
+        length = self._pass_length(self.delivery.epochs)
+        return (place // length + 1) * length
+
+    def every(self, turns: int, first: int) -> Iterator[Batch]:
+        """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
+
+        The others are not read, and where this loader stands does not change.
+        """
+        place = self._place + first * self.delivery.step
+        return (batch for batch, _ in self._made(place, self._end(self._place), turns))
+
+    def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[Batch, int]]:
+        ahead = self._prefetch
+        if ahead is None:
+            ahead = PREFETCH_FROM_DISK if self.samples.announces else 0
+        # A batch that waits, one that is being made and one that the user holds are never the same arrays.
+        spare = None if self._copy else _Spare(ahead + 2)
+        work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
+        made = work.batches(place, end, turns)
+        return prefetched(made, ahead) if ahead else made
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, as small JSON: the samples that were delivered, not those made ahead."""
+        return {
+            "version": STATE_VERSION,
+            "samples_seen": self._place,
+            "epoch": self.epoch,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "samples": self.samples.identity,
+            "order": self._order.state(self._place),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, new_weights: bool = False) -> None:
+        """Go on from a state, on any number of ranks and with any batch size.
+
+        A state of other data, another seed or another length of samples is refused. `new_weights`: take the weights
+        of this mixture from here on, though the state was made with others.
+        """
+        _refuse_other(state, self.state_dict())
+        place = int(state["samples_seen"])
+        self._order.restore(state["order"], place, new_weights=new_weights)
+        self._place, self._running = place, None
+
+
+def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """A state that would go on with other samples, or in another order."""
+    if state.get("version") != STATE_VERSION:
+        found = state.get("version")
+        raise MismatchError(f"A loader's state of version {found}; this milldam reads version {STATE_VERSION}.")
+    was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (state, own))
+    names = [name for name in was | now if was.get(name) != now.get(name)]
+    if names:
+        changed = "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
+        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
+
+
+class _Spare:
+    """Batches whose arrays are used again, in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._batches: deque[Batch | None] = deque([None] * count)
+
+    def take(self) -> Batch | None:
+        self._batches.rotate(-1)
+        return self._batches[-1]
+
+    def keep(self, batch: Batch) -> None:
+        """A full batch is kept to be overwritten when its turn comes."""
+        if self._batches[-1] is None:
+            self._batches[-1] = batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Makes batches; knows nothing of who takes them, so that a thread can run it."""
+
+    samples: Samples
+    order: Order
+    delivery: Delivery
+    dtype: np.dtype[Any]
+    spare: _Spare | None
+
+    def batches(self, place: int, end: int | None, turns: int) -> Iterator[tuple[Batch, int]]:
+        """(batch, the place behind it), of every `turns`-th step."""
+        steps: Iterator[tuple[Int64s, int]] = itertools.islice(self._steps(place, end), 0, None, turns)
+        if self.samples.announces:
+            steps = self._announced(steps, place)
+        for numbers, behind in steps:
+            yield self._read(numbers), behind
+
+    def _read(self, numbers: Int64s) -> Batch:
+        if self.spare is None:
+            return self.samples.read(numbers, self.dtype)
+        batch = self.samples.read(numbers, self.dtype, self.spare.take())
+        if len(numbers) == self.delivery.batch_size:
+            self.spare.keep(batch)
+        return batch
+
+    def _steps(self, place: int, end: int | None) -> Iterator[tuple[Int64s, int]]:
+        """(numbers of this rank's samples, the place behind the step)."""
+        size, step = self.delivery.batch_size, self.delivery.step
+        span = max(1, _NUMBERS_AT_ONCE // size) * step
+        while end is None or place < end:
+            stop = place + span if end is None else min(place + span, end)
+            numbers = self.order.numbers(self.delivery.mine(place, stop))
+            for first in range(0, len(numbers), size):
+                place = min(place + step, stop)
+                mine = numbers[first : first + size]
+                if len(mine) < size and self.delivery.drop_last:
+                    return
+                yield mine, place
+            place = stop
+
+    def _announced(self, steps: Iterator[tuple[Int64s, int]], place: int) -> Iterator[tuple[Int64s, int]]:
+        """The same steps, each announced some time before it comes."""
+        if self.order.stretches(place) is not None:
+            announcer = _WindowAnnouncer(self.samples, self.order, place)
+            for numbers, behind in steps:
+                yield numbers, behind
+                announcer.advance(behind)
+            return
+        waiting: deque[tuple[Int64s, int]] = deque()
+        ahead = self._steps_ahead()
+        for numbers, behind in steps:
+            self.samples.announce(numbers)
+            waiting.append((numbers, behind))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _steps_ahead(self) -> int:
+        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // (8 * self.samples.sample_tokens))
+        return max(1, samples // self.delivery.batch_size)
+
+
+class _WindowAnnouncer:
+    """Announces the window that comes next, little by little while this one is read; gives back the one before."""
+
+    def __init__(self, samples: Samples, order: Order, place: int) -> None:
+        self._samples, self._order = samples, order
+        self._begin = place
+        self._end, self._now = self._window(place)
+        samples.announce_stretches(self._now)
+        self._next_end, self._next = self._window(self._end)
+        self._announced = 0
+
+    def _window(self, place: int) -> tuple[int, Stretches]:
+        found = self._order.stretches(place)
+        assert found is not None
+        return found
+
+    def advance(self, place: int) -> None:
+        done = min(1.0, (place - self._begin) / max(1, self._end - self._begin))
+        due = int(len(self._next.firsts) * done)
+        part = slice(self._announced, due)
+        self._samples.announce_stretches(Stretches(self._next.firsts[part], self._next.counts[part]))
+        self._announced = max(self._announced, due)
+        if place >= self._end:
+            self._samples.release_stretches(self._now)
+            self._begin, self._end, self._now = self._end, self._next_end, self._next
+            self._next_end, self._next = self._window(self._end)
+            self._announced = 0

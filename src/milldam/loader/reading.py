@@ -1,0 +1,277 @@
+"""Tokens of a stream, by position: two ways to read the same, chosen by size.
+
+`MappedReader`: all files of a stream side by side in one stretch of addresses, so that any number of rows from any
+number of files is one gather, at the speed of memory copies. Holds no memory of its own; the pages it touches are the
+kernel's page cache, and show as resident.
+
+`PositionedReader`: for data that does not fit in memory, where mapped reads collapse (the kernel reads around each
+fault what is thrown away before it is used). Reads exactly the bytes that are asked for into a reused buffer, and
+tells the kernel ahead of time what will be asked for next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, StoreError
+from milldam.loader.stream import TokenFile, TokenStream
+from milldam.memory import available_bytes
+
+TokenArray = npt.NDArray[np.integer[Any]]
+Int64s = npt.NDArray[np.int64]
+Way = Literal["auto", "map", "pread"]
+
+MOST_MAPPINGS = 16_384
+"""A process may have 65,530 mappings on Linux, and others want some too."""
+OPEN_FILES = 256
+_MAP_FIXED = 0x10
+_CAN_MAP = hasattr(mmap, "MAP_SHARED")
+_CAN_ADVISE = hasattr(os, "posix_fadvise")
+
+
+class Reader(Protocol):
+    """Tokens by position, in the dtype they are stored in."""
+
+    announces: bool
+    """Whether it is any use to tell it what comes next."""
+
+    def rows(self, starts: Int64s, length: int) -> TokenArray:
+        """(len(starts), length): valid until the next call."""
+
+    def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
+        """Stretches of any length, end to end; valid until the next call."""
+
+    def announce(self, starts: Int64s, lengths: Int64s) -> None:
+        """These stretches are read soon."""
+
+    def release(self, starts: Int64s, lengths: Int64s) -> None:
+        """These stretches are not read again soon."""
+
+
+def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
+    """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned."""
+    if way not in ("auto", "map", "pread"):
+        raise ConfigError(f'read: "{way}"; use auto, map or pread.')
+    if way == "map" or (way == "auto" and _fits(stream)):
+        return MappedReader(stream)
+    return PositionedReader(stream)
+
+
+def _fits(stream: TokenStream) -> bool:
+    if not _CAN_MAP or len(stream.files) > MOST_MAPPINGS:
+        return False
+    return stream.size_bytes <= available_bytes()[0] // 2
+
+
+class Layout:
+    """Which file a position lies in."""
+
+    def __init__(self, files: tuple[TokenFile, ...]) -> None:
+        self.files = [file for file in files if file.tokens]
+        ends = np.fromiter(itertools.accumulate(file.tokens for file in self.files), np.int64, len(self.files))
+        self.ends = ends
+        """Positions behind the last token of each file."""
+        self.begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+
+    def find(self, positions: Int64s) -> Int64s:
+        return self.ends.searchsorted(positions, side="right")
+
+    def parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
+        """(file, token in it, tokens) of stretches, cut where files end."""
+        for file, start, length in zip(self.find(starts).tolist(), starts.tolist(), lengths.tolist(), strict=True):
+            while length > 0:
+                here = min(length, int(self.ends[file]) - start)
+                yield file, start - int(self.begins[file]), here
+                file, start, length = file + 1, start + here, length - here
+
+
+class MappedReader:
+    """Every file of a stream mapped into one stretch of addresses."""
+
+    announces = False
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._layout = Layout(stream.files)
+        self._dtype = stream.dtype
+        self._space, first_bytes = _map_side_by_side(self._layout.files, stream.dtype.itemsize)
+        # A token's place in the space is its position plus the shift of its file.
+        self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
+        self._one_file = len(self._layout.files) == 1
+        self._tokens = np.frombuffer(self._space, stream.dtype)
+        self._windows: dict[int, TokenArray] = {}
+
+    def rows(self, starts: Int64s, length: int) -> TokenArray:
+        rows: TokenArray
+        windows = self._windows_of(length)
+        if self._one_file:
+            rows = windows[starts + self._shifts[0]]
+            return rows
+        file = self._layout.find(starts)
+        crossing = starts + length > self._layout.ends[file]
+        if not crossing.any():
+            rows = windows[starts + self._shifts[file]]
+            return rows
+        # What a row reads behind the end of its file is replaced; it must only not leave the space.
+        rows = windows[np.minimum(starts + self._shifts[file], len(windows) - 1)]
+        for row in crossing.nonzero()[0]:
+            rows[row] = self.runs(starts[row : row + 1], np.array([length]))
+        return rows
+
+    def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
+        if len(starts) == 1:
+            return np.concatenate([self._part(*part) for part in self._layout.parts(starts, lengths)])
+        file = self._layout.find(starts)
+        if (starts + lengths > self._layout.ends[file]).any():
+            return np.concatenate([self._part(*part) for part in self._layout.parts(starts, lengths)])
+        begins = np.cumsum(lengths) - lengths
+        places = np.arange(int(lengths.sum())) + np.repeat(starts + self._shifts[file] - begins, lengths)
+        tokens: TokenArray = self._tokens[places]
+        return tokens
+
+    def view(self, start: int, length: int) -> TokenArray:
+        """One stretch without a copy, where it lies in one file."""
+        parts = [self._part(*part) for part in self._layout.parts(np.array([start]), np.array([length]))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _part(self, file: int, token: int, length: int) -> TokenArray:
+        place = int(self._layout.begins[file] + self._shifts[file]) + token
+        return self._tokens[place : place + length]
+
+    def _windows_of(self, length: int) -> TokenArray:
+        """The space as rows that begin at every token: an array of strides, no copy."""
+        windows = self._windows.get(length)
+        if windows is None:
+            width = self._dtype.itemsize
+            count = len(self._tokens) - length + 1
+            windows = np.ndarray((count, length), self._dtype, self._space, 0, (width, width))
+            windows.flags.writeable = False
+            self._windows[length] = windows
+        return windows
+
+    def announce(self, starts: Int64s, lengths: Int64s) -> None:
+        """The page cache holds it all."""
+
+    def release(self, starts: Int64s, lengths: Int64s) -> None:
+        """The page cache holds it all."""
+
+
+def _map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int64s]:
+    """One stretch of addresses with every file in it, and the byte in it where the tokens of each begin.
+
+    The stretch is reserved first and then filled file by file; it is given back as a whole. So no file is held open,
+    and it does not matter how many there are.
+    """
+    page = mmap.PAGESIZE
+    sizes = [file.first_byte + file.tokens * width for file in files]
+    places = list(itertools.accumulate((-(-size // page) * page for size in sizes), initial=0))
+    space = mmap.mmap(-1, max(places[-1], page), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ)
+    # The reserved bytes are read-only, so their address can't be had from a writable view.
+    address = np.frombuffer(space, np.uint8).__array_interface__["data"][0]
+    for file, size, place in zip(files, sizes, places, strict=False):
+        _map_at(address + place, file, size)
+    return space, np.array([place + file.first_byte for file, place in zip(files, places, strict=False)], np.int64)
+
+
+def _map_at(address: int, file: TokenFile, size: int) -> None:
+    descriptor = _open(file, size)
+    try:
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        mapped = _mmap()(address, size, mmap.PROT_READ, flags, descriptor, 0)
+        if mapped != address:
+            error = os.strerror(ctypes.get_errno())
+            raise StoreError(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
+    finally:
+        os.close(descriptor)
+
+
+def _mmap() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    return call
+
+
+def _open(file: TokenFile, size: int) -> int:
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(f"{file.path}: can't be read ({error.strerror}).") from None
+    found = os.fstat(descriptor).st_size
+    # Reading a mapping behind the end of its file would end the process.
+    if found < size:
+        os.close(descriptor)
+        raise StoreError(f"{file.path}: {found:,} bytes where {size:,} are expected. Make it again.")
+    return descriptor
+
+
+class PositionedReader:
+    """Exactly the bytes that are asked for, by pread."""
+
+    announces = _CAN_ADVISE
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._layout = Layout(stream.files)
+        self._dtype = stream.dtype
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._buffer = np.empty(0, np.uint8)
+
+    def rows(self, starts: Int64s, length: int) -> TokenArray:
+        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
+
+    def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
+        width = self._dtype.itemsize
+        size = int(lengths.sum()) * width
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        target = self._buffer.data
+        at = 0
+        for file, token, length in self._layout.parts(starts, lengths):
+            stop = at + length * width
+            self._read(file, token * width, target[at:stop])
+            at = stop
+        return self._buffer[:size].view(self._dtype)
+
+    def _read(self, file: int, byte: int, target: memoryview) -> None:
+        read = os.preadv(self._descriptor(file), (target,), self._layout.files[file].first_byte + byte)
+        if read != len(target):
+            raise StoreError(
+                f"{self._layout.files[file].path}: ends before byte {byte + len(target):,}. Make it again."
+            )
+
+    def announce(self, starts: Int64s, lengths: Int64s) -> None:
+        self._advise(starts, lengths, os.POSIX_FADV_WILLNEED)
+
+    def release(self, starts: Int64s, lengths: Int64s) -> None:
+        self._advise(starts, lengths, os.POSIX_FADV_DONTNEED)
+
+    def _advise(self, starts: Int64s, lengths: Int64s, advice: int) -> None:
+        width = self._dtype.itemsize
+        for file, token, length in self._layout.parts(starts, lengths):
+            byte = self._layout.files[file].first_byte + token * width
+            os.posix_fadvise(self._descriptor(file), byte, length * width, advice)
+
+    def _descriptor(self, file: int) -> int:
+        descriptor = self._descriptors.get(file)
+        if descriptor is None:
+            found = self._layout.files[file]
+            descriptor = _open(found, found.first_byte + found.tokens * self._dtype.itemsize)
+            if _CAN_ADVISE:
+                # Without it the kernel reads around every sample what nobody asked for.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            self._descriptors[file] = descriptor
+            if len(self._descriptors) > OPEN_FILES:
+                os.close(self._descriptors.popitem(last=False)[1])
+        return descriptor
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)

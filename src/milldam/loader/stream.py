@@ -1,0 +1,61 @@
+"""A stretch of tokens end to end, over any number of files: what every view of the loader reads from.
+
+A position is that of a token, counted from the begin of the first file. Nothing is opened here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """Tokens in a file, from a byte onwards."""
+
+    path: Path
+    tokens: int
+    first_byte: int = 0
+    index: Path | None = None
+    """Where its documents lie, when that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """The tokens [first, stop) of some files."""
+
+    name: str
+    """What a message calls it."""
+    files: tuple[TokenFile, ...]
+    dtype: np.dtype[Any]
+    first: int
+    stop: int
+    fingerprint: str
+    """Names the content of the files: another one means other tokens."""
+    cache: Path | None = None
+    """Folder for what is computed from the stream once."""
+    pad_id: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def size_bytes(self) -> int:
+        return self.tokens * self.dtype.itemsize
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a loader's state must agree with."""
+        return {"data": self.fingerprint, "first": self.first, "stop": self.stop}
+
+    def part(self, first: int, stop: int) -> TokenStream:
+        """The tokens [first, stop) of this stretch."""
+        if not 0 <= first <= stop <= self.tokens:
+            raise ConfigError(f"{self.name}: tokens {first:,} to {stop:,} of {self.tokens:,}.")
+        return replace(self, first=self.first + first, stop=self.first + stop)

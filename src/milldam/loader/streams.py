@@ -1,0 +1,130 @@
+"""Streams for models that carry state: B contiguous stretches of tokens, read side by side.
+
+Row b of every batch goes on where row b of the batch before ended: batch t is tokens [t * T, (t + 1) * T) of each of
+the B stretches that the data is cut into. Straight from the mapping; nothing is copied but the batch.
+
+With several ranks there are B times world_size stretches, and each rank has B of them for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError
+from milldam.loader.order import InSequence, Order, Shuffle
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import Way
+from milldam.loader.samples import Batch, StreamSamples, widened
+
+if TYPE_CHECKING:
+    from milldam.loader.batches import Batches
+    from milldam.loader.views import Trainable
+
+
+class Streams:
+    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
+
+    def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
+        self._made_from = (data, batch_size, seq_len, way)
+        self._steps = _Steps(data, batch_size, seq_len, way)
+
+    def __len__(self) -> int:
+        """Batches in the data, for one rank."""
+        return self._steps.steps
+
+    def __getitem__(self, step: int) -> Batch:
+        """The batch of one step."""
+        wanted = step + len(self) if step < 0 else step
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"step {step:,} of {len(self):,}")
+        lanes = self._steps.lanes
+        return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches())
+
+    def batches(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int | None = 1,
+        prefetch: int | None = None,
+        copy: bool = True,
+        dtype: npt.DTypeLike = np.int64,
+    ) -> Batches:
+        """The batches in order, with a state that can be saved; options as those of `Samples.batches`."""
+        from milldam.loader.batches import Batches, Delivery
+
+        data, batch_size, seq_len, way = self._made_from
+        steps = _Steps(data, batch_size * world_size, seq_len, way)
+        delivery = Delivery(batch_size, rank, world_size, epochs)
+        return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Streams, self._made_from
+
+    def __repr__(self) -> str:
+        steps = self._steps
+        return f"Streams({steps.name}: {len(self):,} batches of {steps.lanes:,} x {steps.sample_tokens:,} tokens)"
+
+
+class _Steps(StreamSamples):
+    """Sample t * lanes + b: step t of stretch b."""
+
+    def __init__(self, data: Trainable, lanes: int, seq_len: int, way: Way) -> None:
+        super().__init__(data.stream(), way)
+        if lanes < 1 or seq_len < 1:
+            raise ConfigError(f"streams: batch_size {lanes}, seq_len {seq_len}; both must be 1 or more.")
+        self._data, self.lanes, self._seq_len = data, lanes, seq_len
+        # One token at the very end is nothing but a target.
+        self._stretch = (self._stream.tokens - 1) // lanes
+        self.steps = self._stretch // seq_len
+        if self.steps < 1:
+            raise ConfigError(
+                f"{self.name}: {self._stream.tokens:,} tokens are too few for {lanes:,} streams of "
+                f"seq_len={seq_len:,}, which take {lanes * seq_len + 1:,}."
+            )
+
+    @property
+    def name(self) -> str:
+        return self._stream.name
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        own = {"kind": "streams", "streams": self.lanes, "seq_len": self._seq_len}
+        return own | self._stream.identity
+
+    @property
+    def sample_tokens(self) -> int:
+        return self._seq_len
+
+    def __len__(self) -> int:
+        return self.steps * self.lanes
+
+    def __getitem__(self, number: int) -> Batch:
+        x, y = self.read(np.array([self._number(number)]))
+        return x[0], y[0]
+
+    def order(self, shuffle: Shuffle, seed: int) -> Order:
+        return InSequence(len(self))
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+        rows = self._reader.rows(self._starts(numbers), self._seq_len + 1)
+        x, y = (None, None) if out is None else out
+        return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        step, lane = np.divmod(numbers, self.lanes)
+        starts: Int64s = lane * self._stretch + step * self._seq_len + self._stream.first
+        return starts
+
+    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        return self._starts(numbers), np.full(len(numbers), self._seq_len + 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Steps, (self._data, self.lanes, self._seq_len, self._way)

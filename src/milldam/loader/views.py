@@ -1,0 +1,132 @@
+"""What can be trained on: the verbs that a store, a part of one and a foreign file have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from types import EllipsisType
+from typing import Any
+
+from milldam.errors import ConfigError
+from milldam.loader.reading import Way
+from milldam.loader.stream import TokenStream
+from milldam.loader.streams import Streams
+from milldam.loader.windows import Form, WindowRules, Windows
+
+
+class Trainable(ABC):
+    """Tokens end to end, to be cut into samples at any length."""
+
+    @abstractmethod
+    def stream(self) -> TokenStream:
+        """The tokens that are meant; an error when that is not clear."""
+
+    def named_part(self, name: str) -> Trainable:
+        """A part that was given a name when the data was made."""
+        raise ConfigError(f'{self.stream().name}: has no splits, and "{name}" is asked for.')
+
+    def windows(
+        self,
+        seq_len: int,
+        *,
+        stride: int | None = None,
+        split: str | None = None,
+        form: Form = "xy",
+        tokens: int | None = None,
+        repeat: bool = False,
+        tail: bool = False,
+        read: Way = "auto",
+    ) -> Windows:
+        """Windows of seq_len tokens, over the borders of documents.
+
+        stride   tokens from one window's begin to the next one's; default seq_len
+        split    a part that was given a name when the store was made
+        form     xy: (x, y), y one token on; hf: {"input_ids", "labels"}, both the same tokens
+        tokens   use so many tokens; more than there are is an error, or with `repeat` goes over them again
+        tail     one more window, which ends with the last token, when the stride leaves some over
+        read     map or pread the files; auto: map while they fit in half of the free memory
+
+        >>> store.windows(1024)[0]                            # doctest: +SKIP
+        (array([1212, 318, ...], dtype=uint16), array([318, 262, ...], dtype=uint16))
+        """
+        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
+        return Windows(self._chosen(split), rules, read)
+
+    def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
+        """batch_size contiguous streams for models that carry state: row b goes on from batch to batch.
+
+        >>> for x, y in store.streams(16, 128): ...           # doctest: +SKIP
+        """
+        return Streams(self._chosen(split), batch_size, seq_len, read)
+
+    def split(self, **parts: float | int | EllipsisType) -> dict[str, Part]:
+        """Disjoint parts by exact tokens, in the order given: a share (0.9), a number of tokens, or ... for the rest.
+
+        >>> store.split(train=0.9, val=...)                   # doctest: +SKIP
+        {'train': Part(...: 945,211,110 tokens), 'val': Part(...: 105,023,457 tokens)}
+        """
+        total = self.stream().tokens
+        sizes = _sizes(parts, total, self.stream().name)
+        made: dict[str, Part] = {}
+        first = 0
+        for name, size in sizes.items():
+            made[name] = Part(self, name, first, first + size)
+            first += size
+        return made
+
+    def _chosen(self, split: str | None) -> Trainable:
+        return self if split is None else self.named_part(split)
+
+
+class Part(Trainable):
+    """The tokens [first, stop) of something that can be trained on."""
+
+    def __init__(self, whole: Trainable, name: str, first: int, stop: int) -> None:
+        self._made_from = (whole, name, first, stop)
+
+    @property
+    def tokens(self) -> int:
+        return self._made_from[3] - self._made_from[2]
+
+    def stream(self) -> TokenStream:
+        whole, _, first, stop = self._made_from
+        return whole.stream().part(first, stop)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, self._made_from
+
+    def __repr__(self) -> str:
+        whole, name, first, stop = self._made_from
+        return f"Part({whole.stream().name}, {name}: tokens {first:,} to {stop:,})"
+
+
+def _sizes(parts: dict[str, float | int | EllipsisType], total: int, name: str) -> dict[str, int]:
+    """Tokens of each part. Shares are cut at the sum of the shares so far, so nothing is lost to rounding."""
+    if not parts:
+        raise ConfigError("split: say how much each part gets, such as split(train=0.9, val=...).")
+    open_parts = [part for part, size in parts.items() if size is ...]
+    if len(open_parts) > 1:
+        raise ConfigError(f"split: {' and '.join(open_parts)} can't both get the rest.")
+    counts = {part: _count(part, size, total) for part, size in parts.items() if not isinstance(size, EllipsisType)}
+    exact = sum(counts.values(), Fraction())
+    if exact > total:
+        raise ConfigError(f"{name}: split: {int(exact):,} tokens are asked for, and there are {total:,}.")
+    if open_parts:
+        counts[open_parts[0]] = total - exact
+    sizes: dict[str, int] = {}
+    reached = Fraction()
+    for part in parts:
+        begin, reached = int(reached), reached + counts[part]
+        sizes[part] = int(reached) - begin
+        if sizes[part] < 1:
+            raise ConfigError(f"{name}: split: {part} would get no token of {total:,}.")
+    return sizes
+
+
+def _count(part: str, size: float | int, total: int) -> Fraction:
+    """A part's tokens; a share as it is written, not as the float nearest to it."""
+    if isinstance(size, bool) or size <= 0 or (isinstance(size, float) and size > 1):
+        raise ConfigError(
+            f"split: {part}={size}; use a share between 0 and 1, a number of tokens, or ... for the rest."
+        )
+    return Fraction(size) if isinstance(size, int) else Fraction(str(size)) * total

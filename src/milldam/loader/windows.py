@@ -1,0 +1,133 @@
+"""Windows: sample k is the tokens from k * stride on, over the borders of documents and files.
+
+Nothing is made when they are asked for: a window is a place in the stream. `(x, y)`: y is x one token on, so a window
+takes seq_len + 1 tokens of the stream. `form="hf"`: `input_ids` and `labels` are the same tokens, as models of HF
+transformers want it, which shift by themselves; a window takes seq_len tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import Way
+from milldam.loader.samples import Batch, StreamSamples, widened
+
+if TYPE_CHECKING:
+    from milldam.loader.views import Trainable
+
+Form = Literal["xy", "hf"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRules:
+    seq_len: int
+    stride: int | None = None
+    """Tokens from one window's begin to the next one's; None: seq_len."""
+    form: Form = "xy"
+    tokens: int | None = None
+    """Use so many tokens; None: all there are."""
+    repeat: bool = False
+    """Go round when there are fewer tokens than asked for."""
+    tail: bool = False
+    """One more window, which ends with the last token, when the stride leaves some over."""
+
+    def __post_init__(self) -> None:
+        for name in ("seq_len", "stride", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: {value}; use 1 or more.")
+        if self.form not in ("xy", "hf"):
+            raise ConfigError(f'form: "{self.form}"; use xy or hf.')
+
+    @property
+    def hop(self) -> int:
+        return self.stride or self.seq_len
+
+    @property
+    def span(self) -> int:
+        """Tokens that a window takes of the stream."""
+        return self.seq_len + (self.form == "xy")
+
+    def count(self, tokens: int) -> int:
+        """Windows in so many tokens: the last begins where a whole one still fits."""
+        room = tokens - self.span
+        return room // self.hop + 1 + (self.tail and room % self.hop > 0)
+
+
+class Windows(StreamSamples):
+    """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`."""
+
+    def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
+        super().__init__(data.stream(), way)
+        self._data, self.rules = data, rules
+        self._used = self._choose_tokens()
+        self._own = rules.count(self._used)
+        self._count = self._own if rules.tokens is None else rules.count(rules.tokens)
+
+    def _choose_tokens(self) -> int:
+        """Tokens of the stream that windows are made of."""
+        there, wanted = self._stream.tokens, self.rules.tokens
+        if wanted is not None and wanted > there and not self.rules.repeat:
+            raise ConfigError(
+                f"{self._stream.name}: {wanted:,} tokens are asked for, and there are {there:,}. "
+                "Ask for fewer, or for repeat=True to go over them again."
+            )
+        used = there if wanted is None else min(wanted, there)
+        if used < self.rules.span:
+            raise ConfigError(
+                f"{self._stream.name}: {used:,} tokens are too few for one window of seq_len={self.rules.seq_len:,}, "
+                f"which takes {self.rules.span:,}. Use a shorter seq_len, or more data."
+            )
+        return used
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        rules = self.rules
+        own = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "samples": len(self)}
+        return own | self._stream.identity
+
+    @property
+    def sample_tokens(self) -> int:
+        return self.rules.seq_len
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Any:
+        """A window in the stored dtype, without a copy where the files are mapped."""
+        start = self._starts(np.array([self._number(number)]))
+        row = self._reader.runs(start, np.array([self.rules.span]))
+        return (row[:-1], row[1:]) if self.rules.form == "xy" else {"input_ids": row, "labels": row}
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+        rows = self._reader.rows(self._starts(numbers), self.rules.span)
+        if self.rules.form == "hf":
+            ids = widened(rows, dtype, None if out is None else out["input_ids"])
+            return {"input_ids": ids, "labels": ids}
+        x, y = (None, None) if out is None else out
+        return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        rules = self.rules
+        if self._count > self._own:
+            numbers = numbers % self._own
+        starts = numbers * rules.hop
+        if rules.tail:
+            starts = np.minimum(starts, self._used - rules.span)
+        return starts + self._stream.first
+
+    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        return self._starts(numbers), np.full(len(numbers), self.rules.span)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Windows, (self._data, self.rules, self._way)
+
+    def __repr__(self) -> str:
+        rules = self.rules
+        return f"Windows({self._stream.name}: {len(self):,} of {rules.seq_len:,} tokens, stride {rules.hop:,})"

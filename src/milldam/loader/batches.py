@@ -93,6 +93,7 @@ class Batches:
         self._prefetch, self._copy, self._dtype = prefetch, copy, np.dtype(dtype)
         self._order = samples.order(shuffle, seed)
         self._place = 0
+        self._until: int | None = None
         self._running: Iterator[tuple[Batch, int]] | None = None
 
     def __len__(self) -> int:
@@ -115,23 +116,30 @@ class Batches:
         return self._place
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._running is None:
-            self._running = self._made(self._place, self._end(self._place))
-        while self._running is not None:
-            try:
-                yield next(self)
-            except StopIteration:
-                return
+        running = self._going_on()
+        for batch, self._place in running:
+            yield batch
+            if running is not self._running:
+                raise RuntimeError("a state was loaded while these batches were iterated; begin a new loop")
+        self._finish()
 
     def __next__(self) -> Batch:
-        if self._running is None:
-            self._running = self._made(self._place, self._end(self._place))
-        for batch, place in self._running:
-            self._place = place
+        running = self._going_on()
+        for batch, self._place in running:
             return batch
-        self._running = None
-        self._place = self._end(self._place) or self._place
+        self._finish()
         raise StopIteration
+
+    def _going_on(self) -> Iterator[tuple[Batch, int]]:
+        if self._running is None:
+            self._until = self._end(self._place)
+            self._running = self._made(self._place, self._until)
+        return self._running
+
+    def _finish(self) -> None:
+        """All epochs are through, also the places at the end that gave this rank no batch."""
+        assert self._until is not None
+        self._place, self._running = self._until, None
 
     def _end(self, place: int) -> int | None:
         """Where the loop ends that a place belongs to."""

@@ -50,6 +50,9 @@ class Reader(Protocol):
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
 
+    def view(self, start: int, length: int) -> TokenArray:
+        """One stretch to keep: read-only, and without a copy where that can be."""
+
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are read soon."""
 
@@ -127,8 +130,6 @@ class MappedReader:
         return rows
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        if len(starts) == 1:
-            return np.concatenate([self._part(*part) for part in self._layout.parts(starts, lengths)])
         file = self._layout.find(starts)
         if (starts + lengths > self._layout.ends[file]).any():
             return np.concatenate([self._part(*part) for part in self._layout.parts(starts, lengths)])
@@ -138,7 +139,6 @@ class MappedReader:
         return tokens
 
     def view(self, start: int, length: int) -> TokenArray:
-        """One stretch without a copy, where it lies in one file."""
         parts = [self._part(*part) for part in self._layout.parts(np.array([start]), np.array([length]))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -221,31 +221,39 @@ class PositionedReader:
     def __init__(self, stream: TokenStream) -> None:
         self._layout = Layout(stream.files)
         self._dtype = stream.dtype
+        self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
         self._descriptors: OrderedDict[int, int] = OrderedDict()
         self._buffer = np.empty(0, np.uint8)
+        self._slots: dict[int, list[memoryview]] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
-        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
+        files, offsets, whole = self._locate(starts, length)
+        if not whole:
+            return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
+        slots = self._slots_of(len(starts), length * self._dtype.itemsize)
+        for file, offset, slot in zip(files, offsets, slots, strict=False):
+            if os.preadv(self._descriptors.get(file) or self._open(file), (slot,), offset) != len(slot):
+                raise self._too_short(file)
+        return self._buffer[: len(starts) * len(slots[0])].view(self._dtype).reshape(len(starts), length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         width = self._dtype.itemsize
         size = int(lengths.sum()) * width
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
+        self._grow(size)
         target = self._buffer.data
         at = 0
         for file, token, length in self._layout.parts(starts, lengths):
-            stop = at + length * width
-            self._read(file, token * width, target[at:stop])
-            at = stop
+            slot = target[at : at + length * width]
+            offset = int(self._first_bytes[file]) + token * width
+            if os.preadv(self._descriptors.get(file) or self._open(file), (slot,), offset) != len(slot):
+                raise self._too_short(file)
+            at += len(slot)
         return self._buffer[:size].view(self._dtype)
 
-    def _read(self, file: int, byte: int, target: memoryview) -> None:
-        read = os.preadv(self._descriptor(file), (target,), self._layout.files[file].first_byte + byte)
-        if read != len(target):
-            raise StoreError(
-                f"{self._layout.files[file].path}: ends before byte {byte + len(target):,}. Make it again."
-            )
+    def view(self, start: int, length: int) -> TokenArray:
+        tokens = self.runs(np.array([start]), np.array([length])).copy()
+        tokens.flags.writeable = False
+        return tokens
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
         self._advise(starts, lengths, os.POSIX_FADV_WILLNEED)
@@ -256,21 +264,43 @@ class PositionedReader:
     def _advise(self, starts: Int64s, lengths: Int64s, advice: int) -> None:
         width = self._dtype.itemsize
         for file, token, length in self._layout.parts(starts, lengths):
-            byte = self._layout.files[file].first_byte + token * width
-            os.posix_fadvise(self._descriptor(file), byte, length * width, advice)
+            offset = int(self._first_bytes[file]) + token * width
+            os.posix_fadvise(self._descriptors.get(file) or self._open(file), offset, length * width, advice)
 
-    def _descriptor(self, file: int) -> int:
-        descriptor = self._descriptors.get(file)
-        if descriptor is None:
-            found = self._layout.files[file]
-            descriptor = _open(found, found.first_byte + found.tokens * self._dtype.itemsize)
-            if _CAN_ADVISE:
-                # Without it the kernel reads around every sample what nobody asked for.
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            self._descriptors[file] = descriptor
-            if len(self._descriptors) > OPEN_FILES:
-                os.close(self._descriptors.popitem(last=False)[1])
+    def _locate(self, starts: Int64s, length: int) -> tuple[list[int], list[int], bool]:
+        """Files and bytes in them where rows begin; whether each lies in one file."""
+        file = self._layout.find(starts)
+        offsets = (starts - self._layout.begins[file]) * self._dtype.itemsize + self._first_bytes[file]
+        whole = bool((starts + length <= self._layout.ends[file]).all())
+        return file.tolist(), offsets.tolist(), whole
+
+    def _slots_of(self, count: int, size: int) -> list[memoryview]:
+        """The buffer in rows of so many bytes, at least `count` of them."""
+        slots = self._slots.get(size, [])
+        if len(slots) < count:
+            self._grow(count * size)
+            slots = [self._buffer.data[at : at + size] for at in range(0, count * size, size)]
+            self._slots[size] = slots
+        return slots
+
+    def _grow(self, size: int) -> None:
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+            self._slots.clear()
+
+    def _open(self, file: int) -> int:
+        found = self._layout.files[file]
+        descriptor = _open(found, found.first_byte + found.tokens * self._dtype.itemsize)
+        if _CAN_ADVISE:
+            # Without it the kernel reads around every sample what nobody asked for.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        self._descriptors[file] = descriptor
+        if len(self._descriptors) > OPEN_FILES:
+            os.close(self._descriptors.popitem(last=False)[1])
         return descriptor
+
+    def _too_short(self, file: int) -> StoreError:
+        return StoreError(f"{self._layout.files[file].path}: has become shorter than it was. Make it again.")
 
     def __del__(self) -> None:
         for descriptor in self._descriptors.values():

@@ -101,8 +101,8 @@ class Windows(StreamSamples):
 
     def __getitem__(self, number: int) -> Any:
         """A window in the stored dtype, without a copy where the files are mapped."""
-        start = self._starts(np.array([self._number(number)]))
-        row = self._reader.runs(start, np.array([self.rules.span]))
+        start = int(self._starts(np.array([self._number(number)]))[0])
+        row = self._reader.view(start, self.rules.span)
         return (row[:-1], row[1:]) if self.rules.form == "xy" else {"input_ids": row, "labels": row}
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:

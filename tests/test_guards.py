@@ -92,8 +92,8 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 
 GROUND = {
-    "errors": set(), "files": {"errors"}, "memory": {"errors"}, "prefetch": set(), "text_arrays": set(),
-    "user_functions": {"errors"}, "verdicts": set(),
+    "errors": set(), "files": {"errors"}, "input_files": {"errors", "files"}, "memory": {"errors"}, "prefetch": set(),
+    "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(),
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}

@@ -5,23 +5,41 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from milldam.loader.foreign import ForeignFile
+
 log = logging.getLogger("milldam")
 
 
-def open(path: str | Path, *, split: str | None = None) -> Store:
-    """Open a store for reading and training, in milliseconds and a few megabytes whatever its size.
+def open(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLike | None = None) -> Store | ForeignFile:
+    """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
+
+    a folder with milldam.json      a store
+    X.npy                           a 1-D array of integers
+    X.bin and X.idx, or X           a pair of Megatron-LM
+    X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, known by its header
+    corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
+
+    What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
+    refused. Nothing is tokenized.
 
     >>> store = milldam.open("corpus.milldam")            # doctest: +SKIP
     >>> len(store), store.tokens, store[0][:4]            # doctest: +SKIP
     (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
+    >>> milldam.open("train.bin")                         # doctest: +SKIP
+    ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
     """
-    return Store(path, split=split)
+    from milldam.loader.opening import open_data
+
+    return open_data(path, split=split, dtype=dtype)
 
 
 def tokenize(

@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
@@ -39,6 +39,7 @@ from milldam.files import (
     write_file,
     write_json,
 )
+from milldam.input_files import InputState
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
 
@@ -209,17 +210,13 @@ class Run:
 
     def write_inputs(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
         """List the input (number of the data set, file) into the run folder; its number, size and fingerprint."""
-        count = size = 0
-        fingerprint = hash_bytes(b"")
+        state = InputState()
         with explain_os_errors(self.folder), (self.folder / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
             for dataset, file in files:
                 # ASCII, with escapes: a file's name need not be UTF-8.
                 listing.write(json.dumps(asdict(file) | ({"dataset": dataset} if dataset else {})) + "\n")
-                # The name, not the path: data that moves to another folder is still the same data.
-                known = f"{dataset} {PurePath(file.path).name} {file.size} {file.version}"
-                fingerprint = hash_bytes(f"{fingerprint} {known}".encode("utf-8", "surrogateescape"))
-                count, size = count + 1, size + file.size
-        return {"files": count, "bytes": size, "fingerprint": fingerprint}
+                state.add(file.path, file.size, file.version, dataset)
+        return state.as_json()
 
     def inputs(self, *, listed_now: bool = False) -> Iterator[dict[str, Any]]:
         """The input files: those of the plan, or those just listed."""

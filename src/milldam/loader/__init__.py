@@ -7,12 +7,16 @@ order         shuffled, block-shuffled or in sequence: place -> number of a samp
 samples       what every view has in common
 windows       sample k is the tokens from k * stride on
 packed        rows of documents, with their boundaries
+boundaries    position -> document, from the mapped indexes
+row_index     best-fit rows, planned once and kept in a file
 streams       contiguous streams for models that carry state
 mixing        several sources by weight
+schedule      which source comes when, exact at every prefix
 batches       samples -> batches: ranks, epochs, state, reading ahead
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
 foreign       files of nanoGPT, Megatron and numpy with these verbs
 opening       what a path is, and how it is opened
-torch_data    data sets for torch
+freshness     whether what was prepared from an input is still what the input says
+measuring     what a loader delivers here: time to the first batch, rate, memory
 """

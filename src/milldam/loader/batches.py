@@ -10,6 +10,7 @@ Holds one batch, those made ahead, and some thousands of numbers.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ class Delivery:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "rank", "world_size"):
+            # numpy's integers would end up in states, which are JSON.
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         for name in ("batch_size", "world_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)}; use 1 or more.")
@@ -89,8 +93,10 @@ class Batches:
         if prefetch is not None and prefetch < 0:
             raise ConfigError(f"prefetch: {prefetch}; use 0 or more batches.")
         self.samples, self.delivery = samples, delivery
+        seed = operator.index(seed)
         self._seed, self._shuffle = seed, shuffle
-        self._prefetch, self._copy, self._dtype = prefetch, copy, np.dtype(dtype)
+        self._prefetch, self._copy = prefetch, copy
+        self._dtype = _wide_enough(dtype, samples)
         self._order = samples.order(shuffle, seed)
         self._place = 0
         self._until: int | None = None
@@ -115,18 +121,37 @@ class Batches:
         """Samples that all ranks together were given, from the very first epoch on."""
         return self._place
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What tokens are delivered as; it can be changed on the way."""
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype: npt.DTypeLike) -> None:
+        self._dtype, self._running = _wide_enough(dtype, self.samples), None
+
     def __iter__(self) -> Iterator[Batch]:
-        running = self._going_on()
-        for batch, self._place in running:
+        left_open = self._running is not None
+        batch = next(self, None)
+        if batch is None and left_open:
+            # The loop before was left with its last batch in hand: it was through.
+            batch = next(self, None)
+        while batch is not None:
+            running = self._running
             yield batch
             if running is not self._running:
                 raise RuntimeError("a state was loaded while these batches were iterated; begin a new loop")
-        self._finish()
+            batch = next(self, None)
 
     def __next__(self) -> Batch:
         running = self._going_on()
-        for batch, self._place in running:
-            return batch
+        try:
+            for batch, self._place in running:
+                return batch
+        except BaseException:
+            # What failed or was interrupted is tried again from where it stands, not taken for the end.
+            self._running = None
+            raise
         self._finish()
         raise StopIteration
 
@@ -189,6 +214,26 @@ class Batches:
         self._order.restore(state["order"], place, new_weights=new_weights)
         self._place, self._running = place, None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        options: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "prefetch": self._prefetch}
+        options |= {"copy": self._copy, "dtype": self._dtype}
+        return _made_again, (self.samples, self.delivery, options, self.state_dict())
+
+
+def _wide_enough(dtype: npt.DTypeLike, samples: Samples) -> np.dtype[Any]:
+    wanted, stored = np.dtype(dtype), samples.token_dtype
+    if wanted.kind not in "iu" or np.iinfo(wanted).max < np.iinfo(stored).max:
+        raise ConfigError(f"dtype: {wanted} can't hold every token that is stored as {stored}; use int64.")
+    if samples.signed and wanted.kind == "u":
+        raise ConfigError(f"dtype: {wanted} can't hold the -100 of labels without a target; use int64.")
+    return wanted
+
+
+def _made_again(samples: Samples, delivery: Delivery, options: dict[str, Any], state: dict[str, Any]) -> Batches:
+    batches = Batches(samples, delivery, **options)
+    batches.load_state_dict(state)
+    return batches
+
 
 def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     """A state that would go on with other samples, or in another order."""
@@ -248,15 +293,14 @@ class _Work:
         """(numbers of this rank's samples, the place behind the step)."""
         size, step = self.delivery.batch_size, self.delivery.step
         span = max(1, _NUMBERS_AT_ONCE // size) * step
-        while end is None or place < end:
-            stop = place + span if end is None else min(place + span, end)
+        last = end - (end - place) % step if end is not None and self.delivery.drop_last else end
+        while last is None or place < last:
+            stop = place + span if last is None else min(place + span, last)
             numbers = self.order.numbers(self.delivery.mine(place, stop))
             for first in range(0, len(numbers), size):
                 place = min(place + step, stop)
-                mine = numbers[first : first + size]
-                if len(mine) < size and self.delivery.drop_last:
-                    return
-                yield mine, place
+                # What is left out at the end counts as seen with the last batch: nothing follows it.
+                yield numbers[first : first + size], end if place == last and end is not None else place
             place = stop
 
     def _announced(self, steps: Iterator[tuple[Int64s, int]], place: int) -> Iterator[tuple[Int64s, int]]:

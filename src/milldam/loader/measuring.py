@@ -13,7 +13,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
@@ -70,30 +70,34 @@ class Figures:
         return self.steady_seconds / (self.batches - 1) if self.steady else None
 
     @property
-    def epochs(self) -> float:
+    def epochs_delivered(self) -> float:
         """How many times over the data were delivered."""
         return self.delivered / self.samples
 
 
-def measure(make: Callable[[], Batches], *, seconds: float = 5.0, torch_workers: int | None = None) -> Figures:
+def measure(
+    make: Callable[[], Batches],
+    *,
+    seconds: float = 5.0,
+    through: Callable[[Batches], Iterable[Batch]] = lambda batches: batches,
+) -> Figures:
     """Open data, ask for batches until the time is up or they end, and say what came.
 
     `make` opens the data and makes the loader: its time is part of that to the first batch; imports are not, when they
-    were done before. `torch_workers`: through a torch `DataLoader` with so many worker processes. An interrupt after
-    the first batch ends it early, with the figures so far.
+    were done before. `through`: what the batches go through on their way, such as a torch `DataLoader`. An interrupt
+    after the first batch ends it early, with the figures so far.
 
     >>> measure(lambda: milldam.open("corpus.milldam").windows(1024).batches(16)).tokens_per_second   # doctest: +SKIP
     312480233.1
     """
     if seconds <= 0:
         raise ConfigError(f"seconds: {seconds}; use more than 0.")
-    wrap = _plain if torch_workers is None else _torch_loader(torch_workers)
     release()
     memory = _Watch(usage())
     begun = perf_counter()
     batches = make()
-    delivered = iter(wrap(batches))
-    first = next(delivered)
+    delivered = iter(through(batches))
+    first = _rows(next(delivered))
     first_batch_seconds = perf_counter() - begun
     tally = _Tally()
     ended = tally.count(delivered, seconds, memory)
@@ -105,19 +109,15 @@ def measure(make: Callable[[], Batches], *, seconds: float = 5.0, torch_workers:
         announced=batches.samples.announces,
         first_batch_seconds=first_batch_seconds,
         batches=tally.batches + 1,
-        delivered=_rows(first) + steady,
+        delivered=first + steady,
         steady=steady,
         steady_seconds=tally.waited,
         slowest_seconds=tally.slowest,
         anonymous_bytes=max(0, memory.anonymous - memory.before.anonymous),
         file_bytes=max(0, memory.file - memory.before.file),
-        worker_bytes=memory.workers if torch_workers else None,
+        worker_bytes=memory.workers or None,
         ended=ended,
     )
-
-
-def _plain(batches: Batches) -> Iterable[Batch]:
-    return batches
 
 
 class _Tally:

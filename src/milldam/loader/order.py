@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -83,10 +84,10 @@ class Shuffled(_Stateless):
 
     def __init__(self, samples: int, seed: int) -> None:
         self._samples = samples
-        self._permutations = _Kept(lambda epoch: Permutation(samples, mix(seed, epoch)))
+        self._permutations = _kept(lambda epoch: Permutation(samples, mix(seed, epoch)))
 
     def numbers(self, places: Int64s) -> Int64s:
-        return _by_group(places, self._samples, lambda epoch, inside: self._permutations[epoch](inside))
+        return _by_group(places, self._samples, lambda epoch, inside: self._permutations(epoch)(inside))
 
 
 class BlockShuffled(_Stateless):
@@ -101,8 +102,8 @@ class BlockShuffled(_Stateless):
         self._blocks = samples // block
         self._in_window = block * WINDOW_BLOCKS
         """Samples of a window."""
-        self._block_orders = _Kept(lambda epoch: Permutation(self._blocks, mix(seed, epoch, 1)))
-        self._window_orders = _Kept(self._order_inside)
+        self._block_orders = _kept(lambda epoch: Permutation(self._blocks, mix(seed, epoch, 1)))
+        self._window_orders = _kept(self._order_inside)
 
     def numbers(self, places: Int64s) -> Int64s:
         return _by_group(places, self._samples, self._in_epoch)
@@ -112,7 +113,7 @@ class BlockShuffled(_Stateless):
 
         def in_window(window: int, inside: Int64s) -> Int64s:
             window, inside = self._join_last(window, inside, windows)
-            return self._sample(epoch, window * self._in_window + self._window_orders[epoch * windows + window](inside))
+            return self._sample(epoch, window * self._in_window + self._window_orders(epoch * windows + window)(inside))
 
         return _by_group(places, self._in_window, in_window)
 
@@ -136,7 +137,7 @@ class BlockShuffled(_Stateless):
         """The sample in each slot of the shuffled row of blocks."""
         block, inside = np.divmod(slots, self._block)
         in_block = block < self._blocks
-        block[in_block] = self._block_orders[epoch](block[in_block])
+        block[in_block] = self._block_orders(epoch)(block[in_block])
         return (block * self._block + inside + self._offset(epoch)) % self._samples
 
     def _offset(self, epoch: int) -> int:
@@ -160,20 +161,9 @@ def _unwrap(firsts: Int64s, counts: Int64s, samples: int) -> Stretches:
     return Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
 
 
-class _Kept:
-    """The permutations used last: those of this epoch or window and of the one before."""
-
-    def __init__(self, make: Callable[[int], Permutation]) -> None:
-        self._make = make
-        self._made: dict[int, Permutation] = {}
-
-    def __getitem__(self, key: int) -> Permutation:
-        found = self._made.get(key)
-        if found is None:
-            while len(self._made) > 1:
-                del self._made[next(iter(self._made))]
-            found = self._made[key] = self._make(key)
-        return found
+def _kept(make: Callable[[int], Permutation]) -> Callable[[int], Permutation]:
+    """Keeps the permutations used last: those of this epoch or window and of the one before."""
+    return lru_cache(maxsize=2)(make)
 
 
 def _by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]) -> Int64s:

@@ -54,7 +54,7 @@ class Permutation:
     """Numbers by place: `permutation(places)`, for places in [0, n).
 
     >>> Permutation(5, key=7)(np.arange(5))
-    array([0, 0, 0, 0, 0])
+    array([1, 0, 3, 4, 2])
     """
 
     def __init__(self, n: int, key: int) -> None:

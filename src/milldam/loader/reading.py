@@ -12,9 +12,11 @@ tells the kernel ahead of time what will be asked for next.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
@@ -33,6 +35,8 @@ Way = Literal["auto", "map", "pread"]
 MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
 OPEN_FILES = 256
+_SHORTEST_SLICE = 64
+"""Longer runs are copied as slices; for shorter ones a slice costs more than a place for each token."""
 _MAP_FIXED = 0x10
 _CAN_MAP = hasattr(mmap, "MAP_SHARED")
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
@@ -70,9 +74,13 @@ def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
 
 
 def _fits(stream: TokenStream) -> bool:
-    if not _CAN_MAP or len(stream.files) > MOST_MAPPINGS:
+    if not _CAN_MAP or len(stream.files) > MOST_MAPPINGS or not _aligned(stream):
         return False
     return stream.size_bytes <= available_bytes()[0] // 2
+
+
+def _aligned(stream: TokenStream) -> bool:
+    return all(file.first_byte % stream.dtype.itemsize == 0 for file in stream.files)
 
 
 class Layout:
@@ -86,7 +94,8 @@ class Layout:
         self.begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
 
     def find(self, positions: Int64s) -> Int64s:
-        return self.ends.searchsorted(positions, side="right")
+        # A stretch of no tokens may begin behind the last one.
+        return np.minimum(self.ends.searchsorted(positions, side="right"), len(self.files) - 1)
 
     def parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
         """(file, token in it, tokens) of stretches, cut where files end."""
@@ -103,9 +112,14 @@ class MappedReader:
     announces = False
 
     def __init__(self, stream: TokenStream) -> None:
+        if not _aligned(stream):
+            raise StoreError(
+                f"{stream.name}: its tokens begin in the middle of a {stream.dtype} and can't be mapped. "
+                'read="pread" reads them.'
+            )
         self._layout = Layout(stream.files)
         self._dtype = stream.dtype
-        self._space, first_bytes = _map_side_by_side(self._layout.files, stream.dtype.itemsize)
+        self._space, first_bytes = map_side_by_side(self._layout.files, stream.dtype.itemsize)
         # A token's place in the space is its position plus the shift of its file.
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
         self._one_file = len(self._layout.files) == 1
@@ -131,16 +145,29 @@ class MappedReader:
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         file = self._layout.find(starts)
-        if (starts + lengths > self._layout.ends[file]).any():
-            return np.concatenate([self._part(*part) for part in self._layout.parts(starts, lengths)])
-        begins = np.cumsum(lengths) - lengths
-        places = np.arange(int(lengths.sum())) + np.repeat(starts + self._shifts[file] - begins, lengths)
+        if not len(starts) or (starts + lengths > self._layout.ends[file]).any():
+            return self._joined(starts, lengths)
+        begins = starts + self._shifts[file]
+        ends = lengths.cumsum()
+        if ends[-1] >= _SHORTEST_SLICE * len(lengths):
+            slices = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+            return np.concatenate([self._tokens[begin:end] for begin, end in slices])
+        places = (begins - ends + lengths).repeat(lengths)
+        places += np.arange(len(places))
         tokens: TokenArray = self._tokens[places]
         return tokens
 
     def view(self, start: int, length: int) -> TokenArray:
-        parts = [self._part(*part) for part in self._layout.parts(np.array([start]), np.array([length]))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = list(self._layout.parts(np.array([start]), np.array([length])))
+        if len(parts) == 1:
+            return self._part(*parts[0])
+        tokens = self._joined(np.array([start]), np.array([length]))
+        tokens.flags.writeable = False
+        return tokens
+
+    def _joined(self, starts: Int64s, lengths: Int64s) -> TokenArray:
+        parts = (self._part(*part) for part in self._layout.parts(starts, lengths))
+        return np.concatenate([self._tokens[:0], *parts])
 
     def _part(self, file: int, token: int, length: int) -> TokenArray:
         place = int(self._layout.begins[file] + self._shifts[file]) + token
@@ -164,7 +191,7 @@ class MappedReader:
         """The page cache holds it all."""
 
 
-def _map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int64s]:
+def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int64s]:
     """One stretch of addresses with every file in it, and the byte in it where the tokens of each begin.
 
     The stretch is reserved first and then filled file by file; it is given back as a whole. So no file is held open,
@@ -193,7 +220,9 @@ def _map_at(address: int, file: TokenFile, size: int) -> None:
         os.close(descriptor)
 
 
+@functools.cache
 def _mmap() -> Any:
+    """The system's mmap, which can map at a given address."""
     call = ctypes.CDLL(None, use_errno=True).mmap
     call.restype = ctypes.c_void_p
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -213,8 +242,12 @@ def _open(file: TokenFile, size: int) -> int:
     return descriptor
 
 
-class PositionedReader:
-    """Exactly the bytes that are asked for, by pread."""
+class PositionedReader(threading.local):
+    """Exactly the bytes that are asked for, by pread.
+
+    Every thread that uses it has its own buffer and its own open files (a `threading.local` is made anew for each), so
+    that loaders that read ahead from the same samples never overwrite one another's batches.
+    """
 
     announces = _CAN_ADVISE
 
@@ -222,7 +255,7 @@ class PositionedReader:
         self._layout = Layout(stream.files)
         self._dtype = stream.dtype
         self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
-        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._descriptors = _Descriptors()
         self._buffer = np.empty(0, np.uint8)
         self._slots: dict[int, list[memoryview]] = {}
 
@@ -234,7 +267,8 @@ class PositionedReader:
         for file, offset, slot in zip(files, offsets, slots, strict=False):
             if os.preadv(self._descriptors.get(file) or self._open(file), (slot,), offset) != len(slot):
                 raise self._too_short(file)
-        return self._buffer[: len(starts) * len(slots[0])].view(self._dtype).reshape(len(starts), length)
+        size = len(starts) * length * self._dtype.itemsize
+        return self._buffer[:size].view(self._dtype).reshape(len(starts), length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         width = self._dtype.itemsize
@@ -302,6 +336,10 @@ class PositionedReader:
     def _too_short(self, file: int) -> StoreError:
         return StoreError(f"{self._layout.files[file].path}: has become shorter than it was. Make it again.")
 
+
+class _Descriptors(OrderedDict[int, int]):
+    """Open files by number, closed when a thread that used them or the reader is gone."""
+
     def __del__(self) -> None:
-        for descriptor in self._descriptors.values():
+        for descriptor in self.values():
             os.close(descriptor)

@@ -39,6 +39,16 @@ class Samples(ABC):
         """Tokens that the model sees of a sample."""
 
     @property
+    @abstractmethod
+    def token_dtype(self) -> np.dtype[Any]:
+        """What tokens are stored as: the smallest dtype for a batch."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether a batch has numbers below zero."""
+        return False
+
+    @property
     def epoch_samples(self) -> int:
         """Samples of an epoch."""
         return len(self)
@@ -123,6 +133,10 @@ class StreamSamples(Samples):
         if self._opened is None:
             self._opened = open_reader(self._stream, self._way)
         return self._opened
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        return self._stream.dtype
 
     @property
     def announces(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
@@ -20,20 +21,25 @@ class Store(reader.Store, Trainable):
     store.split(train=0.9, val=...)                    disjoint parts by tokens
     """
 
+    found_for: Path | None = None
+    """The input it was found for, when it was opened by the input's name."""
+
     def stream(self) -> TokenStream:
         if self.split_name is None and len(self.splits) > 1:
             raise ConfigError(
                 f"{self.path}: has the splits {', '.join(self.splits)}; say which one is meant, such as "
                 f'split="{self.splits[0]}".'
             )
+        # The only split is the whole store, named or not: a state of the one goes on with the other.
+        part = self.split_name if len(self.splits) > 1 else None
         files = tuple(self._file(shard.name, shard.tokens) for shard in self.shards)
         return TokenStream(
-            name=str(self.path) if self.split_name is None else f"{self.path} ({self.split_name})",
+            name=str(self.path) if part is None else f"{self.path} ({part})",
             files=files,
             dtype=self.dtype,
             first=0,
             stop=self.tokens,
-            fingerprint=self.fingerprint if self.split_name is None else f"{self.fingerprint} {self.split_name}",
+            fingerprint=self.fingerprint if part is None else f"{self.fingerprint} {part}",
             cache=self.path / INDEX_FOLDER,
             pad_id=self.manifest.tokenizer.get("eos") or 0,
         )
@@ -51,3 +57,7 @@ class Store(reader.Store, Trainable):
         >>> store.split(train=0.9, val=...)["train"]          # doctest: +SKIP
         """
         return super().split(**parts) if name is None else self.named_part(name)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return text if self.found_for is None else f"{text[:-1]}, made from {self.found_for})"

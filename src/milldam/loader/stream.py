@@ -23,6 +23,8 @@ class TokenFile:
     first_byte: int = 0
     index: Path | None = None
     """Where its documents lie, when that is known."""
+    empty_documents: bool = False
+    """Documents may be empty, as Megatron's may: then their number does not tell whether each is one sequence."""
 
 
 @dataclass(frozen=True, slots=True)

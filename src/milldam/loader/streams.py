@@ -61,8 +61,8 @@ class Streams:
         from milldam.loader.batches import Batches, Delivery
 
         data, batch_size, seq_len, way = self._made_from
-        steps = _Steps(data, batch_size * world_size, seq_len, way)
         delivery = Delivery(batch_size, rank, world_size, epochs)
+        steps = _Steps(data, batch_size * world_size, seq_len, way)
         return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from fractions import Fraction
+from numbers import Integral
 from types import EllipsisType
 from typing import Any
 
 from milldam.errors import ConfigError
+from milldam.loader.packed import LabelForm, PackedRows, RowRules, Strategy
 from milldam.loader.reading import Way
 from milldam.loader.stream import TokenStream
 from milldam.loader.streams import Streams
@@ -51,6 +54,32 @@ class Trainable(ABC):
         """
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
         return Windows(self._chosen(split), rules, read)
+
+    def packed(
+        self,
+        seq_len: int,
+        *,
+        strategy: Strategy = "wrapped",
+        split: str | None = None,
+        form: LabelForm = "shifted",
+        pad_last: bool = False,
+        buffer: int = 10_000,
+        read: Way = "auto",
+    ) -> PackedRows:
+        """Rows of seq_len tokens whose documents are kept apart, with all that attention and loss need for it.
+
+        strategy   wrapped: documents end to end, cut wherever a row is full;
+                   best_fit: cut only when longer than a row, and padded; its index is made once and kept
+        form       shifted: labels[t] is the token behind input_ids[t]; hf: the same tokens, for models that shift
+        pad_last   wrapped: pad the last row instead of leaving its tokens out
+        buffer     best_fit: how many documents are looked at together
+
+        >>> batch = store.packed(2048).read(np.arange(16))    # doctest: +SKIP
+        >>> batch["position_ids"].shape, batch["cu_seqlens"]  # doctest: +SKIP
+        ((16, 2048), array([    0,   612,  2048, ...], dtype=int32))
+        """
+        rules = RowRules(seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer)
+        return PackedRows(self._chosen(split), rules, read)
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
         """batch_size contiguous streams for models that carry state: row b goes on from batch to batch.
@@ -104,6 +133,10 @@ def _sizes(parts: dict[str, float | int | EllipsisType], total: int, name: str) 
     """Tokens of each part. Shares are cut at the sum of the shares so far, so nothing is lost to rounding."""
     if not parts:
         raise ConfigError("split: say how much each part gets, such as split(train=0.9, val=...).")
+    shares = [size for size in parts.values() if isinstance(size, float)]
+    if len(shares) == len(parts) and math.isclose(sum(shares), 1):
+        # 5/6 + 1/6 as written is a little more than 1, and 2/3 + 1/3 a little less.
+        parts = parts | {list(parts)[-1]: ...}
     open_parts = [part for part, size in parts.items() if size is ...]
     if len(open_parts) > 1:
         raise ConfigError(f"split: {' and '.join(open_parts)} can't both get the rest.")
@@ -125,8 +158,9 @@ def _sizes(parts: dict[str, float | int | EllipsisType], total: int, name: str) 
 
 def _count(part: str, size: float | int, total: int) -> Fraction:
     """A part's tokens; a share as it is written, not as the float nearest to it."""
-    if isinstance(size, bool) or size <= 0 or (isinstance(size, float) and size > 1):
+    whole = isinstance(size, Integral)
+    if isinstance(size, bool) or not size > 0 or (not whole and size > 1):
         raise ConfigError(
             f"split: {part}={size}; use a share between 0 and 1, a number of tokens, or ... for the rest."
         )
-    return Fraction(size) if isinstance(size, int) else Fraction(str(size)) * total
+    return Fraction(int(size)) if whole else Fraction(str(size)) * total

@@ -7,6 +7,7 @@ transformers want it, which shift by themselves; a window takes seq_len tokens.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,9 @@ class WindowRules:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value}; use 1 or more.")
+            if value is not None:
+                # numpy's integers would end up in states, which are JSON.
+                object.__setattr__(self, name, operator.index(value))
         if self.form not in ("xy", "hf"):
             raise ConfigError(f'form: "{self.form}"; use xy or hf.')
 
@@ -90,6 +94,8 @@ class Windows(StreamSamples):
     def identity(self) -> dict[str, Any]:
         rules = self.rules
         own = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "samples": len(self)}
+        # These decide where the last windows lie.
+        own |= {"form": rules.form, "tokens": rules.tokens, "tail": rules.tail}
         return own | self._stream.identity
 
     @property
@@ -108,8 +114,8 @@ class Windows(StreamSamples):
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         rows = self._reader.rows(self._starts(numbers), self.rules.span)
         if self.rules.form == "hf":
-            ids = widened(rows, dtype, None if out is None else out["input_ids"])
-            return {"input_ids": ids, "labels": ids}
+            # Two arrays, since people mask labels in place.
+            return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
         x, y = (None, None) if out is None else out
         return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
 

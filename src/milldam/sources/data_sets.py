@@ -19,7 +19,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from milldam.errors import ConfigError, InputError, did_you_mean
-from milldam.sources.listing import FORMATS, kind_of, list_inputs, nearby
+from milldam.input_files import FORMATS, kind_of, nearby
+from milldam.sources.listing import list_inputs
 from milldam.sources.opening import STDIN, is_address, open_bytes
 from milldam.sources.splits import ALL, TRAIN, Place, RowSlice, Split, canonical, group_by_split, parse_split, splits_in
 

@@ -16,23 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from milldam.errors import InputError, did_you_mean
+from milldam.errors import InputError
+from milldam.input_files import COMPRESSIONS, FORMATS, files_below, kind_of, nearby, version_of
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.opening import STDIN, is_address, open_filesystem, peek_standard_input
 
-FORMATS = {
-    ".txt": "txt",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-}
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
-COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,8 @@ def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
     elif is_address(given):
         yield from _list_address(given, input_format)
     elif os.path.isdir(given):
-        yield from _list_folder(Path(given), input_format)
+        for path in files_below(Path(given), any_format=input_format is not None):
+            yield _local_file(path, input_format)
     elif os.path.isfile(given):
         yield _local_file(given, input_format)
     elif glob.has_magic(given):
@@ -86,35 +76,12 @@ def _standard_input(input_format: str | None) -> InputFile:
     return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
 
-def nearby(given: str) -> str:
-    path = Path(given)
-    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
-
-
-def _list_folder(folder: Path, input_format: str | None, above: tuple[str, ...] = ()) -> Iterator[InputFile]:
-    real = os.path.realpath(folder)
-    if real in above:
-        return  # a link that leads back up
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".") or (entry.is_dir() and _is_ours(entry.path)):
-            continue
-        if entry.is_dir():
-            yield from _list_folder(Path(entry.path), input_format, (*above, real))
-        elif entry.is_file() and (input_format is not None or kind_of(entry.name) is not None):
-            yield _local_file(entry.path, input_format)
-
-
-def _is_ours(folder: str) -> bool:
-    """A store or a run, finished or not: what we made is no input, wherever it lies."""
-    return any((Path(folder) / name).exists() for name in ("milldam.json", "run/lock"))
-
-
 def _local_file(path: str, input_format: str | None) -> InputFile:
     status = os.stat(path)
     if not os.access(path, os.R_OK):
         raise InputError(f"{path}: not readable. Check its permissions.")
     kind, compression = _required_kind(path, input_format)
-    return InputFile(path, kind, compression, status.st_size, str(status.st_mtime_ns))
+    return InputFile(path, kind, compression, status.st_size, version_of(status))
 
 
 def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]:
@@ -151,15 +118,6 @@ def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | No
     keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_commit", "created")
     version = next((str(detail[key]) for key in keys if key in detail), "")
     return InputFile(filesystem.unstrip_protocol(detail["name"]), kind, compression, int(detail["size"]), version)
-
-
-def kind_of(name: str) -> tuple[str, str | None] | None:
-    path = PurePosixPath(name.lower())
-    compression = COMPRESSIONS.get(path.suffix)
-    if compression is not None:
-        path = path.with_suffix("")
-    format = FORMATS.get(path.suffix)
-    return (format, compression) if format is not None else None
 
 
 def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None]:

@@ -26,6 +26,9 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES = {"int32": 4, "uint16": 8}
+"""What a store holds."""
+_READABLE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_FLOATS = {6: "float64", 7: "float32"}
 MAX_SEQUENCE = 2**31 - 1
 _CHUNK = 1 << 17
 
@@ -105,11 +108,12 @@ class Index:
 
     def document_lengths(self, first: int = 0, stop: int | None = None) -> Int64s:
         """Tokens of the documents from `first` up to `stop`."""
-        if len(self.documents) - 1 == len(self.lengths):
-            # One sequence a document: the other array need not be read.
-            return self.lengths[first:stop].astype(np.int64)
         starts = self.documents[first : None if stop is None else stop + 1]
-        return np.add.reduceat(self.lengths[starts[0] : starts[-1]], starts[:-1] - starts[0], dtype=np.int64)
+        # A zero at the end, since a document without a sequence may be the last.
+        lengths = np.append(self.lengths[starts[0] : starts[-1]], np.int32(0))
+        sums = np.add.reduceat(lengths, starts[:-1] - starts[0], dtype=np.int64)
+        sums[starts[:-1] == starts[1:]] = 0
+        return sums
 
     @classmethod
     def map(cls, path: Path) -> Index:
@@ -121,12 +125,13 @@ class Index:
         return cls.parse(buffer, path)
 
     @classmethod
-    def parse(cls, buffer: mmap.mmap | bytes, path: Path) -> Index:
+    def parse(cls, buffer: mmap.mmap | memoryview | bytes, path: Path) -> Index:
         if len(buffer) < HEADER.size or buffer[:9] != MAGIC:
             raise StoreError(f"{path}: not a token index (its first bytes are not MMIDIDX).")
         _, version, code, sequences, documents = HEADER.unpack_from(buffer)
-        names = {code: name for name, code in DTYPE_CODES.items()}
-        if version != VERSION or code not in names:
+        if code in _FLOATS:
+            raise StoreError(f"{path}: an index of {_FLOATS[code]} numbers, which are no tokens.")
+        if version != VERSION or code not in _READABLE:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents
         if documents == 0:
@@ -135,7 +140,7 @@ class Index:
             raise StoreError(f"{path}: {len(buffer):,} bytes where its header says {expected:,}. Make it again.")
         at = HEADER.size
         return cls(
-            np.dtype(names[code]),
+            np.dtype(_READABLE[code]),
             np.frombuffer(buffer, "<i4", sequences, at),
             np.frombuffer(buffer, "<i8", sequences, at + 4 * sequences),
             np.frombuffer(buffer, "<i8", documents, at + 12 * sequences),

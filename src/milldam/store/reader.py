@@ -167,7 +167,7 @@ class Store:
         return _MappedShard(np.asarray(tokens), index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopen, (self.path, self.split_name))
+        return (_reopen, (type(self), self.path, self.split_name))
 
     def _facts(self) -> dict[str, str]:
         manifest = self.manifest
@@ -185,5 +185,5 @@ class Store:
         return f"<table><caption>{html.escape(str(self.path))}</caption>{rows}</table>"
 
 
-def _reopen(path: Path, split: str | None) -> Store:
-    return Store(path, split=split)
+def _reopen(kind: type[Store], path: Path, split: str | None) -> Store:
+    return kind(path, split=split)

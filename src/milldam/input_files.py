@@ -1,0 +1,112 @@
+"""Which files are input, and what names their state: for who reads them, and for who asks whether what was made of them
+is fresh.
+
+No file is opened: a `stat` for each, and the names of one folder at a time are all that is held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
+
+from milldam.errors import did_you_mean
+from milldam.files import hash_bytes
+
+FORMATS = {
+    ".txt": "txt",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
+
+
+def kind_of(name: str) -> tuple[str, str | None] | None:
+    """(format, compression) as a file's name says them; None when it says no known format.
+
+    >>> kind_of("corpus.jsonl.zst"), kind_of("corpus.pdf")
+    (('jsonl', 'zst'), None)
+    """
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    if compression is not None:
+        path = path.with_suffix("")
+    format = FORMATS.get(path.suffix)
+    return (format, compression) if format is not None else None
+
+
+def bare_name(name: str) -> str:
+    """A file's name without the endings that say its format and compression.
+
+    >>> bare_name("corpus.v2.jsonl.zst")
+    'corpus.v2'
+    """
+    for endings in (COMPRESSIONS, FORMATS):
+        stem, ending = os.path.splitext(name)  # noqa: PTH122 - a name, not a path
+        if ending.lower() in endings:
+            name = stem
+    return name
+
+
+def files_below(folder: Path, *, any_format: bool = False) -> Iterator[str]:
+    """The input files of a folder to the bottom, sorted by name level by level: the order depends on the names alone.
+
+    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`.
+    """
+    return _below(folder, any_format, ())
+
+
+def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[str]:
+    real = os.path.realpath(folder)
+    if real in above:
+        return  # a link that leads back up
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith(".") or (entry.is_dir() and _is_ours(entry.path)):
+            continue
+        if entry.is_dir():
+            yield from _below(Path(entry.path), any_format, (*above, real))
+        elif entry.is_file() and (any_format or kind_of(entry.name) is not None):
+            yield entry.path
+
+
+def _is_ours(folder: str) -> bool:
+    """A store or a run, finished or not: what we made is no input, wherever it lies."""
+    return any((Path(folder) / name).exists() for name in ("milldam.json", "run/lock"))
+
+
+def version_of(status: os.stat_result) -> str:
+    """Changes when a local file changes."""
+    return str(status.st_mtime_ns)
+
+
+class InputState:
+    """Number, size and fingerprint of input files, which are added one after the other.
+
+    The fingerprint is made of name, size and version of each, in order. Of the name, not the path: data that moves to
+    another folder is still the same data.
+    """
+
+    def __init__(self) -> None:
+        self._files = self._bytes = 0
+        self._fingerprint = hash_bytes(b"")
+
+    def add(self, path: str, size: int, version: str, dataset: int = 0) -> None:
+        known = f"{self._fingerprint} {dataset} {PurePath(path).name} {size} {version}"
+        self._fingerprint = hash_bytes(known.encode("utf-8", "surrogateescape"))
+        self._files, self._bytes = self._files + 1, self._bytes + size
+
+    def as_json(self) -> dict[str, Any]:
+        return {"files": self._files, "bytes": self._bytes, "fingerprint": self._fingerprint}
+
+
+def nearby(given: str) -> str:
+    """A hint at a file of about this name, to append to a message; empty when there is none."""
+    path = Path(given)
+    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""

@@ -1,0 +1,174 @@
+"""Documents of a stream: position -> document, from the mapped index files.
+
+All index files lie side by side in one stretch of addresses, so that a question about any number of positions in any
+number of files is a handful of numpy calls. Holds some numbers for each file; what it touches of the indexes is the
+kernel's page cache. About 3 us for each halving of the largest file's documents, for some dozens of positions at once.
+
+A document's number is that in all files of the stream, as `store[number]` has it, also in a part of the stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from milldam.errors import ConfigError, StoreError
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import map_side_by_side
+from milldam.loader.stream import TokenFile, TokenStream
+from milldam.packing.pieces import CHUNK
+from milldam.store.format import HEADER, Index
+
+_STEP = 2
+"""Bytes between two places where a number of an index may begin: its arrays begin at even bytes, not at round ones."""
+_NEXT = 8 // _STEP
+
+
+def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
+    """The numbers [first, first + count) of each pair, end to end.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    ends = counts.cumsum()
+    # (numbers,): counted through, plus what each range is ahead of the count
+    numbers: Int64s = (firsts - ends + counts).repeat(counts)
+    numbers += np.arange(len(numbers))
+    return numbers
+
+
+def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
+    """Tokens of the documents of a stream in order, at most `CHUNK` at a time.
+
+    A document that the begin or the end of the stream cuts is a shorter document; empty ones are left out.
+    """
+    begin = 0
+    for file, path in zip(stream.files, require_documents(stream), strict=True):
+        if begin < stream.stop and begin + file.tokens > stream.first:
+            for lengths in _lengths_in(path):
+                ends = begin + lengths.cumsum()
+                inside = np.minimum(ends, stream.stop) - np.maximum(ends - lengths, stream.first)
+                yield inside[inside > 0]
+                begin = int(ends[-1])
+        else:
+            begin += file.tokens
+
+
+def _lengths_in(path: Path) -> Iterator[Int64s]:
+    index = Index.map(path)
+    for first in range(0, len(index.documents) - 1, CHUNK):
+        yield index.document_lengths(first, first + CHUNK)
+
+
+class Documents:
+    """Where the documents of a stream lie: `find` by position, `begins` by number."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        files = [_as_bytes(path) for path in require_documents(stream)]
+        self._space, begins = map_side_by_side(files, 1)
+        indexes = [_Places(self._space, int(at), file) for at, file in zip(begins, files, strict=True)]
+        for index, file in zip(indexes, stream.files, strict=True):
+            index.check(file, stream.dtype)
+        # numbers[k]: the 8 bytes from byte k * _STEP on; an array of strides, no copy
+        self._numbers = np.ndarray(((len(self._space) - 8) // _STEP + 1,), "<i8", self._space, 0, (_STEP,))
+        self._shift = stream.dtype.itemsize.bit_length() - 1
+        self._token_ends = _totals([file.tokens for file in stream.files])[1:]
+        self._token_begins = _totals([file.tokens for file in stream.files])
+        self._document_ends = _totals([index.documents for index in indexes])[1:]
+        self._document_begins = _totals([index.documents for index in indexes])
+        self._offsets_at = np.array([index.offsets_at for index in indexes]) // _STEP
+        self._documents_at = np.array([index.documents_at for index in indexes]) // _STEP
+        self._last_sequence = np.array([index.sequences - 1 for index in indexes])
+        self._last_document = np.array([index.documents - 1 for index in indexes])
+        equal = bool(np.all(self._last_sequence == self._last_document))
+        self._simple = equal and not any(file.empty_documents for file in stream.files)
+        """Every document is one sequence, so the one's number is the other's."""
+
+    def __len__(self) -> int:
+        """Documents in all files of the stream."""
+        return int(self._document_begins[-1])
+
+    def find(self, positions: Int64s) -> Int64s:
+        """The document that each position lies in."""
+        file = self._token_ends.searchsorted(positions, side="right")
+        byte = (positions - self._token_begins[file]) << self._shift
+        found = self._last_up_to(byte, self._offsets_at[file], self._last_sequence[file])
+        if not self._simple:
+            found = self._last_up_to(found, self._documents_at[file], self._last_document[file])
+        return found + self._document_begins[file]
+
+    def _last_up_to(self, wanted: Int64s, first: Int64s, last: Int64s) -> Int64s:
+        """In each ascending array of `last` + 1 numbers from place `first` on, the last that is not above the wanted.
+
+        All are halved together: by steps of a falling power of two, each taken where it does not lead too far.
+        """
+        at, end = first, first + _NEXT * last
+        for power in range(int(last.max()).bit_length() - 1, -1, -1):
+            ahead = np.minimum(at + (_NEXT << power), end)
+            at = np.where(self._numbers[ahead] <= wanted, ahead, at)
+        found: Int64s = (at - first) // _NEXT
+        return found
+
+    def begins(self, documents: Int64s) -> Int64s:
+        """Where documents begin in the stream."""
+        file = self._document_ends.searchsorted(documents, side="right")
+        number = documents - self._document_begins[file]
+        if not self._simple:
+            number = self._numbers[self._documents_at[file] + _NEXT * number]
+        offset = self._numbers[self._offsets_at[file] + _NEXT * number]
+        begins: Int64s = (offset >> self._shift) + self._token_begins[file]
+        return begins
+
+
+def _totals(counts: list[int]) -> Int64s:
+    return np.fromiter(itertools.accumulate(counts, initial=0), np.int64, len(counts) + 1)
+
+
+class _Places:
+    """Where the arrays of an index file lie among the side by side mapped ones, in bytes."""
+
+    def __init__(self, space: mmap.mmap, begin: int, file: TokenFile) -> None:
+        self._index = index = Index.parse(memoryview(space)[begin : begin + file.tokens], file.path)
+        self._path = file.path
+        self.sequences, self.documents = len(index.lengths), len(index.documents) - 1
+        self.offsets_at = begin + HEADER.size + 4 * self.sequences
+        self.documents_at = self.offsets_at + 8 * self.sequences
+
+    def check(self, file: TokenFile, dtype: np.dtype[np.generic]) -> None:
+        """An index of another file would put documents where there are none."""
+        end = 0
+        if self.sequences:
+            end = int(self._index.offsets[-1]) + int(self._index.lengths[-1]) * dtype.itemsize
+        if end != file.tokens * dtype.itemsize:
+            raise StoreError(
+                f"{self._path}: its documents end at byte {end:,}, and {file.path.name} has "
+                f"{file.tokens * dtype.itemsize:,} bytes of tokens. Make it again."
+            )
+
+
+def require_documents(stream: TokenStream) -> list[Path]:
+    """The index files of a stream, or an error when its documents are not known."""
+    found: list[Path] = []
+    for file in stream.files:
+        if file.index is None:
+            raise ConfigError(
+                f"{stream.name}: where its documents begin and end is not known ({file.path.name} has no index), so "
+                "it can't be packed. windows() reads it without documents."
+            )
+        found.append(file.index)
+    return found
+
+
+def _as_bytes(path: Path) -> TokenFile:
+    """An index file as a file of bytes, to be mapped."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise StoreError(f"{path}: can't be read as an index ({error.strerror}).") from None
+    if size < HEADER.size:
+        raise StoreError(f"{path}: {size:,} bytes are no index. Make it again.")
+    return TokenFile(path, size)

@@ -1,0 +1,377 @@
+"""Several sources by weight -> samples, in proportions that are exact after every number of samples.
+
+Which source comes at a place follows from the weights (`schedule.py`); which sample of it from its own order, which
+goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
+whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
+
+Holds one table of a schedule (400 KB) beside what the sources hold. A batch is one read for each source in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader import permutation
+from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.packed import PackedRows
+from milldam.loader.permutation import Int64s
+from milldam.loader.samples import Array, Batch, Samples
+from milldam.loader.schedule import Schedule, schedule_of, shares_of, slots_of
+from milldam.loader.stores import Store
+from milldam.loader.stream import TokenStream
+from milldam.loader.views import Trainable
+from milldam.loader.windows import Windows
+from milldam.memory import available_bytes
+
+Stop = Literal["first_exhausted", "all_exhausted"] | int
+
+_SOURCE_SEED = 4
+"""Apart from the numbers that orders mix into their seeds."""
+
+
+def mix(sources: Mapping[Any, Any], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples:
+    """Sources by weight: {source: weight}, where a source is a store, a part of one, its path, or samples of one.
+
+    Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
+    `.packed(seq_len)`. Weights are any numbers above 0; what counts is their share of the sum.
+
+    stop   where an epoch of the mixture ends. first_exhausted: before any source would repeat a sample;
+           all_exhausted: when every source was seen whole; a number: after so many samples.
+
+    >>> milldam.mix({"web.milldam": 0.7, "code.milldam": 0.3}).windows(1024).batches(16)      # doctest: +SKIP
+    """
+    if not isinstance(sources, Mapping) or not sources:
+        raise ConfigError("mix: give it the sources with their weights, such as mix({web: 0.7, code: 0.3}).")
+    found: list[Any] = [Store(source) if isinstance(source, str | Path) else source for source in sources]
+    shares = shares_of(list(sources.values()))
+    _refuse_stop(stop)
+    if all(isinstance(source, Samples) for source in found):
+        return MixedSamples(found, shares, stop)
+    if all(isinstance(source, Trainable | Mixture) for source in found):
+        return Mixture(found, shares, stop)
+    kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in found))
+    raise ConfigError(
+        f"mix: got {kinds}. Use stores, parts of stores and paths, or else samples such as store.windows(1024); "
+        "not both, and nothing else."
+    )
+
+
+def _refuse_stop(stop: Stop) -> None:
+    number = isinstance(stop, int) and not isinstance(stop, bool) and stop >= 1
+    if not number and stop not in ("first_exhausted", "all_exhausted"):
+        raise ConfigError(f"stop: {stop!r}; use first_exhausted, all_exhausted, or a number of samples from 1 on.")
+
+
+class Mixture:
+    """Sources and their weights, not yet cut into samples."""
+
+    def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
+        self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
+        slots_of(self.weights)
+
+    def windows(self, seq_len: int, **options: Any) -> MixedSamples:
+        """Windows of every source; options as those of `store.windows`."""
+        return self._cut("windows", seq_len, options)
+
+    def packed(self, seq_len: int, **options: Any) -> MixedSamples:
+        """Rows of documents of every source; options as those of `store.packed`."""
+        return self._cut("packed", seq_len, options)
+
+    def _cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples:
+        sizes = {(stream.name, stream.first): stream.size_bytes for stream in self._streams(options.get("split"))}
+        if sum(sizes.values()) > available_bytes()[0] // 2:
+            # Each source alone may fit in memory where all of them together do not.
+            options = {"read": "pread"} | options
+        samples = [getattr(source, verb)(seq_len, **options) for source in self.sources]
+        return MixedSamples(samples, self.weights, self._stop)
+
+    def _streams(self, split: str | None) -> Iterator[TokenStream]:
+        for source in self.sources:
+            if isinstance(source, Mixture):
+                yield from source._streams(split)
+            else:
+                yield (source if split is None else source.named_part(split)).stream()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mixture, (self.sources, self.weights, self._stop)
+
+    def __repr__(self) -> str:
+        return f"Mixture({_described(self.sources, self.weights)})"
+
+
+class MixedSamples(Samples):
+    """Samples of several sources by weight.
+
+    A sample's number counts through the sources end to end, so `len()` is how many samples there are in all of them;
+    how many make an epoch is `epoch_samples`, as `stop` says. When there are several epochs, the schedule goes on:
+    each source continues in its own epochs, and nothing begins anew.
+    """
+
+    def __init__(self, sources: Sequence[Samples], shares: Sequence[Fraction], stop: Stop) -> None:
+        self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
+        _refuse_unlike(self.sources)
+        slots_of(self.weights)
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self._begins: Int64s = np.array([0, *itertools.accumulate(map(len, self.sources))], np.int64)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which source comes when."""
+        return schedule_of(self.weights)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """That of every source in turn. Not the weights: those may change, when that is asked for."""
+        sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
+        return {"kind": "mixture", **sources}
+
+    @property
+    def sample_tokens(self) -> int:
+        return self.sources[0].sample_tokens
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        return np.result_type(*(source.token_dtype for source in self.sources))
+
+    @property
+    def signed(self) -> bool:
+        return any(source.signed for source in self.sources)
+
+    @cached_property
+    def epoch_samples(self) -> int:
+        if isinstance(self._stop, int):
+            return self._stop
+        whole = [source.epoch_samples for source in self.sources]
+        if self._stop == "first_exhausted":
+            return min(self.schedule.place(source, samples) for source, samples in enumerate(whole))
+        return max(self.schedule.place(source, samples - 1) for source, samples in enumerate(whole)) + 1
+
+    def drawn(self, samples: int) -> tuple[int, ...]:
+        """How many samples of each source are among the first so many of the mixture."""
+        return tuple(self.schedule.drawn(samples).tolist())
+
+    def epochs_of(self, samples: int) -> tuple[float, ...]:
+        """How many epochs of each source the first so many samples of the mixture are.
+
+        >>> mix({web: 0.7, code: 0.3}).windows(1024).epochs_of(1_000_000)      # doctest: +SKIP
+        (0.21, 3.4)
+        """
+        return tuple(
+            count / source.epoch_samples for count, source in zip(self.drawn(samples), self.sources, strict=True)
+        )
+
+    def __len__(self) -> int:
+        """Samples in all sources, each counted once."""
+        return int(self._begins[-1])
+
+    def __getitem__(self, number: int) -> Any:
+        wanted = self._number(number)
+        source = int(self._begins.searchsorted(wanted, side="right")) - 1
+        return self.sources[source][wanted - int(self._begins[source])]
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+        groups = list(self._by_source(numbers))
+        if len(groups) < 2:
+            source, local = (groups[0][0], groups[0][2]) if groups else (0, numbers)
+            return self.sources[source].read(local, dtype, out)
+        parts = [_Part(rows, self.sources[source].read(local, dtype)) for source, rows, local in groups]
+        return _joined(parts, out)
+
+    def _by_source(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """(source, where in the numbers, numbers in the source) of each source that comes."""
+        sources = self._begins.searchsorted(numbers, side="right") - 1
+        for source, rows in _groups(sources, len(self.sources)):
+            yield source, rows, numbers[rows] - self._begins[source]
+
+    def order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
+        # Each source with a seed of its own, else sources of one size would come in one order.
+        seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
+        orders = [source.order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
+        return MixedOrder(orders, self._begins[:-1], self.weights, self.schedule)
+
+    @property
+    def announces(self) -> bool:
+        return any(source.announces for source in self.sources)
+
+    def announce(self, numbers: Int64s) -> None:
+        for source, _, local in self._by_source(numbers):
+            self.sources[source].announce(local)
+
+    def announce_stretches(self, stretches: Stretches) -> None:
+        for source, local in self._stretches_by_source(stretches):
+            source.announce_stretches(local)
+
+    def release_stretches(self, stretches: Stretches) -> None:
+        for source, local in self._stretches_by_source(stretches):
+            source.release_stretches(local)
+
+    def _stretches_by_source(self, stretches: Stretches) -> Iterator[tuple[Samples, Stretches]]:
+        """Stretches cut where one source ends and the next begins."""
+        for source, (begin, end) in zip(self.sources, itertools.pairwise(self._begins.tolist()), strict=True):
+            firsts = np.maximum(stretches.firsts, begin)
+            counts = np.minimum(stretches.firsts + stretches.counts, end) - firsts
+            inside = counts > 0
+            if inside.any():
+                yield source, Stretches(firsts[inside] - begin, counts[inside])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixedSamples, (self.sources, self.weights, self._stop)
+
+    def __repr__(self) -> str:
+        return f"MixedSamples({_described(self.sources, self.weights)}; {self.epoch_samples:,} samples an epoch)"
+
+
+def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
+    return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
+
+
+def _refuse_unlike(sources: Sequence[Samples]) -> None:
+    """Samples that can't be rows of one batch."""
+    first, *others = sources
+    for other in others:
+        if other.sample_tokens != first.sample_tokens:
+            raise ConfigError(
+                f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
+                f"{other.sample_tokens:,}. Use one length for all."
+            )
+        if _form(other) != _form(first):
+            raise ConfigError(
+                f"mix: {first!r} gives {_form(first)}, {other!r} gives {_form(other)}. Cut all sources in the same way."
+            )
+
+
+def _form(samples: Samples) -> str:
+    """What a batch is, in words: its arrays, and what the labels are."""
+    if isinstance(samples, MixedSamples):
+        return _form(samples.sources[0])
+    sample = samples[0]
+    arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
+    return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
+
+
+def _groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
+    """(source, where it stands, ascending) of each source that comes."""
+    places = sources.argsort(kind="stable")
+    ends = np.bincount(sources, minlength=count).cumsum()
+    for source, (first, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        if first < end:
+            yield source, places[first:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one source gave of a batch."""
+
+    rows: Int64s
+    """The rows of the batch that it is for."""
+    batch: Batch
+
+
+def _joined(parts: list[_Part], out: Batch | None) -> Batch:
+    """The parts as one batch, every row at its place."""
+    first = parts[0].batch
+    if isinstance(first, tuple):
+        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
+    joined: dict[str, Any] = {}
+    for name in first:
+        if name == "cu_seqlens":
+            joined[name] = _piece_borders(parts)
+        elif name == "max_seqlen":
+            joined[name] = max(part.batch[name] for part in parts)
+        else:
+            joined[name] = _put(parts, name, None if out is None else out[name])
+    return joined
+
+
+def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
+    like: Array = parts[0].batch[name]
+    count = sum(len(part.rows) for part in parts)
+    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
+    for part in parts:
+        rows[part.rows] = part.batch[name]
+    return rows
+
+
+def _piece_borders(parts: list[_Part]) -> Array:
+    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
+    length = parts[0].batch["input_ids"].shape[1]
+    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
+    for part in parts:
+        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
+        borders.append(part.rows[row] * length + inside)
+    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Where a schedule began."""
+
+    place: int
+    drawn: Int64s
+    """(sources,): samples of each that were drawn before."""
+
+
+class MixedOrder:
+    """Places of a mixture to numbers of samples; see `Order`.
+
+    The schedule begins at place 0. It begins again, with other weights, where a state is taken up with `new_weights`;
+    then every source goes on exactly where it stood.
+    """
+
+    def __init__(
+        self, orders: Sequence[Order], begins: Int64s, weights: tuple[Fraction, ...], schedule: Schedule
+    ) -> None:
+        self._orders, self._begins = orders, begins
+        self._weights, self._schedule = weights, schedule
+        self._begin = _Begin(0, np.zeros(len(orders), np.int64))
+
+    def numbers(self, places: Int64s) -> Int64s:
+        begin = self._begin
+        sources, indices = self._schedule.find(places - begin.place)
+        numbers = np.empty(len(places), np.int64)
+        for source, where in _groups(sources, len(self._orders)):
+            own = self._orders[source].numbers(indices[where] + begin.drawn[source])
+            numbers[where] = own + self._begins[source]
+        return numbers
+
+    def stretches(self, place: int) -> None:
+        """None: what comes next is in many places, whatever the order within a source."""
+
+    def state(self, place: int) -> dict[str, Any]:
+        drawn = self._begin.drawn + self._schedule.drawn(place - self._begin.place)
+        return {
+            "weights": [str(weight) for weight in self._weights],
+            "began": self._begin.place,
+            "drawn": self._begin.drawn.tolist(),
+            "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
+        }
+
+    def restore(self, state: Any, place: int, *, new_weights: bool) -> None:
+        weights = tuple(Fraction(weight) for weight in state["weights"])
+        begin = _Begin(int(state["began"]), np.array(state["drawn"], np.int64))
+        schedule = self._schedule if weights == self._weights else schedule_of(weights)
+        drawn = begin.drawn + schedule.drawn(place - begin.place)
+        if weights != self._weights:
+            if not new_weights:
+                raise MismatchError(
+                    f"The weights were {_listed(weights)} and are {_listed(self._weights)}. Make the mixture with "
+                    "those of before, or take the new ones from here on: load_state_dict(state, new_weights=True)."
+                )
+            begin = _Begin(place, drawn)
+        for order, own, count in zip(self._orders, state["orders"], drawn.tolist(), strict=True):
+            order.restore(own, count, new_weights=new_weights)
+        self._begin = begin
+
+
+def _listed(weights: Sequence[Fraction]) -> str:
+    return ", ".join(str(float(weight)) for weight in weights)

@@ -1,0 +1,191 @@
+"""Orders: every epoch of every order is a permutation, entered anywhere; block shuffle keeps to its windows."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError
+from milldam.loader import order
+from milldam.loader.order import BlockShuffled, InSequence, Order, Shuffled, make_order
+
+sizes = st.integers(1, 400) | st.sampled_from([1, 2, 63, 64, 65, 128, 1000])
+seeds = st.integers(-5, 2**63)
+blocks = st.integers(1, 40)
+windows = st.integers(1, 8)
+kinds = st.sampled_from(["shuffled", "block", "sequence"])
+
+
+def make(kind: str, samples: int, seed: int, block: int, window_blocks: int) -> Order:
+    """An order with blocks and windows small enough that there are several."""
+    if kind == "shuffled":
+        return Shuffled(samples, seed)
+    if kind == "sequence":
+        return InSequence(samples)
+    with patch.object(order, "WINDOW_BLOCKS", window_blocks):
+        return BlockShuffled(samples, seed, block)
+
+
+@given(kinds, sizes, seeds, blocks, windows, st.integers(0, 5))
+def test_each_epoch_has_every_sample_once(
+    kind: str, samples: int, seed: int, block: int, window_blocks: int, epoch: int
+) -> None:
+    """The places of an epoch give each sample exactly once, also when it is smaller than a block or a window."""
+    made = make(kind, samples, seed, block, window_blocks)
+    numbers = made.numbers(np.arange(epoch * samples, (epoch + 1) * samples))
+    assert (np.sort(numbers) == np.arange(samples)).all()
+
+
+@given(kinds, sizes, seeds, blocks, windows, st.data())
+def test_an_order_can_be_entered_anywhere(
+    kind: str, samples: int, seed: int, block: int, window_blocks: int, data: st.DataObject
+) -> None:
+    """Any ascending places, over the borders of windows and epochs, give what all places in one call give there."""
+    made = make(kind, samples, seed, block, window_blocks)
+    everything = made.numbers(np.arange(3 * samples))
+    places = sorted(data.draw(st.lists(st.integers(0, 3 * samples - 1), max_size=20, unique=True)))
+    fresh = make(kind, samples, seed, block, window_blocks)
+    assert fresh.numbers(np.array(places, np.int64)).tolist() == everything[places].tolist()
+    for place in places:
+        assert made.numbers(np.array([place])).tolist() == [everything[place]]
+
+
+@given(kinds, sizes, st.integers(1, 7), st.integers(0, 6))
+def test_a_rank_gets_its_part_of_the_same_order(kind: str, samples: int, ranks: int, rank: int) -> None:
+    """Every so-manieth place gives every so-manieth number."""
+    made = make(kind, samples, 3, 5, 2)
+    everything = made.numbers(np.arange(2 * samples))
+    assert made.numbers(np.arange(rank, 2 * samples, ranks)).tolist() == everything[rank::ranks].tolist()
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "block"])
+def test_seeds_and_epochs_give_other_orders(kind: str) -> None:
+    """Another seed and the next epoch are other orders; the same seed is the same."""
+    epochs = {}
+    for seed in (0, 1, -1, 2**40):
+        made = make(kind, 500, seed, 4, 10)
+        for epoch in range(3):
+            epochs[seed, epoch] = tuple(made.numbers(np.arange(500 * epoch, 500 * (epoch + 1))).tolist())
+    assert len(set(epochs.values())) == len(epochs)
+    again = make(kind, 500, 1, 4, 10).numbers(np.arange(500))
+    assert tuple(again.tolist()) == epochs[1, 0]
+
+
+def test_in_sequence_is_as_the_samples_lie() -> None:
+    """Without shuffle, epoch after epoch counts up."""
+    assert InSequence(3).numbers(np.arange(8)).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert InSequence(3).stretches(0) is None
+    assert Shuffled(3, 0).stretches(0) is None
+
+
+def test_orders_never_change_between_versions() -> None:
+    """Golden values: a job that goes on with a new version must get the same samples."""
+    assert Shuffled(10, 42).numbers(np.arange(20)).tolist() == [
+        4,
+        5,
+        1,
+        8,
+        3,
+        2,
+        7,
+        0,
+        9,
+        6,
+        5,
+        9,
+        2,
+        8,
+        1,
+        6,
+        3,
+        4,
+        0,
+        7,
+    ]
+    first = [0, 15, 14, 13, 19, 1, 4, 9, 7, 6, 8, 5, 18, 16, 3, 10, 2, 17, 11, 12]
+    second = [5, 4, 13, 3, 14, 12, 10, 17, 15, 16, 9, 11, 19, 6, 18, 1, 0, 7, 8, 2]
+    assert make("block", 20, 42, 3, 2).numbers(np.arange(40)).tolist() == first + second
+
+
+@given(sizes, seeds, blocks, windows, st.integers(0, 3))
+def test_a_window_is_made_of_its_stretches_alone(
+    samples: int, seed: int, block: int, window_blocks: int, epoch: int
+) -> None:
+    """From window to window, the samples that come are exactly those of the stretches that were announced."""
+    made = make("block", samples, seed, block, window_blocks)
+    place, end = epoch * samples, (epoch + 1) * samples
+    while place < end:
+        found = made.stretches(place)
+        assert found is not None
+        behind, stretches = found
+        assert place < behind <= end
+        assert made.stretches(behind - 1)[0] == behind  # type: ignore[index]
+        assert (stretches.counts > 0).all()
+        assert (stretches.firsts >= 0).all()
+        assert (stretches.firsts + stretches.counts <= samples).all()
+        announced = np.concatenate([np.arange(f, f + c) for f, c in zip(*_both(stretches), strict=True)])
+        assert np.sort(announced).tolist() == np.sort(made.numbers(np.arange(place, behind))).tolist()
+        place = behind
+    assert place == end
+
+
+def _both(stretches: order.Stretches) -> tuple[list[int], list[int]]:
+    return stretches.firsts.tolist(), stretches.counts.tolist()
+
+
+@given(st.integers(50, 400), st.integers(2, 40), windows)
+def test_a_window_reads_whole_blocks(samples: int, block: int, window_blocks: int) -> None:
+    """A window has no more stretches than blocks, one for the rest, and one where the row of blocks goes round."""
+    made = make("block", samples, 1, block, window_blocks)
+    behind, stretches = made.stretches(0)  # type: ignore[misc]
+    assert len(stretches.firsts) <= -(-behind // block) + 1
+    assert (stretches.counts <= block).all()
+
+
+def test_blocks_begin_elsewhere_in_every_epoch() -> None:
+    """The same neighbours are not in one block for ever."""
+    made = BlockShuffled(10_000, 0, 64)
+    edges = {int(made.stretches(epoch * 10_000)[1].firsts[0]) % 64 for epoch in range(20)}  # type: ignore[index]
+    assert len(edges) > 10
+
+
+def domains_seen(made: Order, samples: int, epochs: int = 1) -> float:
+    """Distinct domains in 512 samples, on average, of a corpus sorted in 100 of them."""
+    numbers = made.numbers(np.arange(epochs * samples))
+    rows = (numbers * 100 // samples)[: len(numbers) // 512 * 512].reshape(-1, 512)
+    return float(np.mean([len(np.unique(row)) for row in rows]))
+
+
+def test_block_shuffle_mixes_a_corpus_that_is_sorted() -> None:
+    """Of 100 domains one after the other, 512 samples see 90 or more; the full shuffle sees 99."""
+    samples = 500_000
+    block = make_order("block", samples, 0, 2048)
+    full = make_order(True, samples, 0, 2048)
+    assert domains_seen(block, samples) >= 90
+    assert 99 <= domains_seen(full, samples) <= 99.8
+    assert domains_seen(InSequence(samples), samples) < 3
+
+
+@pytest.mark.parametrize("sample_bytes", [500, 2048, 4096, 131_072, 10**7])
+def test_blocks_have_about_128_kb(sample_bytes: int) -> None:
+    """A block holds so many samples that it has 128 KB, and at least one sample."""
+    made = make_order("block", 1000, 0, sample_bytes)
+    assert made.stretches(0)[1].counts.max() == max(1, 131_072 // sample_bytes)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "", None, 1.5])
+def test_an_unknown_shuffle_is_refused(shuffle: object) -> None:
+    """What it is, and what can be meant."""
+    with pytest.raises(ConfigError, match='use True, "block" or False'):
+        make_order(shuffle, 10, 0, 100)  # type: ignore[arg-type]
+
+
+def test_orders_have_no_state_of_their_own() -> None:
+    """Where it stands is the place alone."""
+    for made in (Shuffled(10, 0), InSequence(10), BlockShuffled(10, 0, 2)):
+        assert made.state(7) is None
+        made.restore(None, 7, new_weights=False)

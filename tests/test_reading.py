@@ -1,0 +1,319 @@
+"""Readers: mapped and positioned reads give the tokens of the files end to end; damage is an error, never a crash."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, StoreError
+from milldam.loader import reading
+from milldam.loader.reading import MappedReader, PositionedReader, Reader, open_reader
+from milldam.loader.stream import TokenFile, TokenStream
+
+READERS: list[Callable[[TokenStream], Reader]] = [MappedReader, PositionedReader]
+DTYPES = ["uint8", "uint16", "int32", "int64"]
+
+
+@dataclass(frozen=True)
+class Files:
+    stream: TokenStream
+    flat: npt.NDArray[Any]
+    """All tokens, end to end."""
+
+
+def write_files(
+    folder: Path, sizes: list[int], *, dtype: str = "uint16", headers: list[int] | None = None, behind: int = 3
+) -> Files:
+    """Files of so many random tokens each, behind `headers` tokens of junk and before `behind` bytes of it."""
+    width = np.dtype(dtype).itemsize
+    rng = np.random.default_rng(sum(sizes))
+    made, parts = [], [np.empty(0, dtype)]
+    for number, size in enumerate(sizes):
+        tokens = rng.integers(1, 120, size).astype(dtype)
+        first_byte = (headers or [0] * len(sizes))[number] * width
+        path = folder / f"{number}.bin"
+        path.write_bytes(b"\xee" * first_byte + tokens.tobytes() + b"\xdd" * behind)
+        made.append(TokenFile(path, size, first_byte))
+        parts.append(tokens)
+    flat = np.concatenate(parts)
+    return Files(TokenStream("files", tuple(made), np.dtype(dtype), 0, len(flat), "print"), flat)
+
+
+@contextmanager
+def new_folder() -> Iterator[Path]:
+    """A folder for one example: hypothesis runs many in one test."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+file_sizes = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 40, 2048, 2049]), min_size=1, max_size=9).filter(any)
+
+
+@st.composite
+def reads(draw: st.DrawFn, total: int) -> tuple[list[int], int]:
+    """Begins of rows and their length, the very first and the very last row often among them."""
+    length = draw(st.integers(1, total) | st.integers(1, min(total, 8)))
+    edges = st.sampled_from([0, total - length])
+    return draw(st.lists(st.integers(0, total - length) | edges, max_size=12)), length
+
+
+@pytest.mark.parametrize("make", READERS)
+@given(sizes=file_sizes, dtype=st.sampled_from(DTYPES), data=st.data())
+def test_rows_are_those_of_the_files_end_to_end(
+    make: Callable[[TokenStream], Reader], sizes: list[int], dtype: str, data: st.DataObject
+) -> None:
+    """Rows anywhere, over one border or several, also to the very last token."""
+    headers = data.draw(st.lists(st.integers(0, 9), min_size=len(sizes), max_size=len(sizes)))
+    starts, length = data.draw(reads(sum(sizes)))
+    with new_folder() as folder:
+        files = write_files(folder, sizes, dtype=dtype, headers=headers)
+        reader = make(files.stream)
+        rows = reader.rows(np.array(starts, np.int64), length)
+        assert rows.dtype == dtype
+        assert rows.shape == (len(starts), length)
+        assert rows.tolist() == [files.flat[start : start + length].tolist() for start in starts]
+
+
+@pytest.mark.parametrize("make", READERS)
+@given(sizes=file_sizes, dtype=st.sampled_from(DTYPES), data=st.data())
+def test_runs_are_those_of_the_files_end_to_end(
+    make: Callable[[TokenStream], Reader], sizes: list[int], dtype: str, data: st.DataObject
+) -> None:
+    """Runs of any lengths, none included, and the same read again after other reads."""
+    total = sum(sizes)
+    starts = data.draw(st.lists(st.integers(0, total), max_size=10))
+    lengths = [data.draw(st.integers(0, total - start) | st.just(total - start)) for start in starts]
+    with new_folder() as folder:
+        files = write_files(folder, sizes, dtype=dtype)
+        reader = make(files.stream)
+        expected = [token for s, n in zip(starts, lengths, strict=True) for token in files.flat[s : s + n].tolist()]
+        for _ in range(2):
+            runs = reader.runs(np.array(starts, np.int64), np.array(lengths, np.int64))
+            assert runs.dtype == dtype
+            assert runs.tolist() == expected
+            reader.rows(np.array([0, 0]), 1)
+        for start, length in zip(starts, lengths, strict=True):
+            assert reader.view(start, length).tolist() == files.flat[start : start + length].tolist()
+
+
+@pytest.mark.parametrize("make", READERS)
+def test_rows_of_many_lengths_come_from_one_reader(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
+    """Longer and shorter rows in turn, more and fewer of them, never mix up their buffers."""
+    files = write_files(tmp_path, [50, 7, 300])
+    reader = make(files.stream)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        length, count = int(rng.integers(1, 60)), int(rng.integers(0, 9))
+        starts = rng.integers(0, len(files.flat) - length + 1, count)
+        expected = [files.flat[start : start + length].tolist() for start in starts]
+        assert reader.rows(starts, length).tolist() == expected
+
+
+@pytest.mark.parametrize("make", READERS)
+def test_a_view_is_kept(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
+    """A view is read-only and stays as it is whatever is read after it, inside a file and over a border."""
+    files = write_files(tmp_path, [50, 7, 300])
+    reader = make(files.stream)
+    inside, over = reader.view(3, 20), reader.view(45, 30)
+    reader.rows(np.array([100, 150]), 40)
+    reader.view(200, 20)
+    assert inside.tolist() == files.flat[3:23].tolist()
+    assert over.tolist() == files.flat[45:75].tolist()
+    assert not inside.flags.writeable
+    assert not over.flags.writeable
+
+
+def test_a_view_of_a_mapped_file_is_no_copy(tmp_path: Path) -> None:
+    """Two views of the same tokens are the same memory, which the reader need not outlive."""
+    files = write_files(tmp_path, [50, 7, 300])
+    reader = MappedReader(files.stream)
+    first, second = reader.view(60, 100), reader.view(100, 100)
+    assert np.shares_memory(first, second)
+    del reader
+    gc.collect()
+    assert first.tolist() == files.flat[60:160].tolist()
+
+
+@pytest.mark.parametrize("make", READERS)
+@pytest.mark.parametrize("missing", [1, 4, 2_000])
+def test_a_file_cut_short_is_an_error(make: Callable[[TokenStream], Reader], missing: int, tmp_path: Path) -> None:
+    """Fewer bytes than the tokens need is said before anything of it is read, never a bus error."""
+    files = write_files(tmp_path, [10, 3_000, 10], behind=0)
+    path = files.stream.files[1].path
+    os.truncate(path, path.stat().st_size - missing)
+    with pytest.raises(StoreError, match=rf"1\.bin: {6000 - missing:,} bytes where 6,000 are expected"):
+        make(files.stream).rows(np.array([20]), 5)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Positioned reads find out when the file was longer before."""
+    files = write_files(tmp_path, [1_000], behind=0)
+    reader = PositionedReader(files.stream)
+    reader.rows(np.array([0]), 10)
+    os.truncate(files.stream.files[0].path, 100)
+    with pytest.raises(StoreError, match=r"0\.bin: has become shorter"):
+        reader.rows(np.array([900]), 10)
+    with pytest.raises(StoreError, match=r"0\.bin: has become shorter"):
+        reader.runs(np.array([900, 40]), np.array([10, 5]))
+
+
+@pytest.mark.parametrize("make", READERS)
+def test_a_missing_file_is_an_error(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
+    """The file is named, with what the system says."""
+    files = write_files(tmp_path, [10, 10])
+    files.stream.files[1].path.unlink()
+    with pytest.raises(StoreError, match=r"1\.bin: can't be read \(No such file or directory\)"):
+        make(files.stream).rows(np.array([12]), 5)
+
+
+def test_a_failed_mapping_leaves_nothing_open(tmp_path: Path) -> None:
+    """When the last of several files is bad, no descriptor stays open."""
+    files = write_files(tmp_path, [10, 10, 10], behind=0)
+    os.truncate(files.stream.files[2].path, 3)
+    before = open_descriptors()
+    for _ in range(5):
+        with pytest.raises(StoreError):
+            MappedReader(files.stream)
+    assert open_descriptors() == before
+
+
+def test_a_mapped_reader_holds_no_file_open(tmp_path: Path) -> None:
+    """However many files there are: a system allows as few as 1,024 open ones."""
+    files = write_files(tmp_path, [3] * 200)
+    before = open_descriptors()
+    reader = MappedReader(files.stream)
+    assert reader.rows(np.array([0, 299]), 300).tolist() == [files.flat[:300].tolist(), files.flat[299:599].tolist()]
+    assert open_descriptors() == before
+
+
+def test_a_positioned_reader_closes_what_it_opened(tmp_path: Path) -> None:
+    """Its descriptors are closed with it, at the latest."""
+    files = write_files(tmp_path, [3] * 20)
+    before = open_descriptors()
+    reader = PositionedReader(files.stream)
+    reader.rows(np.array([0]), 60)
+    assert open_descriptors() == before + 20
+    del reader
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
+    """Only so many stay open, and those closed are opened again when they are needed."""
+    files = write_files(tmp_path, [3] * 30)
+    before = open_descriptors()
+    with patch.object(reading, "OPEN_FILES", 4):
+        reader = PositionedReader(files.stream)
+        for start in [0, 50, 7, 80, 0, 33, 81]:
+            assert reader.rows(np.array([start]), 9)[0].tolist() == files.flat[start : start + 9].tolist()
+            reader.announce(np.array([0]), np.array([90]))
+            assert open_descriptors() - before <= 4
+        assert reader.runs(np.array([0]), np.array([90])).tolist() == files.flat.tolist()
+    del reader
+    assert open_descriptors() == before
+
+
+def test_threads_do_not_overwrite_one_another(tmp_path: Path) -> None:
+    """A positioned reader used by two threads gives each its own rows, and closes the files of a thread that ended."""
+    files = write_files(tmp_path, [500, 500])
+    reader = PositionedReader(files.stream)
+    mine = reader.rows(np.array([0]), 50)
+    before = open_descriptors()
+    theirs: list[list[int]] = []
+    thread = threading.Thread(target=lambda: theirs.append(reader.rows(np.array([600]), 50)[0].tolist()))
+    thread.start()
+    thread.join()
+    assert mine[0].tolist() == files.flat[:50].tolist()
+    assert theirs == [files.flat[600:650].tolist()]
+    gc.collect()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("make", READERS)
+@settings(max_examples=25)
+@given(sizes=file_sizes, data=st.data())
+def test_announcing_changes_nothing(
+    make: Callable[[TokenStream], Reader], sizes: list[int], data: st.DataObject
+) -> None:
+    """What is announced and released reads the same as before."""
+    starts, length = data.draw(reads(sum(sizes)))
+    with new_folder() as folder:
+        files = write_files(folder, sizes)
+        reader = make(files.stream)
+        places, lengths = np.array(starts, np.int64), np.full(len(starts), length)
+        reader.announce(places, lengths)
+        before = reader.rows(places, length).tolist()
+        reader.release(places, lengths)
+        assert reader.rows(places, length).tolist() == before
+
+
+def test_tokens_that_begin_between_two_are_read_right_or_refused(tmp_path: Path) -> None:
+    """An odd number of bytes before the tokens can't be mapped: that is said, and chosen around."""
+    tokens = np.arange(1, 50, dtype=np.uint16)
+    path = tmp_path / "odd.bin"
+    path.write_bytes(b"abc" + tokens.tobytes())
+    stream = TokenStream("odd", (TokenFile(path, 49, 3),), np.dtype("uint16"), 0, 49, "print")
+    with pytest.raises(StoreError, match="can't be mapped"):
+        open_reader(stream, "map")
+    assert open_reader(stream).rows(np.array([40]), 9)[0].tolist() == tokens[40:].tolist()
+
+
+def test_reading_is_chosen_by_what_is_free(tmp_path: Path) -> None:
+    """Mapped while the data fits in half of the free memory, positioned when it does not, or as asked for."""
+    files = write_files(tmp_path, [500])
+    for free, kind in [(2_000, MappedReader), (1_999, PositionedReader), (10**12, MappedReader), (0, PositionedReader)]:
+        with patch.object(reading, "available_bytes", return_value=(free, "a test")):
+            assert type(open_reader(files.stream)) is kind
+            assert type(open_reader(files.stream, "map")) is MappedReader
+            assert type(open_reader(files.stream, "pread")) is PositionedReader
+
+
+def test_a_part_is_measured_by_itself(tmp_path: Path) -> None:
+    """A small part of data beyond memory is mapped."""
+    files = write_files(tmp_path, [500])
+    with patch.object(reading, "available_bytes", return_value=(400, "a test")):
+        assert type(open_reader(files.stream)) is PositionedReader
+        assert type(open_reader(files.stream.part(300, 400))) is MappedReader
+
+
+def test_too_many_files_are_not_mapped(tmp_path: Path) -> None:
+    """A process may have so many mappings and no more."""
+    files = write_files(tmp_path, [5] * 4)
+    with patch.object(reading, "MOST_MAPPINGS", 3):
+        assert type(open_reader(files.stream)) is PositionedReader
+
+
+def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
+    """What it is, and what can be meant."""
+    files = write_files(tmp_path, [5])
+    with pytest.raises(ConfigError, match='read: "mmap"; use auto, map or pread'):
+        open_reader(files.stream, "mmap")  # type: ignore[arg-type]
+
+
+def test_parts_of_a_stream_stay_inside() -> None:
+    """A part counts from its stream's begin, and can't be larger than it."""
+    stream = TokenStream("s", (TokenFile(Path("x"), 100),), np.dtype("uint16"), 10, 90, "print")
+    part = stream.part(5, 25)
+    assert (part.first, part.stop, part.tokens, part.size_bytes) == (15, 35, 20, 40)
+    assert part.identity == {"data": "print", "first": 15, "stop": 35}
+    for first, stop in [(-1, 5), (5, 81), (7, 6)]:
+        with pytest.raises(ConfigError, match="of 80"):
+            stream.part(first, stop)

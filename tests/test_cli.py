@@ -69,8 +69,8 @@ def test_help_answers_in_a_fraction_of_a_second() -> None:
 
 
 COMMANDS = (
-    "completion", "dedup-index", "demo", "inspect", "migrate", "plan", "preprocess", "report", "schema", "stats",
-    "status", "tokenize", "train-tokenizer", "verify",
+    "completion", "dedup-index", "demo", "feed", "inspect", "migrate", "plan", "preprocess", "report", "schema",
+    "stats", "status", "tokenize", "train-tokenizer", "verify",
 )  # fmt: skip
 
 
@@ -122,6 +122,8 @@ def test_version_is_that_of_the_package() -> None:
         (["verify"], 2),
         (["stats", "missing"], 3),
         (["inspect", "missing"], 3),
+        (["feed", "missing", "--seq-len", "8", "--batch-size", "2"], 3),
+        (["feed", "missing", "--seq-len", "8"], 2),
         (["status", "missing"], 2),
         (["status", "."], 3),
         (["completion", "tcsh"], 2),
@@ -453,11 +455,13 @@ def test_completion_knows_commands_and_options(words: str, word: str) -> None:
 
 
 def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
-    """The demo makes, checks and shows a store, draws batches from it, and names its report; kept where asked."""
+    """The demo makes, checks and shows a store, feeds batches from it, and names its report; kept where asked."""
     shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
-    steps = ("preprocess", "verify", "stats", "inspect", "report")
+    steps = ("preprocess", "verify", "stats", "inspect", "feed", "report")
     assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
     assert "batch 2: x (4, 64)" in shown and "whole." in shown
+    assert re.search(r"^batch 3: .*, the same as without a break$", shown, flags=re.MULTILINE)
+    assert '"samples_seen": 12' in shown and re.search(r"^Rate: .* tokens/s", shown, flags=re.MULTILINE)
     assert "104 documents" in shown and "Dropped: 1 of 105\n  filter: too_few_characters 1\n" in shown
     assert len(milldam.open(tmp_path / "demo")) == 104
     assert shown.rstrip().endswith(str(tmp_path / "demo" / "run" / "report.html"))

@@ -16,6 +16,7 @@ from milldam import __version__
 from milldam.cli.completion import completion
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
+from milldam.cli.feed import feed
 from milldam.cli.inspect import inspect
 from milldam.cli.migrate import migrate
 from milldam.cli.preprocess import plan, preprocess
@@ -71,7 +72,7 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    completion, dedup_index, demo, inspect, migrate, plan, preprocess, report, schema, stats, status, tokenize,
+    completion, dedup_index, demo, feed, inspect, migrate, plan, preprocess, report, schema, stats, status, tokenize,
     train_tokenizer, verify,
 )  # fmt: skip
 for command in _COMMANDS:

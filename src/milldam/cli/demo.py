@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import click
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the store here. [default: a temporary folder]")
 def demo(out: Path | None) -> None:
-    """Preprocess, verify and look into a small corpus; draw a few training batches from it; show the report's place."""
+    """Preprocess, verify and look into a small corpus; train from it as far as batches go; show the report's place."""
     if out is not None:
         _run(out)
         return
@@ -20,6 +21,7 @@ def demo(out: Path | None) -> None:
 
 
 def _run(out: Path) -> None:
+    from milldam.cli.feed import feed
     from milldam.cli.inspect import inspect
     from milldam.cli.preprocess import preprocess
     from milldam.cli.report import report
@@ -35,6 +37,8 @@ def _run(out: Path) -> None:
     _step(stats, [str(out)])
     _step(inspect, [str(out), "--documents", "1", "--tokens", "60"])
     _show_batches(out)
+    sizes = ["--seq-len", "128", "--batch-size", "32"]
+    _step(feed, [str(out), "--split", "train", *sizes, "--epochs", "10000", "--seconds", "1"])
     _step(report, [str(out)])
 
 
@@ -48,16 +52,21 @@ def _step(command: click.Command, arguments: list[str]) -> None:
 
 
 def _show_batches(out: Path) -> None:
-    """Random windows straight from the mapped tokens, as a training loop would take them."""
-    import numpy as np
+    """Shuffled batches as a training loop takes them, and a second loop that goes on where the first one stopped."""
+    import milldam
 
-    from milldam.store import open_store
-
-    click.secho("\n>>> a few training batches, straight from the memory-mapped store", bold=True)
-    tokens = next(open_store(out).shard_tokens())
-    rng = np.random.default_rng(0)
+    click.secho('\n>>> batches = milldam.open(out, split="train").windows(64).batches(4, seed=0)', bold=True)
+    windows = milldam.open(out, split="train").windows(64)
+    batches = windows.batches(4, seed=0)
     for step in range(3):
-        starts = rng.integers(0, len(tokens) - 65, size=4)
-        x = np.stack([tokens[start : start + 64] for start in starts]).astype(np.int64)
-        y = np.stack([tokens[start + 1 : start + 65] for start in starts]).astype(np.int64)
+        x, y = next(batches)
         click.echo(f"batch {step}: x {x.shape}, y {y.shape}, first row {x[0, :6].tolist()} -> {y[0, :6].tolist()}")
+    state = json.dumps(batches.state_dict())
+    click.secho("\n>>> state = batches.state_dict()", bold=True)
+    click.echo(state)
+    click.secho("\n>>> a loader in another process, or on another day, goes on from that state", bold=True)
+    resumed = windows.batches(4, seed=0)
+    resumed.load_state_dict(json.loads(state))
+    (x, _), (expected, _) = next(resumed), next(batches)
+    same = "the same" if (x == expected).all() else "NOT the same"
+    click.echo(f"batch 3: first row {x[0, :6].tolist()}, {same} as without a break")

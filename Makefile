@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A version that has a build for CPUs on the package index in use: without one, pip fetches gigabytes for GPUs.
+TORCH ?= torch==2.13.0
 
 .PHONY: demo test test-slow check install clean
 
@@ -27,12 +29,13 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata
 	touch $@
 
-# The packages whose files and readers we share. megatron-core would pull in GPU packages; its reader needs none.
+# The packages whose files and readers we share, and those that the examples train with. megatron-core would pull in
+# GPU packages; its reader needs none.
 $(VENV)/installed-peers: $(VENV)/installed-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0" packaging
+	$(BIN)/pip install --quiet --disable-pip-version-check packaging transformers accelerate lightning jax
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps megatron-core
 	touch $@
 

@@ -208,7 +208,7 @@ def test_nothing_but_the_samples_decides_what_comes(
     """The way of reading, prefetch and reused arrays make no difference."""
     options: dict[str, Any] = {"shuffle": shuffle, "epochs": 2, "drop_last": drop_last, "seed": 4}
     expected = seen(samples_of(numbered).batches(6, prefetch=0, **options))
-    for prefetch, copy in itertools.product([None, 0, 1, 5], [True, False]):
+    for prefetch, copy in itertools.product([0, 1, 5], [True, False]):
         assert seen(samples_of(numbered, read=read).batches(6, prefetch=prefetch, copy=copy, **options)) == expected
 
 

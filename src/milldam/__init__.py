@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
+    from milldam.loader.mixing import mix
     from milldam.loader.stores import Store
     from milldam.memory import Budget
 
-__all__ = ["Budget", "MilldamError", "Store", "__version__", "open", "preprocess", "tokenize"]
+__all__ = ["Budget", "MilldamError", "Store", "__version__", "mix", "open", "preprocess", "tokenize"]
 
 __version__ = _version("milldam")
 
@@ -27,6 +28,7 @@ _HOMES = {
     "Budget": "milldam.memory",
     "MilldamError": "milldam.errors",
     "Store": "milldam.loader.stores",
+    "mix": "milldam.loader.mixing",
     "open": "milldam.api",
     "preprocess": "milldam.api",
     "tokenize": "milldam.api",

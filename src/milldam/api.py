@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
+from milldam.store.manifest import NAME as MANIFEST
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,6 +38,8 @@ def open(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLike | N
     >>> milldam.open("train.bin")                         # doctest: +SKIP
     ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
     """
+    if dtype is None and (Path(path) / MANIFEST).exists():
+        return Store(path, split=split)
     from milldam.loader.opening import open_data
 
     return open_data(path, split=split, dtype=dtype)

@@ -47,7 +47,7 @@ _STEADY_SECONDS = 0.5
 @click.option("--epochs", type=int, default=1, show_default=True, metavar="N", help="Stop after N times over the data.")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after so long.")
 @click.option(
-    "--prefetch", type=int, metavar="N", help="Batches that a thread makes ahead. [default: 4 with pread, else 0]"
+    "--prefetch", type=int, default=0, show_default=True, metavar="N", help="Batches that a thread makes ahead."
 )
 @click.option(
     "--read",
@@ -117,8 +117,6 @@ def _torch(feeding: _Feeding, workers: int | None) -> Callable[[Batches], Iterab
     size, how = feeding.options["batch_size"], feeding.how
     # What crosses a process border is copied anyway.
     del how["copy"]
-    if how["prefetch"] is None:
-        del how["prefetch"]
     return lambda batches: DataLoader(BatchDataset(batches.samples, size, **how), batch_size=None, num_workers=workers)
 
 

@@ -13,6 +13,7 @@ streams       contiguous streams for models that carry state
 mixing        several sources by weight
 schedule      which source comes when, exact at every prefix
 batches       samples -> batches: ranks, epochs, state, reading ahead
+recycling     arrays of earlier batches for new ones
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
 foreign       files of nanoGPT, Megatron and numpy with these verbs

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +21,11 @@ import numpy.typing as npt
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
+from milldam.loader.recycling import InTurn, Recycled, Spare
 from milldam.loader.samples import Batch, Samples
 from milldam.prefetch import prefetched
 
 STATE_VERSION = 1
-PREFETCH_FROM_DISK = 4
 _NUMBERS_AT_ONCE = 4096
 """Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
 _ANNOUNCED_SAMPLES = 1024
@@ -86,11 +85,11 @@ class Batches:
         *,
         seed: int,
         shuffle: Shuffle,
-        prefetch: int | None,
+        prefetch: int,
         copy: bool,
         dtype: npt.DTypeLike,
     ) -> None:
-        if prefetch is not None and prefetch < 0:
+        if prefetch < 0:
             raise ConfigError(f"prefetch: {prefetch}; use 0 or more batches.")
         self.samples, self.delivery = samples, delivery
         seed = operator.index(seed)
@@ -183,10 +182,8 @@ class Batches:
 
     def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[Batch, int]]:
         ahead = self._prefetch
-        if ahead is None:
-            ahead = PREFETCH_FROM_DISK if self.samples.announces else 0
-        # A batch that waits, one that is being made and one that the user holds are never the same arrays.
-        spare = None if self._copy else _Spare(ahead + 2)
+        # Enough for those that wait, one that is being made, and one or two that the user holds.
+        spare = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
         work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
         made = work.batches(place, end, turns)
         return prefetched(made, ahead) if ahead else made
@@ -247,22 +244,6 @@ def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
 
 
-class _Spare:
-    """Batches whose arrays are used again, in turn."""
-
-    def __init__(self, count: int) -> None:
-        self._batches: deque[Batch | None] = deque([None] * count)
-
-    def take(self) -> Batch | None:
-        self._batches.rotate(-1)
-        return self._batches[-1]
-
-    def keep(self, batch: Batch) -> None:
-        """A full batch is kept to be overwritten when its turn comes."""
-        if self._batches[-1] is None:
-            self._batches[-1] = batch
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     """Makes batches; knows nothing of who takes them, so that a thread can run it."""
@@ -271,7 +252,7 @@ class _Work:
     order: Order
     delivery: Delivery
     dtype: np.dtype[Any]
-    spare: _Spare | None
+    spare: Spare
 
     def batches(self, place: int, end: int | None, turns: int) -> Iterator[tuple[Batch, int]]:
         """(batch, the place behind it), of every `turns`-th step."""
@@ -282,8 +263,6 @@ class _Work:
             yield self._read(numbers), behind
 
     def _read(self, numbers: Int64s) -> Batch:
-        if self.spare is None:
-            return self.samples.read(numbers, self.dtype)
         batch = self.samples.read(numbers, self.dtype, self.spare.take())
         if len(numbers) == self.delivery.batch_size:
             self.spare.keep(batch)
@@ -311,14 +290,14 @@ class _Work:
                 yield numbers, behind
                 announcer.advance(behind)
             return
-        waiting: deque[tuple[Int64s, int]] = deque()
-        ahead = self._steps_ahead()
-        for numbers, behind in steps:
-            self.samples.announce(numbers)
-            waiting.append((numbers, behind))
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
+        # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
+        ahead, most = 1, self._steps_ahead()
+        announced: list[tuple[Int64s, int]] = []
+        while coming := list(itertools.islice(steps, ahead)):
+            self.samples.announce(np.concatenate([numbers for numbers, _ in coming]))
+            yield from announced
+            announced, ahead = coming, min(2 * ahead, most)
+        yield from announced
 
     def _steps_ahead(self) -> int:
         samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // (8 * self.samples.sample_tokens))

@@ -4,7 +4,7 @@ Which source comes at a place follows from the weights (`schedule.py`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds one table of a schedule (400 KB) beside what the sources hold. A batch is one read for each source in it.
+Holds one table of a schedule (650 KB) beside what the sources hold. A batch is one read for each source in it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader import permutation
+from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import Array, Batch, Samples
 from milldam.loader.schedule import Schedule, schedule_of, shares_of, slots_of
-from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
 from milldam.loader.windows import Windows
@@ -52,7 +52,7 @@ def mix(sources: Mapping[Any, Any], *, stop: Stop = "first_exhausted") -> Mixtur
     """
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError("mix: give it the sources with their weights, such as mix({web: 0.7, code: 0.3}).")
-    found: list[Any] = [Store(source) if isinstance(source, str | Path) else source for source in sources]
+    found: list[Any] = [open_data(source) if isinstance(source, str | Path) else source for source in sources]
     shares = shares_of(list(sources.values()))
     _refuse_stop(stop)
     if all(isinstance(source, Samples) for source in found):

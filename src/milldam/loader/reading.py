@@ -99,6 +99,12 @@ class Layout:
 
     def parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
         """(file, token in it, tokens) of stretches, cut where files end."""
+        file = self.find(starts)
+        if len(file) and (starts + lengths <= self.ends[file]).all():
+            return zip(file.tolist(), (starts - self.begins[file]).tolist(), lengths.tolist(), strict=True)
+        return self._cut_parts(starts, lengths)
+
+    def _cut_parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
         for file, start, length in zip(self.find(starts).tolist(), starts.tolist(), lengths.tolist(), strict=True):
             while length > 0:
                 here = min(length, int(self.ends[file]) - start)

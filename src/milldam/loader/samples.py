@@ -94,7 +94,7 @@ class Samples(ABC):
         rank: int = 0,
         world_size: int = 1,
         epochs: int | None = 1,
-        prefetch: int | None = None,
+        prefetch: int = 0,
         drop_last: bool = False,
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
@@ -103,7 +103,7 @@ class Samples(ABC):
 
         rank, world_size   sample i of the global order goes to rank i mod world_size
         epochs             how many times over the data; None: without end
-        prefetch           batches that a thread makes ahead; None: 4 when the data is read from disk, else none
+        prefetch           batches that a thread makes ahead; worth it where making one takes a part of a step
         drop_last          leave out the samples at the very end that give no full batch on every rank
         copy               False: arrays are used again, and a batch is valid until the next one is asked for
         """

@@ -6,9 +6,10 @@ floor(k * T / c) to ceil((k + 1) * T / c) - 1, which says exactly that, and the 
 for every element. The result is too regular: with weights 1 : 1 and two ranks each rank would see one source only. So
 neighbours are exchanged at random, many times over, wherever both stay within their slots.
 
-A schedule follows from the weights alone. It is a table of one cycle, at most 65,536 slots (400 KB), which repeats
-for ever; made in 25 to 70 ms, and read at about 12 ns a place. Over a cycle every rank sees the frequent sources to
-within some percent of their shares, rare ones (1 in 100) to within a fifth or so; all ranks together see them exactly.
+A schedule follows from the weights alone. It is a table of one cycle, at most 65,536 slots (650 KB), which repeats
+for ever; made in 20 to 70 ms, and read at about 12 ns a place. The proportions are exact for all ranks together. One
+of 2, 4 or 8 ranks sees a source to within some percent of its share, or a fifth of it where it has one slot in 8 to
+100; much rarer sources may keep to some ranks.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Streams:
         rank: int = 0,
         world_size: int = 1,
         epochs: int | None = 1,
-        prefetch: int | None = None,
+        prefetch: int = 0,
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches:

@@ -7,14 +7,16 @@ from abc import ABC, abstractmethod
 from fractions import Fraction
 from numbers import Integral
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError
-from milldam.loader.packed import LabelForm, PackedRows, RowRules, Strategy
 from milldam.loader.reading import Way
 from milldam.loader.stream import TokenStream
 from milldam.loader.streams import Streams
 from milldam.loader.windows import Form, WindowRules, Windows
+
+if TYPE_CHECKING:
+    from milldam.loader.packed import LabelForm, PackedRows, Strategy
 
 
 class Trainable(ABC):
@@ -78,6 +80,9 @@ class Trainable(ABC):
         >>> batch["position_ids"].shape, batch["cu_seqlens"]  # doctest: +SKIP
         ((16, 2048), array([    0,   612,  2048, ...], dtype=int32))
         """
+        # Only those who pack pay for its modules.
+        from milldam.loader.packed import PackedRows, RowRules
+
         rules = RowRules(seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer)
         return PackedRows(self._chosen(split), rules, read)
 

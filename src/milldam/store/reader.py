@@ -7,7 +7,6 @@ at a time, since a mapping holds a file open and systems allow as few as 1,024 o
 from __future__ import annotations
 
 import bisect
-import html
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -181,6 +180,8 @@ class Store:
         return f"Store({str(self.path)!r}: {facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']})"
 
     def _repr_html_(self) -> str:
+        import html
+
         rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts().items())
         return f"<table><caption>{html.escape(str(self.path))}</caption>{rows}</table>"
 

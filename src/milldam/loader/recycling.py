@@ -1,0 +1,86 @@
+"""Arrays of earlier batches for new ones: memory that was just used costs nothing, new memory a fault for every page.
+
+`Recycled`: those that nobody holds any more, so a batch stays what it is for as long as it is kept.
+`InTurn`: always the same few, so a batch is overwritten when its turn comes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from milldam.loader.samples import Array, Batch
+
+
+class Spare(Protocol):
+    """Where a batch can be made."""
+
+    def take(self) -> Batch | None:
+        """A batch to overwrite; None: there is none."""
+
+    def keep(self, batch: Batch) -> None:
+        """A full batch whose arrays may serve again."""
+
+
+class InTurn:
+    """A number of batches, one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self._batches: deque[Batch | None] = deque([None] * count)
+
+    def take(self) -> Batch | None:
+        self._batches.rotate(-1)
+        return self._batches[-1]
+
+    def keep(self, batch: Batch) -> None:
+        if self._batches[-1] is None:
+            self._batches[-1] = batch
+
+
+class Recycled:
+    """Up to `most` batches, each used again when nothing refers to its arrays or to views of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[_Kept] = []
+        # Where references are not counted exactly, nothing is known to be free.
+        self._counts = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
+
+    def take(self) -> Batch | None:
+        return next((kept.batch for kept in self._kept if kept.is_free()), None)
+
+    def keep(self, batch: Batch) -> None:
+        if self._counts and len(self._kept) < self._most and not any(kept.holds(batch) for kept in self._kept):
+            self._kept.append(_Kept(batch))
+
+
+class _Kept:
+    """A batch of our own, whose arrays others may hold."""
+
+    def __init__(self, batch: Batch) -> None:
+        # Another tuple or dict than the one that is handed out: who holds that one holds the arrays.
+        self.batch: Any = dict(batch) if isinstance(batch, dict) else [*batch]
+        arrays = [value for value in _values(batch) if isinstance(value, np.ndarray)]
+        # Views of a view refer to the array that owns the memory: both are looked at.
+        owners = [array.base for array in arrays if array.base is not None]
+        self._watched = [*arrays, *{id(owner): owner for owner in owners}.values()]
+        # Our batch, this list, the call that asks, and our arrays where they are views of it.
+        self._own = [3 + sum(owner is one for owner in owners) for one in self._watched]
+
+    def is_free(self) -> bool:
+        """Whether all references are our own."""
+        # By number: a loop over the objects would hold them too.
+        return all(sys.getrefcount(self._watched[at]) <= own for at, own in enumerate(self._own))
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether a batch was made in our arrays."""
+        first: Array = next(iter(_values(batch)))
+        return any(one is first or one is first.base for one in self._watched)
+
+
+def _values(batch: Batch) -> Iterable[Any]:
+    return batch.values() if isinstance(batch, dict) else batch

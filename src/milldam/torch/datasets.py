@@ -1,0 +1,372 @@
+"""Data sets for torch's DataLoader: samples one by one, and whole batches whose workers take turns."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.utils.data
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader.batches import Batches
+from milldam.loader.order import Shuffle
+from milldam.loader.samples import Batch, Samples
+from milldam.torch.tensors import State, converted
+
+OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
+"""What packed rows have once a batch: it says nothing of a single row."""
+_START_BYTES = 16 * 1024
+
+
+# ---- samples one by one ----
+
+
+class MapDataset(torch.utils.data.Dataset[Any]):
+    """Samples by number, for whoever brings a sampler: DataLoader, DistributedSampler, HF Trainer, Lightning.
+
+    A sample is what the view says: (x, y) or a dict. Packed rows come without `cu_seqlens` and `max_seqlen`, which are
+    of a whole batch and of varying length; `position_ids` and `document_ids` say the same of a row.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Many samples in one read: what a DataLoader asks for when it makes a batch."""
+        count = len(self)
+        wanted = np.array(numbers, np.int64)
+        wanted[wanted < 0] += count
+        beyond = (wanted < 0) | (wanted >= count)
+        if beyond.any():
+            raise IndexError(f"sample {numbers[int(beyond.argmax())]:,} of {count:,}")
+        return _rows(converted(self.samples.read(wanted), torch.from_numpy))
+
+    def __repr__(self) -> str:
+        return f"MapDataset({self.samples!r})"
+
+
+def _rows(batch: Any) -> list[Any]:
+    """A batch of tensors as a list of samples."""
+    if not isinstance(batch, dict):
+        return list(zip(*(column.unbind() for column in batch), strict=True))
+    names = [name for name in batch if name not in OF_A_WHOLE_BATCH]
+    rows = zip(*(batch[name].unbind() for name in names), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+# ---- whole batches ----
+
+
+class BatchDataset(torch.utils.data.IterableDataset[Any]):
+    """Whole batches, for `DataLoader(dataset, batch_size=None, num_workers=N)`.
+
+    Of N workers, worker w makes the batches w, w + N, ...; the DataLoader hands them out in turn. So what the training
+    loop gets is the same for any number of workers: what `samples.batches(...)` gives in one process.
+
+    Every loop begins at the same place until it is told otherwise: call `set_epoch(e)` before each loop, as with
+    torch's DistributedSampler (it reaches workers that persist, too), or go over all `epochs` in one loop.
+
+    rank, world_size   None: those of torch.distributed when it is initialised, else 0 of 1
+
+    >>> dataset = BatchDataset(store.windows(1024), 16)                                     # doctest: +SKIP
+    >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)                        # doctest: +SKIP
+    >>> for taken, (x, y) in enumerate(loader, 1): ...                                      # doctest: +SKIP
+    >>> checkpoint["data"] = dataset.state_after(taken)                                     # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+        prefetch: int = 0,
+    ) -> None:
+        if (rank is None) != (world_size is None):
+            raise ConfigError(f"rank: {rank}, world_size: {world_size}; give both, or neither.")
+        self.samples = samples
+        self._epochs = epochs
+        self._options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "epochs": epochs}
+        self._options |= {"drop_last": drop_last, "prefetch": prefetch}
+        self._ranks = None if rank is None or world_size is None else (rank, world_size)
+        self._start = _Start()
+        self._before_load: State | None = None
+        self._loop: _Loop | None = None
+        # What is wrong with the settings is said here, not in a worker.
+        samples.batches(rank=rank or 0, world_size=world_size or 1, **self._options)
+
+    def __iter__(self) -> _Loop:
+        worker = torch.utils.data.get_worker_info()
+        if worker is None or worker.id == 0:
+            self._refuse_the_rest_twice()
+        if worker is not None:
+            self._start.mark(_Mark.SEEN_BY_WORKER)
+            return _Loop(self, worker.id, worker.num_workers)
+        self._loop = _Loop(self, 0, 1)
+        return self._loop
+
+    def _refuse_the_rest_twice(self) -> None:
+        """A second loop over the rest of an epoch would leave out its first part, epoch after epoch."""
+        if self._place % self._loop_samples == 0:
+            return
+        if self._start.marked(_Mark.REST_BEGUN):
+            raise ConfigError(
+                "A loop went over the rest of this epoch already, from the state that was loaded. Call set_epoch "
+                "before each loop, or load a state."
+            )
+        self._start.mark(_Mark.REST_BEGUN)
+
+    def __len__(self) -> int:
+        """Batches of a whole loop over all epochs, for this rank."""
+        return len(self._at_start())
+
+    @property
+    def epoch(self) -> int:
+        """The number of the loop that begins next: after `load_state_dict`, where to go on with `set_epoch`."""
+        return self._place // self._loop_samples
+
+    @property
+    def _place(self) -> int:
+        return int(self._start.read().get("samples_seen", 0))
+
+    @property
+    def _loop_samples(self) -> int:
+        """Samples of a loop over all epochs, of all ranks."""
+        return (self._epochs or 1) * self.samples.epoch_samples
+
+    def _loop_end(self, place: int) -> int | None:
+        if self._epochs is None:
+            return None
+        return (place // self._loop_samples + 1) * self._loop_samples
+
+    def _at_start(self) -> Batches:
+        """New batches that stand where a loop begins."""
+        rank, world_size = self._ranks or _ranks_of_torch()
+        batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
+        start = self._start.read()
+        if start:
+            batches.load_state_dict(batches.state_dict() | start)
+        return batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next loop brings epoch `epoch`, counted in loops when one goes over several epochs.
+
+        From its begin; or, when a state was loaded that stands inside it, from there.
+        """
+        if epoch < 0:
+            raise ConfigError(f"set_epoch: {epoch}; use 0 or more.")
+        start = self._start.read()
+        if epoch < self.epoch:
+            # What a state brought along (a mixture's change of weights) may lie ahead of there.
+            start = {}
+        if epoch != self.epoch:
+            start["samples_seen"] = epoch * self._loop_samples
+        self._begin_at(start)
+
+    def _begin_at(self, start: State) -> None:
+        self._start.write(start)
+        self._loop = self._before_load = None
+
+    def state_after(self, batches: int) -> State:
+        """Where it stands after so many batches of a loop were taken; goes on with any number of workers and ranks."""
+        return _state_after(self._at_start(), batches, self._loop_end(self._place))
+
+    def state_dict(self) -> State:
+        """Where it stands in this process, in the form of `Batches.state_dict`.
+
+        What workers made, this process does not see: then ask `state_after`, or use torchdata's StatefulDataLoader.
+        """
+        if torch.utils.data.get_worker_info() is not None:
+            # StatefulDataLoader asks; the state of the loop says it all.
+            return {}
+        if self._start.marked(_Mark.SEEN_BY_WORKER):
+            raise ConfigError(
+                "state_dict: the DataLoader's workers made the batches, and this process can't see how many of them "
+                "the training loop took. Use state_after(batches taken), or torchdata's StatefulDataLoader."
+            )
+        return self.state_after(0) if self._loop is None else self._loop.stands()
+
+    def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
+        """The next loop goes on from a state, to the end of its epoch; see `Batches.load_state_dict`."""
+        if torch.utils.data.get_worker_info() is not None:
+            return
+        before, batches = self._start.read(), self._at_start()
+        batches.load_state_dict(state, new_weights=new_weights)
+        now = batches.state_dict()
+        self._begin_at({name: now[name] for name in ("samples_seen", "order")})
+        self._before_load = before
+
+    def _undo_load(self) -> None:
+        """StatefulDataLoader loads the data set, then the loop over it: where other loops begin is not its business."""
+        if self._before_load is not None:
+            self._begin_at(self._before_load)
+
+    def __getstate__(self) -> State:
+        # A worker that is spawned knows nothing of torch.distributed.
+        ranks = _ranks_of_torch() if self._ranks is None and _distributed() else self._ranks
+        return self.__dict__ | {"_ranks": ranks, "_loop": None}
+
+    def __repr__(self) -> str:
+        return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
+
+
+def _state_after(now: Batches, count: int, end: int | None) -> State:
+    """The state of batches `count` steps on; behind the last of a loop it is the begin of what follows."""
+    begin, step = now.samples_seen, now.delivery.step
+    place = begin + count * step
+    if end is not None:
+        # Samples that go to no rank are passed over with the last batch.
+        usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
+        steps = -(-usable // step)
+        if count > steps:
+            raise ConfigError(f"state_after: {count:,} batches; a loop from here has {steps:,}.")
+        place = end if count == steps else place
+    if count < 0:
+        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
+    return _state_at(now, place)
+
+
+def _state_at(now: Batches, place: int) -> State:
+    now.load_state_dict(now.state_dict() | {"samples_seen": place})
+    return now.state_dict()
+
+
+class _Loop:
+    """One loop over a worker's share of the batches.
+
+    Its state is what torchdata's StatefulDataLoader takes from each worker with each batch: where the whole loop began,
+    and how many batches of it this worker made.
+    """
+
+    def __init__(self, dataset: BatchDataset, worker: int, workers: int) -> None:
+        self._dataset, self._worker, self._workers = dataset, worker, workers
+        self._batches = dataset._at_start()
+        self._begin = self._batches.state_dict()
+        self._taken = 0
+        self._through = False
+        self._running: Iterator[Batch] | None = None
+
+    def __iter__(self) -> _Loop:
+        return self
+
+    def __next__(self) -> Any:
+        if self._running is None:
+            self._running = self._batches.every(self._workers, self._worker + self._taken * self._workers)
+        for batch in self._running:
+            self._taken += 1
+            return converted(batch, torch.from_numpy)
+        self._through = True
+        raise StopIteration
+
+    def stands(self) -> State:
+        """Where the only worker stands."""
+        now = self._dataset._at_start()
+        now.load_state_dict(self._begin)
+        end = self._dataset._loop_end(now.samples_seen)
+        # At the end, other ranks may have had one batch more.
+        return _state_at(now, end) if self._through and end is not None else _state_after(now, self._taken, end)
+
+    def state_dict(self) -> State:
+        return {"begin": self._begin, "batches": self._taken} | self._sharing()
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on in the share that the state was made in."""
+        self._dataset._undo_load()
+        changed = [f"{name} was {state[name]}, is {now}" for name, now in self._sharing().items() if state[name] != now]
+        if changed:
+            raise MismatchError(
+                f"StatefulDataLoader goes on with the workers and ranks it had: {'; '.join(changed)}. To change them, "
+                "save dataset.state_after(batches taken), and load that into the dataset."
+            )
+        self._batches.load_state_dict(state["begin"])
+        self._begin, self._taken = state["begin"], state["batches"]
+        self._through, self._running = False, None
+
+    def _sharing(self) -> dict[str, int]:
+        delivery = self._batches.delivery
+        return {
+            "batch_size": delivery.batch_size,
+            "world_size": delivery.world_size,
+            "workers": self._workers,
+            "worker": self._worker,
+        }
+
+
+class _Mark(enum.IntEnum):
+    """What is to be known of the place where loops begin, as long as it is the same."""
+
+    SEEN_BY_WORKER = 0
+    """A worker began a loop there."""
+    REST_BEGUN = 1
+    """A loop over the rest of an epoch began there."""
+
+
+class _Start:
+    """Where loops begin, in memory that is shared with the workers: so `set_epoch` reaches those that persist.
+
+    The part of a state that can change, as JSON; nothing for the very begin.
+    """
+
+    def __init__(self) -> None:
+        self._shared = torch.zeros(_START_BYTES, dtype=torch.uint8).share_memory_()
+
+    def read(self) -> State:
+        text = self._text.tobytes().rstrip(b"\0")
+        return json.loads(text) if text else {}
+
+    def write(self, start: State) -> None:
+        """A new place, without marks."""
+        text, room = json.dumps(start).encode() if start else b"", len(self._text)
+        if len(text) > room:
+            raise ConfigError(f"A state of {len(text):,} bytes; those of a BatchDataset have {room:,} at most.")
+        self._text[:] = np.frombuffer(text.ljust(room, b"\0"), np.uint8)
+        self._shared[: len(_Mark)] = 0
+
+    @property
+    def _text(self) -> npt.NDArray[np.uint8]:
+        text: npt.NDArray[np.uint8] = self._shared.numpy()[len(_Mark) :]
+        return text
+
+    def mark(self, mark: _Mark) -> None:
+        self._shared[mark] = 1
+
+    def marked(self, mark: _Mark) -> bool:
+        return bool(self._shared[mark])
+
+    def __setstate__(self, state: State) -> None:
+        # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.
+        self._shared = state["_shared"].share_memory_()
+
+
+def _distributed() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _ranks_of_torch() -> tuple[int, int]:
+    """This process's rank, of how many."""
+    if _distributed():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # Every rank would train on all of the data, and nobody would notice.
+        raise ConfigError(
+            f"{os.environ['WORLD_SIZE']} ranks were started, and torch.distributed is not initialised yet. Call "
+            "init_process_group first, or give rank and world_size."
+        )
+    return 0, 1

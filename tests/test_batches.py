@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError, StoreError
@@ -170,6 +170,7 @@ def test_workers_take_turns(
     drop_last: bool,
 ) -> None:
     """The batches of all workers in turn are those of one process, from anywhere, on every rank."""
+    assume(not drop_last or epochs * count >= layout.world_size * layout.batch_size)
     samples = samples_of(numbered, count)
     for loader in start(samples, layout, shuffle=shuffle, epochs=epochs, drop_last=drop_last):
         list(itertools.islice(loader, min(skipped, max(0, len(loader) - 1))))
@@ -185,6 +186,7 @@ def test_drop_last_gives_every_rank_the_same_batches(
     numbered: Store, count: int, world_size: int, batch_size: int, shuffle: Shuffle, epochs: int
 ) -> None:
     """All full, as many on every rank, none left out but what fills no step; then the next epochs begin whole."""
+    assume(epochs * count >= world_size * batch_size)
     samples = samples_of(numbered, count)
     loaders = start(samples, Layout(world_size, batch_size, 0), shuffle=shuffle, epochs=epochs, drop_last=True)
     whole = epochs * count // (world_size * batch_size)
@@ -365,10 +367,23 @@ def test_a_state_of_a_changed_store_is_refused(tmp_path: Path) -> None:
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 99}])
-def test_a_state_of_another_version_is_refused(numbered: Store, state: dict[str, Any]) -> None:
+def test_drop_last_of_less_than_a_step_is_refused(numbered: Store) -> None:
+    """A loop that could never bring anything would go round in silence."""
+    with pytest.raises(ConfigError, match="7 samples give no full batch on every rank"):
+        samples_of(numbered, 7).batches(4, world_size=2, drop_last=True)
+
+
+def test_a_state_of_another_version_is_refused(numbered: Store) -> None:
     """What it is, and what this milldam reads."""
+    loader = samples_of(numbered).batches(4)
     with pytest.raises(MismatchError, match="this milldam reads version 1"):
+        loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 1}, {"samples_seen": 3}, None])
+def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
+    """A part of one, or something else."""
+    with pytest.raises(MismatchError, match="no state of a loader"):
         samples_of(numbered).batches(4).load_state_dict(state)
 
 
@@ -459,7 +474,7 @@ def test_an_error_is_not_the_end_of_an_epoch(numbered: Store, prefetch: int, err
     loader = samples_of(numbered).batches(4, prefetch=prefetch)
     drawn: list[list[int]] = []
     reads = [*loader.samples.batches(4)][:5]
-    with patch.object(Windows, "read", side_effect=[*reads, error]), pytest.raises(error):
+    with patch.object(Windows, "read_located", side_effect=[*reads, error]), pytest.raises(error):
         for batch in loader:
             drawn += seen([batch])
     assert len(drawn) == 5

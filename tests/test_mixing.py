@@ -381,6 +381,35 @@ def test_mixed_reads_are_single_reads(
     assert not np.shares_memory(*(batch[name] for name in names))
 
 
+def test_an_epoch_after_new_weights_ends_as_the_stop_rule_says() -> None:
+    """Before the first source would repeat a sample, counted from what each had left."""
+    before = mix({Rows(0, 999): 0.5, Rows(1, 999): 0.5}).batches(100)
+    for _ in range(12):
+        next(before)
+    after = mix({Rows(0, 999): 0.9, Rows(1, 999): 0.1}).batches(1)
+    after.load_state_dict(before.state_dict(), new_weights=True)
+    drawn = [int(batch[0][0, 0]) // 1000 for batch in after]
+    assert drawn.count(0) == 399
+    assert abs(drawn.count(1) - 399 / 9) <= 1
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    """When an inner mixture refuses its weights, the outer one goes on as before."""
+
+    def nested(first: float, second: float) -> Any:
+        one = mix({Rows(0, 50): first, Rows(1, 50): 1 - first})
+        other = mix({Rows(2, 50): second, Rows(3, 50): 1 - second})
+        return mix({one: 1, other: 1}).batches(1)
+
+    saved = nested(0.5, 0.3)
+    for _ in range(20):
+        next(saved)
+    loader = nested(0.5, 0.7)
+    with pytest.raises(MismatchError, match="The weights were"):
+        loader.load_state_dict(saved.state_dict())
+    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in nested(0.5, 0.7)]
+
+
 @given(numbers=st.lists(st.integers(0, 19), min_size=1, max_size=9))
 def test_packed_rows_keep_their_pieces(numbers: list[int]) -> None:
     """Borders of pieces are those of the rows in their final order."""

@@ -188,4 +188,4 @@ def test_orders_have_no_state_of_their_own() -> None:
     """Where it stands is the place alone."""
     for made in (Shuffled(10, 0), InSequence(10), BlockShuffled(10, 0, 2)):
         assert made.state(7) is None
-        made.restore(None, 7, new_weights=False)
+        assert made.restored(None, 7, new_weights=False) is made

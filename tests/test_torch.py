@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 
+import milldam  # noqa: E402
 from milldam.errors import ConfigError, MismatchError  # noqa: E402
 from milldam.loader.stores import Store  # noqa: E402
 from milldam.torch import BatchDataset, MapDataset, tensors  # noqa: E402
@@ -297,6 +298,7 @@ def test_any_workers_and_ranks_give_every_sample_once_an_epoch(
     drop_last: bool,
 ) -> None:
     """No sample twice, none lost; with `drop_last` whole steps only, and as many batches on every rank."""
+    assume(not drop_last or epochs * samples >= world_size * batch_size)
     windows = Line.of(tmp_path_factory.getbasetemp(), samples)
     seen: Counter[int] = Counter()
     for rank in range(world_size):
@@ -624,3 +626,13 @@ def test_workers_do_not_grow_from_epoch_to_epoch(tmp_path: Path, kind: str) -> N
         assert sum(len(x) for x, _ in loader) == len(windows)
         held.append(sum(own_memory(worker.pid) for worker in loader._iterator._workers))
     assert held[2] - held[0] < 2 << 20, held
+
+
+def test_what_a_data_set_can_not_keep_is_refused(tmp_path: Path) -> None:
+    """A sampler would ignore a mixture's weights, and workers can't share streams."""
+    store = write_store(tmp_path / "s", [[400], [300]])
+    with pytest.raises(ConfigError, match="ignore the weights"):
+        MapDataset(milldam.mix({store.windows(8): 1, store.windows(8, stride=4): 9}))
+    for make in (MapDataset, lambda streams: BatchDataset(streams, 4)):
+        with pytest.raises(ConfigError, match="streams come in one order"):
+            make(store.streams(4, 8))

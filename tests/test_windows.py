@@ -237,3 +237,13 @@ def test_large_ids_come_whole(tmp_path: Path) -> None:
     x, y = store.windows(4).read(np.array([0]))
     assert x.tolist() == [[1, 70_000, 3, 2**31 - 1]]
     assert y.tolist() == [[70_000, 3, 2**31 - 1, 5]]
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("shuffle", [True, "block", False])
+def test_repeated_windows_come_in_any_order(tmp_path: Path, read: Any, shuffle: Any) -> None:
+    """Also where blocks of them go round the end of the data."""
+    store = write_store(tmp_path / "s", [[300, 400, 500, 100] * 20, [70, 90] * 30])
+    windows = store.windows(16, tokens=3 * store.tokens, repeat=True, read=read)
+    found = [tuple(row) for x, _ in windows.batches(7, shuffle=shuffle) for row in x.tolist()]
+    assert sorted(found) == sorted(tuple(windows[k][0].tolist()) for k in range(len(windows)))

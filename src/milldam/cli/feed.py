@@ -75,6 +75,10 @@ def feed(store: Path, as_json: bool, seconds: float, torch: bool, workers: int |
     from milldam.loader.opening import open_data
     from milldam.memory import available_bytes
 
+    if options["packed"]:
+        # What is imported while the clock runs would be counted.
+        import milldam.loader.packed  # noqa: F401
+
     _refuse_contradictions(options, workers)
     feeding = _Feeding(open_data, store, options, available_bytes())
     through = _plain if not torch and workers is None else _torch(feeding, workers)

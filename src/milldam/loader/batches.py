@@ -22,8 +22,10 @@ from milldam.errors import ConfigError, MismatchError
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.recycling import InTurn, Recycled, Spare
-from milldam.loader.samples import Batch, Samples
+from milldam.loader.samples import Batch, Located, Samples
 from milldam.prefetch import prefetched
+
+Step = tuple[Located, int]
 
 STATE_VERSION = 1
 _NUMBERS_AT_ONCE = 4096
@@ -46,6 +48,8 @@ class Delivery:
         for name in ("batch_size", "rank", "world_size"):
             # numpy's integers would end up in states, which are JSON.
             object.__setattr__(self, name, operator.index(getattr(self, name)))
+        if self.epochs is not None:
+            object.__setattr__(self, "epochs", operator.index(self.epochs))
         for name in ("batch_size", "world_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)}; use 1 or more.")
@@ -60,6 +64,14 @@ class Delivery:
     def step(self) -> int:
         """Places that all ranks together take for one batch each."""
         return self.batch_size * self.world_size
+
+    def require_a_step(self, places: int) -> None:
+        """Nothing would ever come of fewer places than a step has, when what fills none is left out."""
+        if places < self.step:
+            raise ConfigError(
+                f"drop_last: {places:,} samples give no full batch on every rank: batch_size={self.batch_size:,} times "
+                f"world_size={self.world_size:,} is {self.step:,}. Use smaller batches, or drop_last=False."
+            )
 
     def mine(self, first: int, stop: int) -> Int64s:
         """This rank's places in [first, stop); `first` is where a step begins."""
@@ -97,6 +109,8 @@ class Batches:
         self._prefetch, self._copy = prefetch, copy
         self._dtype = _wide_enough(dtype, samples)
         self._order = samples.order(shuffle, seed)
+        if delivery.drop_last and delivery.epochs is not None:
+            delivery.require_a_step(self._pass_length(delivery.epochs))
         self._place = 0
         self._until: int | None = None
         self._running: Iterator[tuple[Batch, int]] | None = None
@@ -112,8 +126,13 @@ class Batches:
 
     @property
     def epoch(self) -> int:
-        """How many epochs are through."""
-        return self._place // self.samples.epoch_samples
+        """How many epochs are through; where a mixture took new weights, counted from there."""
+        first = self._first_end
+        return 0 if self._place < first else 1 + (self._place - first) // self.samples.epoch_samples
+
+    @property
+    def _first_end(self) -> int:
+        return self._order.first_end or self.samples.epoch_samples
 
     @property
     def samples_seen(self) -> int:
@@ -156,7 +175,7 @@ class Batches:
 
     def _going_on(self) -> Iterator[tuple[Batch, int]]:
         if self._running is None:
-            self._until = self._end(self._place)
+            self._until = self.loop_end(self._place)
             self._running = self._made(self._place, self._until)
         return self._running
 
@@ -165,12 +184,13 @@ class Batches:
         assert self._until is not None
         self._place, self._running = self._until, None
 
-    def _end(self, place: int) -> int | None:
+    def loop_end(self, place: int) -> int | None:
         """Where the loop ends that a place belongs to."""
         if self.delivery.epochs is None:
             return None
         length = self._pass_length(self.delivery.epochs)
-        return (place // length + 1) * length
+        first = self._first_end + self._pass_length(self.delivery.epochs - 1)
+        return first if place < first else first + ((place - first) // length + 1) * length
 
     def every(self, turns: int, first: int) -> Iterator[Batch]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -178,7 +198,7 @@ class Batches:
         The others are not read, and where this loader stands does not change.
         """
         place = self._place + first * self.delivery.step
-        return (batch for batch, _ in self._made(place, self._end(self._place), turns))
+        return (batch for batch, _ in self._made(place, self.loop_end(self._place), turns))
 
     def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[Batch, int]]:
         ahead = self._prefetch
@@ -208,7 +228,7 @@ class Batches:
         """
         _refuse_other(state, self.state_dict())
         place = int(state["samples_seen"])
-        self._order.restore(state["order"], place, new_weights=new_weights)
+        self._order = self._order.restored(state["order"], place, new_weights=new_weights)
         self._place, self._running = place, None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,11 +239,16 @@ class Batches:
 
 def _wide_enough(dtype: npt.DTypeLike, samples: Samples) -> np.dtype[Any]:
     wanted, stored = np.dtype(dtype), samples.token_dtype
-    if wanted.kind not in "iu" or np.iinfo(wanted).max < np.iinfo(stored).max:
+    if wanted.kind not in "iu" or wanted.itemsize < stored.itemsize or np.iinfo(wanted).max < _largest(stored):
         raise ConfigError(f"dtype: {wanted} can't hold every token that is stored as {stored}; use int64.")
     if samples.signed and wanted.kind == "u":
         raise ConfigError(f"dtype: {wanted} can't hold the -100 of labels without a target; use int64.")
     return wanted
+
+
+def _largest(stored: np.dtype[Any]) -> int:
+    """The largest token there can be: no vocabulary needs the upper half of 64 bits."""
+    return min(np.iinfo(stored).max, np.iinfo(np.int64).max)
 
 
 def _made_again(samples: Samples, delivery: Delivery, options: dict[str, Any], state: dict[str, Any]) -> Batches:
@@ -234,8 +259,10 @@ def _made_again(samples: Samples, delivery: Delivery, options: dict[str, Any], s
 
 def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     """A state that would go on with other samples, or in another order."""
-    if state.get("version") != STATE_VERSION:
-        found = state.get("version")
+    if not isinstance(state, dict) or not state.keys() >= own.keys():
+        raise MismatchError("This is no state of a loader: some of what state_dict() gives is missing.")
+    if state["version"] != STATE_VERSION:
+        found = state["version"]
         raise MismatchError(f"A loader's state of version {found}; this milldam reads version {STATE_VERSION}.")
     was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (state, own))
     names = [name for name in was | now if was.get(name) != now.get(name)]
@@ -256,51 +283,53 @@ class _Work:
 
     def batches(self, place: int, end: int | None, turns: int) -> Iterator[tuple[Batch, int]]:
         """(batch, the place behind it), of every `turns`-th step."""
-        steps: Iterator[tuple[Int64s, int]] = itertools.islice(self._steps(place, end), 0, None, turns)
+        steps: Iterator[Step] = itertools.islice(self._steps(place, end), 0, None, turns)
         if self.samples.announces:
             steps = self._announced(steps, place)
-        for numbers, behind in steps:
-            yield self._read(numbers), behind
+        for step, behind in steps:
+            yield self._read(step), behind
 
-    def _read(self, numbers: Int64s) -> Batch:
-        batch = self.samples.read(numbers, self.dtype, self.spare.take())
-        if len(numbers) == self.delivery.batch_size:
+    def _read(self, step: Located) -> Batch:
+        out = self.spare.take()
+        batch = self.samples.read_located(step, self.dtype, out)
+        if out is None and len(step.numbers) == self.delivery.batch_size:
             self.spare.keep(batch)
         return batch
 
-    def _steps(self, place: int, end: int | None) -> Iterator[tuple[Int64s, int]]:
-        """(numbers of this rank's samples, the place behind the step)."""
+    def _steps(self, place: int, end: int | None) -> Iterator[Step]:
+        """(this rank's samples, the place behind the step)."""
         size, step = self.delivery.batch_size, self.delivery.step
         span = max(1, _NUMBERS_AT_ONCE // size) * step
         last = end - (end - place) % step if end is not None and self.delivery.drop_last else end
         while last is None or place < last:
             stop = place + span if last is None else min(place + span, last)
-            numbers = self.order.numbers(self.delivery.mine(place, stop))
-            for first in range(0, len(numbers), size):
+            located = self.samples.locate(self.order.numbers(self.delivery.mine(place, stop)))
+            for first in range(0, len(located.numbers), size):
                 place = min(place + step, stop)
                 # What is left out at the end counts as seen with the last batch: nothing follows it.
-                yield numbers[first : first + size], end if place == last and end is not None else place
+                yield located.part(first, first + size), end if place == last and end is not None else place
             place = stop
 
-    def _announced(self, steps: Iterator[tuple[Int64s, int]], place: int) -> Iterator[tuple[Int64s, int]]:
+    def _announced(self, steps: Iterator[Step], place: int) -> Iterator[Step]:
         """The same steps, each announced some time before it comes."""
         if self.order.stretches(place) is not None:
             announcer = _WindowAnnouncer(self.samples, self.order, place)
-            for numbers, behind in steps:
-                yield numbers, behind
+            for step, behind in steps:
+                yield step, behind
                 announcer.advance(behind)
             return
         # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
         ahead, most = 1, self._steps_ahead()
-        announced: list[tuple[Int64s, int]] = []
+        announced: list[Step] = []
         while coming := list(itertools.islice(steps, ahead)):
-            self.samples.announce(np.concatenate([numbers for numbers, _ in coming]))
+            self.samples.announce(np.concatenate([step.numbers for step, _ in coming]))
             yield from announced
             announced, ahead = coming, min(2 * ahead, most)
         yield from announced
 
     def _steps_ahead(self) -> int:
-        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // (8 * self.samples.sample_tokens))
+        sample_bytes = self.samples.token_dtype.itemsize * self.samples.sample_tokens
+        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // sample_bytes)
         return max(1, samples // self.delivery.batch_size)
 
 

@@ -28,19 +28,6 @@ _STEP = 2
 _NEXT = 8 // _STEP
 
 
-def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
-    """The numbers [first, first + count) of each pair, end to end.
-
-    >>> ranges(np.array([5, 0]), np.array([2, 3]))
-    array([5, 6, 0, 1, 2])
-    """
-    ends = counts.cumsum()
-    # (numbers,): counted through, plus what each range is ahead of the count
-    numbers: Int64s = (firsts - ends + counts).repeat(counts)
-    numbers += np.arange(len(numbers))
-    return numbers
-
-
 def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
     """Tokens of the documents of a stream in order, at most `CHUNK` at a time.
 

@@ -10,10 +10,11 @@ Holds one table of a schedule (650 KB) beside what the sources hold. A batch is 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,7 @@ def mix(sources: Mapping[Any, Any], *, stop: Stop = "first_exhausted") -> Mixtur
     found: list[Any] = [open_data(source) if isinstance(source, str | Path) else source for source in sources]
     shares = shares_of(list(sources.values()))
     _refuse_stop(stop)
+    stop = stop if isinstance(stop, str) else int(stop)
     if all(isinstance(source, Samples) for source in found):
         return MixedSamples(found, shares, stop)
     if all(isinstance(source, Trainable | Mixture) for source in found):
@@ -67,7 +69,7 @@ def mix(sources: Mapping[Any, Any], *, stop: Stop = "first_exhausted") -> Mixtur
 
 
 def _refuse_stop(stop: Stop) -> None:
-    number = isinstance(stop, int) and not isinstance(stop, bool) and stop >= 1
+    number = isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1
     if not number and stop not in ("first_exhausted", "all_exhausted"):
         raise ConfigError(f"stop: {stop!r}; use first_exhausted, all_exhausted, or a number of samples from 1 on.")
 
@@ -141,7 +143,9 @@ class MixedSamples(Samples):
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
-        return np.result_type(*(source.token_dtype for source in self.sources))
+        common = np.result_type(*(source.token_dtype for source in self.sources))
+        # Of uint64 and int64 numpy makes floats.
+        return common if common.kind in "iu" else np.dtype(np.int64)
 
     @property
     def signed(self) -> bool:
@@ -149,12 +153,17 @@ class MixedSamples(Samples):
 
     @cached_property
     def epoch_samples(self) -> int:
+        return self._epoch_end(np.zeros(len(self.sources), np.int64))
+
+    def _epoch_end(self, drawn: Int64s) -> int:
+        """Samples up to the end of an epoch, when so many of each source were drawn before."""
         if isinstance(self._stop, int):
             return self._stop
         whole = [source.epoch_samples for source in self.sources]
+        left = [samples - count % samples for samples, count in zip(whole, drawn.tolist(), strict=True)]
         if self._stop == "first_exhausted":
-            return min(self.schedule.place(source, samples) for source, samples in enumerate(whole))
-        return max(self.schedule.place(source, samples - 1) for source, samples in enumerate(whole)) + 1
+            return min(self.schedule.place(source, samples) for source, samples in enumerate(left))
+        return max(self.schedule.place(source, samples - 1) for source, samples in enumerate(left)) + 1
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first so many of the mixture."""
@@ -197,7 +206,7 @@ class MixedSamples(Samples):
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source.order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self.schedule)
+        return MixedOrder(orders, self._begins[:-1], self.weights, self._epoch_end)
 
     @property
     def announces(self) -> bool:
@@ -329,11 +338,17 @@ class MixedOrder:
     """
 
     def __init__(
-        self, orders: Sequence[Order], begins: Int64s, weights: tuple[Fraction, ...], schedule: Schedule
+        self,
+        orders: Sequence[Order],
+        begins: Int64s,
+        weights: tuple[Fraction, ...],
+        epoch_end: Callable[[Int64s], int],
+        begin: _Begin | None = None,
     ) -> None:
         self._orders, self._begins = orders, begins
-        self._weights, self._schedule = weights, schedule
-        self._begin = _Begin(0, np.zeros(len(orders), np.int64))
+        self._weights, self._schedule = weights, schedule_of(weights)
+        self._epoch_end = epoch_end
+        self._begin = begin or _Begin(0, np.zeros(len(orders), np.int64))
 
     def numbers(self, places: Int64s) -> Int64s:
         begin = self._begin
@@ -356,7 +371,12 @@ class MixedOrder:
             "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
         }
 
-    def restore(self, state: Any, place: int, *, new_weights: bool) -> None:
+    @property
+    def first_end(self) -> int | None:
+        begin = self._begin
+        return begin.place + self._epoch_end(begin.drawn) if begin.place else None
+
+    def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
         weights = tuple(Fraction(weight) for weight in state["weights"])
         begin = _Begin(int(state["began"]), np.array(state["drawn"], np.int64))
         schedule = self._schedule if weights == self._weights else schedule_of(weights)
@@ -368,9 +388,11 @@ class MixedOrder:
                     "those of before, or take the new ones from here on: load_state_dict(state, new_weights=True)."
                 )
             begin = _Begin(place, drawn)
-        for order, own, count in zip(self._orders, state["orders"], drawn.tolist(), strict=True):
-            order.restore(own, count, new_weights=new_weights)
-        self._begin = begin
+        orders = [
+            order.restored(own, count, new_weights=new_weights)
+            for order, own, count in zip(self._orders, state["orders"], drawn.tolist(), strict=True)
+        ]
+        return MixedOrder(orders, self._begins, self._weights, self._epoch_end, begin)
 
 
 def _listed(weights: Sequence[Fraction]) -> str:

@@ -78,7 +78,8 @@ def _open_for(given: Path, split: str | None, dtype: npt.DTypeLike | None) -> St
         _refuse(given, beside)
     chosen = fresh[0]
     passed_over = "".join(f"; {one.path.name} is not used: {one.problem}" for one in beside if one.problem)
-    log.info(f"{given}: using {chosen.path}, {chosen.tokens:,} tokens, made from it and up to date{passed_over}")
+    # Not the file that was asked for: to be seen also where nobody has set up logging.
+    log.warning(f"{given}: using {chosen.path}, {chosen.tokens:,} tokens, made from it and up to date{passed_over}")
     data = _open_one(chosen.path, split, dtype)
     data.found_for = given
     return data

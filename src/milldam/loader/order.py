@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -42,8 +42,12 @@ class Order(Protocol):
     def state(self, place: int) -> Any:
         """What must be kept besides the place, as JSON."""
 
-    def restore(self, state: Any, place: int, *, new_weights: bool) -> None:
-        """Go on from a state."""
+    def restored(self, state: Any, place: int, *, new_weights: bool) -> Order:
+        """The order that goes on from a state."""
+
+    @property
+    def first_end(self) -> int | None:
+        """Where the first epoch ends, when it is shorter than the others."""
 
 
 class _Stateless:
@@ -55,8 +59,12 @@ class _Stateless:
     def state(self, place: int) -> Any:
         return None
 
-    def restore(self, state: Any, place: int, *, new_weights: bool) -> None:
-        pass
+    def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
+        return self
+
+    @property
+    def first_end(self) -> int | None:
+        return None
 
 
 def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> Order:

@@ -20,6 +20,7 @@ Made by some dozens of numpy calls a batch, whatever is in it; holds the batch a
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -29,10 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError
-from milldam.loader.boundaries import Documents, ranges, require_documents
+from milldam.loader.boundaries import Documents, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, Way
+from milldam.loader.reading import Reader, Way, ranges
 from milldam.loader.row_index import ALGORITHM, RowSource, open_row_index
 from milldam.loader.samples import Array, Batch, StreamSamples
 from milldam.loader.stream import TokenStream
@@ -62,6 +63,9 @@ class RowRules:
     """best_fit: how many documents are looked at together."""
 
     def __post_init__(self) -> None:
+        for name in ("seq_len", "buffer"):
+            # numpy's integers would end up in states, which are JSON.
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if not 1 <= self.seq_len <= _LONGEST_ROW:
             raise ConfigError(f"seq_len: {self.seq_len:,}; use 1 to {_LONGEST_ROW:,}.")
         if self.buffer < 1:

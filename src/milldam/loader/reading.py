@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import logging
 import mmap
 import os
 import threading
@@ -25,21 +26,36 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError
+from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
 
 TokenArray = npt.NDArray[np.integer[Any]]
-Int64s = npt.NDArray[np.int64]
 Way = Literal["auto", "map", "pread"]
 
 MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
-OPEN_FILES = 256
+OPEN_FILES = 64
+"""For each reader and thread; a process may often have no more than 1,024."""
 _SHORTEST_SLICE = 64
 """Longer runs are copied as slices; for shorter ones a slice costs more than a place for each token."""
 _MAP_FIXED = 0x10
+log = logging.getLogger("milldam")
 _CAN_MAP = hasattr(mmap, "MAP_SHARED")
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
+
+
+def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
+    """The numbers [first, first + count) of each pair, end to end.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    ends = counts.cumsum()
+    # (numbers,): counted through, plus what each range is ahead of the count
+    numbers: Int64s = (firsts - ends + counts).repeat(counts)
+    numbers += np.arange(len(numbers))
+    return numbers
 
 
 class Reader(Protocol):
@@ -50,6 +66,12 @@ class Reader(Protocol):
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
+
+    def places(self, starts: Int64s, length: int) -> Int64s | None:
+        """What `rows_at` takes for these rows; None: they have to be read by their starts."""
+
+    def rows_at(self, places: Int64s, length: int) -> TokenArray:
+        """Rows whose places were looked up before."""
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
@@ -68,8 +90,14 @@ def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
     """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned."""
     if way not in ("auto", "map", "pread"):
         raise ConfigError(f'read: "{way}"; use auto, map or pread.')
-    if way == "map" or (way == "auto" and _fits(stream)):
+    if way == "map":
         return MappedReader(stream)
+    if way == "auto" and _fits(stream):
+        try:
+            return MappedReader(stream)
+        except MappingError as error:
+            # A limit on addresses, as clusters set it.
+            log.warning(f"{stream.name}: read without mapping it, since that failed: {error}")
     return PositionedReader(stream)
 
 
@@ -128,25 +156,29 @@ class MappedReader:
         self._space, first_bytes = map_side_by_side(self._layout.files, stream.dtype.itemsize)
         # A token's place in the space is its position plus the shift of its file.
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
-        self._one_file = len(self._layout.files) == 1
         self._tokens = np.frombuffer(self._space, stream.dtype)
         self._windows: dict[int, TokenArray] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
-        rows: TokenArray
-        windows = self._windows_of(length)
-        if self._one_file:
-            rows = windows[starts + self._shifts[0]]
-            return rows
         file = self._layout.find(starts)
         crossing = starts + length > self._layout.ends[file]
         if not crossing.any():
-            rows = windows[starts + self._shifts[file]]
-            return rows
+            return self.rows_at(starts + self._shifts[file], length)
+        windows = self._windows_of(length)
         # What a row reads behind the end of its file is replaced; it must only not leave the space.
-        rows = windows[np.minimum(starts + self._shifts[file], len(windows) - 1)]
+        rows: TokenArray = windows[np.minimum(starts + self._shifts[file], len(windows) - 1)]
         for row in crossing.nonzero()[0]:
             rows[row] = self.runs(starts[row : row + 1], np.array([length]))
+        return rows
+
+    def places(self, starts: Int64s, length: int) -> Int64s | None:
+        file = self._layout.find(starts)
+        if (starts + length > self._layout.ends[file]).any():
+            return None
+        return starts + self._shifts[file]
+
+    def rows_at(self, places: Int64s, length: int) -> TokenArray:
+        rows: TokenArray = self._windows_of(length)[places]
         return rows
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
@@ -158,9 +190,7 @@ class MappedReader:
         if ends[-1] >= _SHORTEST_SLICE * len(lengths):
             slices = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
             return np.concatenate([self._tokens[begin:end] for begin, end in slices])
-        places = (begins - ends + lengths).repeat(lengths)
-        places += np.arange(len(places))
-        tokens: TokenArray = self._tokens[places]
+        tokens: TokenArray = self._tokens[ranges(begins, lengths)]
         return tokens
 
     def view(self, start: int, length: int) -> TokenArray:
@@ -206,7 +236,10 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
     page = mmap.PAGESIZE
     sizes = [file.first_byte + file.tokens * width for file in files]
     places = list(itertools.accumulate((-(-size // page) * page for size in sizes), initial=0))
-    space = mmap.mmap(-1, max(places[-1], page), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ)
+    try:
+        space = mmap.mmap(-1, max(places[-1], page), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise _not_mapped(files[0], str(error.strerror)) from None
     # The reserved bytes are read-only, so their address can't be had from a writable view.
     address = np.frombuffer(space, np.uint8).__array_interface__["data"][0]
     for file, size, place in zip(files, sizes, places, strict=False):
@@ -220,10 +253,17 @@ def _map_at(address: int, file: TokenFile, size: int) -> None:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         mapped = _mmap()(address, size, mmap.PROT_READ, flags, descriptor, 0)
         if mapped != address:
-            error = os.strerror(ctypes.get_errno())
-            raise StoreError(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
+            raise _not_mapped(file, os.strerror(ctypes.get_errno()))
     finally:
         os.close(descriptor)
+
+
+class MappingError(StoreError):
+    """A file that is there and whole, and can't be mapped."""
+
+
+def _not_mapped(file: TokenFile, error: str) -> MappingError:
+    return MappingError(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
 
 
 @functools.cache
@@ -271,8 +311,7 @@ class PositionedReader(threading.local):
             return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
         slots = self._slots_of(len(starts), length * self._dtype.itemsize)
         for file, offset, slot in zip(files, offsets, slots, strict=False):
-            if os.preadv(self._descriptors.get(file) or self._open(file), (slot,), offset) != len(slot):
-                raise self._too_short(file)
+            self._read(file, offset, slot)
         size = len(starts) * length * self._dtype.itemsize
         return self._buffer[:size].view(self._dtype).reshape(len(starts), length)
 
@@ -285,10 +324,15 @@ class PositionedReader(threading.local):
         for file, token, length in self._layout.parts(starts, lengths):
             slot = target[at : at + length * width]
             offset = int(self._first_bytes[file]) + token * width
-            if os.preadv(self._descriptors.get(file) or self._open(file), (slot,), offset) != len(slot):
-                raise self._too_short(file)
+            self._read(file, offset, slot)
             at += len(slot)
         return self._buffer[:size].view(self._dtype)
+
+    def places(self, starts: Int64s, length: int) -> Int64s | None:
+        return None
+
+    def rows_at(self, places: Int64s, length: int) -> TokenArray:
+        raise NotImplementedError("nothing has a place here")
 
     def view(self, start: int, length: int) -> TokenArray:
         tokens = self.runs(np.array([start]), np.array([length])).copy()
@@ -305,7 +349,22 @@ class PositionedReader(threading.local):
         width = self._dtype.itemsize
         for file, token, length in self._layout.parts(starts, lengths):
             offset = int(self._first_bytes[file]) + token * width
-            os.posix_fadvise(self._descriptors.get(file) or self._open(file), offset, length * width, advice)
+            os.posix_fadvise(self._descriptor(file), offset, length * width, advice)
+
+    def _read(self, file: int, offset: int, slot: memoryview) -> None:
+        descriptor = self._descriptor(file)
+        read = os.preadv(descriptor, (slot,), offset)
+        while read < len(slot):
+            # A network file system may give less at a time; nothing more means that the file has shrunk.
+            more = os.preadv(descriptor, (slot[read:],), offset + read)
+            if not more:
+                path = self._layout.files[file].path
+                raise StoreError(f"{path}: has become shorter than it was. Make it again.")
+            read += more
+
+    def _descriptor(self, file: int) -> int:
+        descriptor = self._descriptors.get(file)
+        return self._open(file) if descriptor is None else descriptor
 
     def _locate(self, starts: Int64s, length: int) -> tuple[list[int], list[int], bool]:
         """Files and bytes in them where rows begin; whether each lies in one file."""
@@ -336,16 +395,16 @@ class PositionedReader(threading.local):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._descriptors[file] = descriptor
         if len(self._descriptors) > OPEN_FILES:
-            os.close(self._descriptors.popitem(last=False)[1])
+            self._descriptors.close_oldest()
         return descriptor
-
-    def _too_short(self, file: int) -> StoreError:
-        return StoreError(f"{self._layout.files[file].path}: has become shorter than it was. Make it again.")
 
 
 class _Descriptors(OrderedDict[int, int]):
     """Open files by number, closed when a thread that used them or the reader is gone."""
 
+    def close_oldest(self) -> None:
+        os.close(self.popitem(last=False)[1])
+
     def __del__(self) -> None:
-        for descriptor in self.values():
-            os.close(descriptor)
+        while self:
+            self.close_oldest()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from milldam.loader.samples import Array, Batch
+from milldam.loader.samples import Batch
 
 
 class Spare(Protocol):
@@ -23,7 +23,7 @@ class Spare(Protocol):
         """A batch to overwrite; None: there is none."""
 
     def keep(self, batch: Batch) -> None:
-        """A full batch whose arrays may serve again."""
+        """A full batch of new arrays, which may serve again."""
 
 
 class InTurn:
@@ -37,8 +37,7 @@ class InTurn:
         return self._batches[-1]
 
     def keep(self, batch: Batch) -> None:
-        if self._batches[-1] is None:
-            self._batches[-1] = batch
+        self._batches[-1] = batch
 
 
 class Recycled:
@@ -51,10 +50,13 @@ class Recycled:
         self._counts = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 
     def take(self) -> Batch | None:
-        return next((kept.batch for kept in self._kept if kept.is_free()), None)
+        for kept in self._kept:
+            if kept.is_free():
+                return kept.batch
+        return None
 
     def keep(self, batch: Batch) -> None:
-        if self._counts and len(self._kept) < self._most and not any(kept.holds(batch) for kept in self._kept):
+        if self._counts and len(self._kept) < self._most:
             self._kept.append(_Kept(batch))
 
 
@@ -68,18 +70,13 @@ class _Kept:
         # Views of a view refer to the array that owns the memory: both are looked at.
         owners = [array.base for array in arrays if array.base is not None]
         self._watched = [*arrays, *{id(owner): owner for owner in owners}.values()]
-        # Our batch, this list, the call that asks, and our arrays where they are views of it.
-        self._own = [3 + sum(owner is one for owner in owners) for one in self._watched]
+        # This list and the call that asks; our batch where the array is in it; our arrays where they are views of it.
+        self._own = [2 + sum(one is other for other in (*arrays, *owners)) for one in self._watched]
 
     def is_free(self) -> bool:
         """Whether all references are our own."""
         # By number: a loop over the objects would hold them too.
         return all(sys.getrefcount(self._watched[at]) <= own for at, own in enumerate(self._own))
-
-    def holds(self, batch: Batch) -> bool:
-        """Whether a batch was made in our arrays."""
-        first: Array = next(iter(_values(batch)))
-        return any(one is first or one is first.base for one in self._watched)
 
 
 def _values(batch: Batch) -> Iterable[Any]:

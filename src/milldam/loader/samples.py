@@ -7,6 +7,7 @@ ranks, state, prefetch: `batches.py`). Pickles as what it was made from, never a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Batch = Any
 """A tuple or dict of arrays with one row a sample, as the view says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Samples by number, and where they lie, if that could be told for all of them at once."""
+
+    numbers: Int64s
+    places: Int64s | None = None
+
+    def part(self, first: int, stop: int) -> Located:
+        return Located(self.numbers[first:stop], None if self.places is None else self.places[first:stop])
 
 
 class Samples(ABC):
@@ -63,6 +75,14 @@ class Samples(ABC):
     @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         """A batch in one read. `out`: a batch of as many samples or more that may be overwritten."""
+
+    def locate(self, numbers: Int64s) -> Located:
+        """Look up some thousands of samples at once, for batches of them that follow."""
+        return Located(numbers)
+
+    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
+        """`read`, with what `locate` found."""
+        return self.read(located.numbers, dtype, out)
 
     @abstractmethod
     def order(self, shuffle: Shuffle, seed: int) -> Order:

@@ -56,7 +56,8 @@ class Store(reader.Store, Trainable):
         >>> store.split("val")                                # doctest: +SKIP
         >>> store.split(train=0.9, val=...)["train"]          # doctest: +SKIP
         """
-        return super().split(**parts) if name is None else self.named_part(name)
+        part = self if name is None else self.named_part(name)
+        return super(Store, part).split(**parts) if parts or name is None else part
 
     def __repr__(self) -> str:
         text = super().__repr__()

@@ -8,6 +8,7 @@ With several ranks there are B times world_size stretches, and each rank has B o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ class Streams:
     """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
 
     def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
+        # numpy's integers would end up in states, which are JSON.
+        batch_size, seq_len = operator.index(batch_size), operator.index(seq_len)
         self._made_from = (data, batch_size, seq_len, way)
         self._steps = _Steps(data, batch_size, seq_len, way)
 

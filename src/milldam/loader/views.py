@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral
 from types import EllipsisType
@@ -123,8 +124,9 @@ class Part(Trainable):
         return self._made_from[3] - self._made_from[2]
 
     def stream(self) -> TokenStream:
-        whole, _, first, stop = self._made_from
-        return whole.stream().part(first, stop)
+        whole, name, first, stop = self._made_from
+        part = whole.stream().part(first, stop)
+        return replace(part, name=f"{part.name} ({name})")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Part, self._made_from

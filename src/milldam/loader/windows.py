@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
+from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Way
-from milldam.loader.samples import Batch, StreamSamples, widened
+from milldam.loader.reading import TokenArray, Way, ranges
+from milldam.loader.samples import Batch, Located, StreamSamples, widened
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
@@ -112,7 +113,17 @@ class Windows(StreamSamples):
         return (row[:-1], row[1:]) if self.rules.form == "xy" else {"input_ids": row, "labels": row}
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
-        rows = self._reader.rows(self._starts(numbers), self.rules.span)
+        return self._batch(self._reader.rows(self._starts(numbers), self.rules.span), dtype, out)
+
+    def locate(self, numbers: Int64s) -> Located:
+        return Located(numbers, self._reader.places(self._starts(numbers), self.rules.span))
+
+    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
+        if located.places is None:
+            return self.read(located.numbers, dtype, out)
+        return self._batch(self._reader.rows_at(located.places, self.rules.span), dtype, out)
+
+    def _batch(self, rows: TokenArray, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
         if self.rules.form == "hf":
             # Two arrays, since people mask labels in place.
             return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
@@ -130,6 +141,12 @@ class Windows(StreamSamples):
 
     def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         return self._starts(numbers), np.full(len(numbers), self.rules.span)
+
+    def _stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        if self._count == self._own:
+            return super()._stretch_spans(stretches)
+        # Windows side by side do not lie so where the data goes round.
+        return self._spans(ranges(stretches.firsts, stretches.counts))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Windows, (self._data, self.rules, self._way)

@@ -109,6 +109,9 @@ class Index:
     def document_lengths(self, first: int = 0, stop: int | None = None) -> Int64s:
         """Tokens of the documents from `first` up to `stop`."""
         starts = self.documents[first : None if stop is None else stop + 1]
+        if len(starts) and (starts == np.arange(starts[0], starts[0] + len(starts))).all():
+            # One sequence a document.
+            return self.lengths[starts[0] : starts[-1]].astype(np.int64)
         # A zero at the end, since a document without a sequence may be the last.
         lengths = np.append(self.lengths[starts[0] : starts[-1]], np.int32(0))
         sums = np.add.reduceat(lengths, starts[:-1] - starts[0], dtype=np.int64)

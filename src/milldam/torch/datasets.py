@@ -15,8 +15,10 @@ import torch.utils.data
 
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import Batches
+from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Batch, Samples
+from milldam.loader.streams import Streams
 from milldam.torch.tensors import State, converted
 
 OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
@@ -35,6 +37,9 @@ class MapDataset(torch.utils.data.Dataset[Any]):
     """
 
     def __init__(self, samples: Samples) -> None:
+        _refuse_streams("MapDataset", samples)
+        if isinstance(samples, MixedSamples):
+            raise ConfigError("MapDataset: a sampler would ignore the weights of a mixture. Use BatchDataset.")
         self.samples = samples
 
     def __len__(self) -> int:
@@ -55,6 +60,13 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"MapDataset({self.samples!r})"
+
+
+def _refuse_streams(name: str, samples: Any) -> None:
+    if isinstance(samples, Streams):
+        raise ConfigError(
+            f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
+        )
 
 
 def _rows(batch: Any) -> list[Any]:
@@ -99,6 +111,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         drop_last: bool = False,
         prefetch: int = 0,
     ) -> None:
+        _refuse_streams("BatchDataset", samples)
         if (rank is None) != (world_size is None):
             raise ConfigError(f"rank: {rank}, world_size: {world_size}; give both, or neither.")
         self.samples = samples
@@ -152,9 +165,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return (self._epochs or 1) * self.samples.epoch_samples
 
     def _loop_end(self, place: int) -> int | None:
-        if self._epochs is None:
-            return None
-        return (place // self._loop_samples + 1) * self._loop_samples
+        return self._at_start().loop_end(place)
 
     def _at_start(self) -> Batches:
         """New batches that stand where a loop begins."""

@@ -26,7 +26,7 @@ def converted(batch: Batch, convert: Callable[[Array], Any]) -> Any:
     """A batch with its arrays converted; what is no array stays."""
 
     def one(value: Any) -> Any:
-        return convert(value) if isinstance(value, np.ndarray) else value
+        return convert(value) if _is_array(value) else value
 
     if isinstance(batch, dict):
         return {name: one(value) for name, value in batch.items()}
@@ -131,7 +131,7 @@ def tensors(batches: Batches, device: torch.device | str | None = None, pin_memo
 
     On the CPU they share the arrays' memory, without a copy. To a CUDA device they go through pinned memory, while
     the loop goes on: no need to wait, what is computed there next waits by itself. `pin_memory` alone: in pinned
-    memory, for those who copy themselves.
+    memory, for those who copy themselves. The batches belong to it from then on: ask it, not them.
 
     >>> batches = tensors(store.windows(1024).batches(16, epochs=None), device="cuda")      # doctest: +SKIP
     >>> x, y = next(batches)                                                                # doctest: +SKIP

@@ -133,7 +133,7 @@ def test_no_time_is_refused(folder: Path) -> None:
 
 
 def figures_of(folder: Path, *arguments: object) -> dict[str, Any]:
-    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--json", *arguments)
+    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1, "--json", *arguments)
     assert done.exit_code == 0, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout)
     return shown
@@ -164,7 +164,7 @@ def test_every_view_and_order_can_be_measured(folder: Path, arguments: list[Any]
 
 def test_people_get_lines(folder: Path) -> None:
     """What was read and how, the time to the first batch, rate, share of training, memory, and why it ended."""
-    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4).stdout.splitlines()
+    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1).stdout.splitlines()
     assert shown[0] == f"{folder}: 125 windows of 16 tokens, any order, batches of 4"
     assert [line.split(":")[0] for line in shown[1:]] == [
         "Files", "First batch", "Rate", "Training", "Memory", "Delivered",
@@ -178,7 +178,7 @@ def test_people_get_lines(folder: Path) -> None:
 
 def test_the_way_of_reading_has_its_reason(folder: Path) -> None:
     """A way that was asked for is named as such."""
-    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--read", "pread").stdout
+    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1, "--read", "pread").stdout
     assert "pread, announced ahead (--read pread)" in shown
 
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch
     """Data beyond half of the free memory is not mapped, and the line says who leaves how much."""
     for module in ("milldam.memory", "milldam.loader.reading"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda: (5000, "the memory cgroup"))
-    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4).stdout
+    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1).stdout
     assert "pread, announced ahead (the memory cgroup leaves 5 KB, half of which may be mapped)" in shown
 
 
@@ -198,14 +198,14 @@ def test_the_end_of_the_time_is_said(folder: Path) -> None:
 
 def test_one_batch_is_said_to_have_no_rate(folder: Path) -> None:
     """No figure is made up for data of one batch."""
-    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 500).stdout
+    shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 500, "--epochs", 1).stdout
     assert "none: there is one batch only" in shown and "Training" not in shown
 
 
 def test_interrupted_it_shows_what_it_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C prints the figures so far, and the exit code says that it was one."""
     monkeypatch.setattr(importlib.import_module("milldam.cli.feed"), "_plain", interrupted_after(3))
-    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4)
+    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1)
     assert done.exit_code == 130 and "12 samples in 3 batches" in done.stdout
     assert done.stdout.endswith("; interrupted\n")
 
@@ -242,11 +242,11 @@ def test_without_torch_it_says_what_to_install(folder: Path, monkeypatch: pytest
     """A missing extra names the pip command."""
     monkeypatch.delitem(sys.modules, "milldam.torch", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--torch")
+    done = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1, "--torch")
     assert done.exit_code == 2 and 'pip install "milldam[torch]"' in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--torch"], ["--workers", 0], ["--workers", 0, "--streams"]])
+@pytest.mark.parametrize("arguments", [["--torch"], ["--workers", 0], ["--torch", "--streams"]])
 def test_tensors_are_measured_too(folder: Path, arguments: list[Any]) -> None:
     """As tensors, and through a DataLoader, the same samples are delivered."""
     pytest.importorskip("torch")
@@ -257,7 +257,7 @@ def test_tensors_are_measured_too(folder: Path, arguments: list[Any]) -> None:
 def test_worker_processes_are_measured_with_their_memory(folder: Path) -> None:
     """Workers deliver the same samples, and what they hold is told apart."""
     pytest.importorskip("torch")
-    options = ["--seq-len", 16, "--batch-size", 4, "--json", "--workers", 2]
+    options = ["--seq-len", 16, "--batch-size", 4, "--epochs", 1, "--json", "--workers", 2]
     figures = json.loads(run_milldam("feed", folder, *options).stdout)
     assert figures["delivered"] == figures["samples"] == 125 and figures["worker_bytes"] > 0
 

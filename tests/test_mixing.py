@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -21,6 +22,7 @@ from milldam.loader.mixing import MixedSamples, Mixture, mix
 from milldam.loader.order import InSequence, Order, Shuffle, Shuffled, Stretches
 from milldam.loader.samples import Samples
 from milldam.loader.schedule import MOST_SLOTS, ROUNDED_SLOTS, Schedule, shares_of, slots_of
+from milldam.loader.stores import Store
 from token_stores import write_store
 
 # ---- sources ----
@@ -550,3 +552,15 @@ def test_sources_that_can_not_be_mixed_are_refused(tmp_path: Path) -> None:
         mix({store.packed(8): 1, store.packed(8, form="hf"): 1})
     with pytest.raises(ConfigError, match=r"a tuple of 2.*a dict of input_ids, labels"):
         mix({store.windows(8): 1, store.windows(8, form="hf"): 1})
+
+
+def test_stores_of_different_tokenizers_are_not_mixed(tmp_path: Path) -> None:
+    """The same number would mean another word in each; where one is not known, it is the user's word."""
+    stores = [write_store(tmp_path / name, [[40]]) for name in ("a", "b", "c")]
+    for store, known in zip(stores, ("one", "other", None), strict=True):
+        manifest = dataclasses.replace(store.manifest, tokenizer=store.manifest.tokenizer | {"xxh3": known})
+        manifest.write(store.path)
+    first, second, unknown = (Store(store.path) for store in stores)
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        mix({first: 1, second: 1}).windows(4)
+    assert mix({first: 1, unknown: 1}).windows(4).tokenizer == "one"

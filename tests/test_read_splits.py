@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import milldam
 from milldam.errors import ConfigError
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenFile, TokenStream
@@ -199,3 +200,14 @@ def test_parts_of_the_same_data_have_their_own_identity(store: Store) -> None:
     parts = store.split(a=500, b=500)
     assert parts["a"].windows(7).identity != parts["b"].windows(7).identity
     assert "500" in repr(parts["a"])
+
+
+def test_a_store_opened_for_one_split_gives_no_other(tmp_path: Path) -> None:
+    """Whoever holds the validation data can't train on it by mistake; its name is shown."""
+    write_store(tmp_path / "s", [[40], [30]], splits=["train", "val"])
+    val = milldam.open(tmp_path / "s", split="val")
+    assert "split val" in repr(val)
+    for ask in (lambda: val.windows(4, split="train"), lambda: val.split("train")):
+        with pytest.raises(ConfigError, match='was opened for its split "val", and "train" is asked for'):
+            ask()
+    assert len(val.windows(4, split="val")) == len(val.windows(4))

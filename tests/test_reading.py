@@ -301,13 +301,6 @@ def test_too_many_files_are_not_mapped(tmp_path: Path) -> None:
         assert type(open_reader(files.stream)) is PositionedReader
 
 
-def test_an_unknown_way_is_refused(tmp_path: Path) -> None:
-    """What it is, and what can be meant."""
-    files = write_files(tmp_path, [5])
-    with pytest.raises(ConfigError, match='read: "mmap"; use auto, map or pread'):
-        open_reader(files.stream, "mmap")  # type: ignore[arg-type]
-
-
 def test_parts_of_a_stream_stay_inside() -> None:
     """A part counts from its stream's begin, and can't be larger than it."""
     stream = TokenStream("s", (TokenFile(Path("x"), 100),), np.dtype("uint16"), 10, 90, "print")

@@ -247,3 +247,10 @@ def test_repeated_windows_come_in_any_order(tmp_path: Path, read: Any, shuffle: 
     windows = store.windows(16, tokens=3 * store.tokens, repeat=True, read=read)
     found = [tuple(row) for x, _ in windows.batches(7, shuffle=shuffle) for row in x.tolist()]
     assert sorted(found) == sorted(tuple(windows[k][0].tolist()) for k in range(len(windows)))
+
+
+def test_an_unknown_way_of_reading_is_refused(tmp_path: Path) -> None:
+    """What it is, and what can be meant, before anything is read."""
+    store = write_store(tmp_path / "s", [[40]])
+    with pytest.raises(ConfigError, match='read: "mmap"; use auto, map or pread'):
+        store.windows(4, read="mmap")  # type: ignore[arg-type]

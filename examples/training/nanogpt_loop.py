@@ -26,6 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seq-len", type=int, default=64)
+    parser.add_argument("--vocab-size", type=int, help="of a .bin file, which does not say")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--checkpoint", default="checkpoint.pt")
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
@@ -47,7 +48,10 @@ def main() -> None:
     windows = parts["train"].windows(options.seq_len)
     batches = tensors(windows.batches(options.batch_size, seed=1, epochs=None), device=options.device)
 
-    model = TinyGPT(store.vocab_size, options.seq_len).to(options.device)
+    vocab_size = options.vocab_size or store.vocab_size
+    if vocab_size is None:
+        raise SystemExit(f"{store} does not say how large its vocabulary is: give --vocab-size.")
+    model = TinyGPT(vocab_size, options.seq_len).to(options.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = load(options.checkpoint, model, optimizer, batches) if options.resume else 0
 

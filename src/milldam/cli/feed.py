@@ -43,8 +43,8 @@ _STEADY_SECONDS = 0.5
     type=click.Choice(list(_SHUFFLES)),
     help="Any sample after any other, whole blocks, or as they lie. [default: full; streams: none]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides the order.")
-@click.option("--epochs", type=int, default=1, show_default=True, metavar="N", help="Stop after N times over the data.")
+@click.option("--seed", type=int, metavar="N", help="Decides the order. [default: 0]")
+@click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: go on]")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after so long.")
 @click.option(
     "--prefetch", type=int, default=0, show_default=True, metavar="N", help="Batches that a thread makes ahead."
@@ -95,9 +95,11 @@ def feed(store: Path, as_json: bool, seconds: float, torch: bool, workers: int |
 
 def _refuse_contradictions(options: dict[str, Any], workers: int | None) -> None:
     if options["streams"]:
-        for name in ("packed", "shuffle", "stride"):
+        for name in ("packed", "shuffle", "stride", "seed"):
             if options[name] is not None:
                 raise ConfigError(f"--{name} and --streams: streams are contiguous. Leave one of them out.")
+        if workers is not None:
+            raise ConfigError("--workers and --streams: streams come in one order, in one process.")
     if options["packed"] and options["stride"] is not None:
         raise ConfigError("--stride and --packed: rows have no stride. Leave one of them out.")
     if workers is not None and (workers < 0 or not options["copy"]):
@@ -151,9 +153,10 @@ class _Feeding:
     @property
     def how(self) -> dict[str, Any]:
         """How samples come: options of the loader."""
-        names = ("epochs", "prefetch", "copy") if self.options["streams"] else ("epochs", "prefetch", "copy", "seed")
-        order = {} if self.options["streams"] else {"shuffle": _SHUFFLES[self.shuffle]}
-        return {name: self.options[name] for name in names} | order
+        order = (
+            {} if self.options["streams"] else {"shuffle": _SHUFFLES[self.shuffle], "seed": self.options["seed"] or 0}
+        )
+        return {name: self.options[name] for name in ("epochs", "prefetch", "copy")} | order
 
     @property
     def stream(self) -> TokenStream:

@@ -107,7 +107,7 @@ class Batches:
         seed = operator.index(seed)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._copy = prefetch, copy
-        self._dtype = _wide_enough(dtype, samples)
+        self._dtype = wide_enough(dtype, samples)
         self._order = samples.order(shuffle, seed)
         if delivery.drop_last and delivery.epochs is not None:
             delivery.require_a_step(self._pass_length(delivery.epochs))
@@ -146,7 +146,7 @@ class Batches:
 
     @dtype.setter
     def dtype(self, dtype: npt.DTypeLike) -> None:
-        self._dtype, self._running = _wide_enough(dtype, self.samples), None
+        self._dtype, self._running = wide_enough(dtype, self.samples), None
 
     def __iter__(self) -> Iterator[Batch]:
         left_open = self._running is not None
@@ -203,7 +203,9 @@ class Batches:
     def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[Batch, int]]:
         ahead = self._prefetch
         # Enough for those that wait, one that is being made, and one or two that the user holds.
-        spare = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
+        spare: Spare = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
+        if not self.samples.reusable:
+            spare = Recycled(0)
         work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
         made = work.batches(place, end, turns)
         return prefetched(made, ahead) if ahead else made
@@ -227,9 +229,15 @@ class Batches:
         of this mixture from here on, though the state was made with others.
         """
         _refuse_other(state, self.state_dict())
-        place = int(state["samples_seen"])
+        place = operator.index(state["samples_seen"])
+        if place < 0:
+            raise MismatchError(f"A state that has seen {place} samples; there is no such place.")
         self._order = self._order.restored(state["order"], place, new_weights=new_weights)
         self._place, self._running = place, None
+
+    def __repr__(self) -> str:
+        of = f"{self.delivery.batch_size:,} x {self.samples!r}"
+        return f"Batches({of}: {self._place:,} samples seen, epoch {self.epoch:,})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "prefetch": self._prefetch}
@@ -237,7 +245,8 @@ class Batches:
         return _made_again, (self.samples, self.delivery, options, self.state_dict())
 
 
-def _wide_enough(dtype: npt.DTypeLike, samples: Samples) -> np.dtype[Any]:
+def wide_enough(dtype: npt.DTypeLike, samples: Samples) -> np.dtype[Any]:
+    """The dtype, which must hold every token."""
     wanted, stored = np.dtype(dtype), samples.token_dtype
     if wanted.kind not in "iu" or wanted.itemsize < stored.itemsize or np.iinfo(wanted).max < _largest(stored):
         raise ConfigError(f"dtype: {wanted} can't hold every token that is stored as {stored}; use int64.")
@@ -265,7 +274,9 @@ def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
         found = state["version"]
         raise MismatchError(f"A loader's state of version {found}; this milldam reads version {STATE_VERSION}.")
     was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (state, own))
-    names = [name for name in was | now if was.get(name) != now.get(name)]
+    # Of another kind of samples all the rest differs, too.
+    kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
+    names = [name for name in kinds if was.get(name) != now.get(name)]
     if names:
         changed = "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")

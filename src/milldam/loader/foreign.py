@@ -44,6 +44,7 @@ class _Contents:
     dtype: np.dtype[Any]
     vocab_size: int | None = None
     tokenizer_name: str | None = None
+    tokenizer_hash: str | None = None
     eos: int | None = None
 
 
@@ -106,6 +107,7 @@ class ForeignFile(Trainable):
             stop=self.tokens,
             fingerprint=self.fingerprint,
             pad_id=self._contents.eos or 0,
+            tokenizer=self._contents.tokenizer_hash,
         )
 
     def named_part(self, name: str) -> Trainable:
@@ -278,6 +280,7 @@ def _with_facts(contents: _Contents, facts: dict[str, Any]) -> _Contents:
         *(contents.kind, contents.file, contents.dtype),
         vocab_size=facts.get("vocab_size"),
         tokenizer_name=tokenizer.get("name"),
+        tokenizer_hash=tokenizer.get("xxh3"),
         eos=tokenizer.get("eos"),
     )
 

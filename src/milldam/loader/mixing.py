@@ -122,6 +122,7 @@ class MixedSamples(Samples):
     def __init__(self, sources: Sequence[Samples], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
+        _refuse_other_tokenizers(self.sources)
         slots_of(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self._begins: Int64s = np.array([0, *itertools.accumulate(map(len, self.sources))], np.int64)
@@ -140,6 +141,10 @@ class MixedSamples(Samples):
     @property
     def sample_tokens(self) -> int:
         return self.sources[0].sample_tokens
+
+    @property
+    def tokenizer(self) -> str | None:
+        return next((source.tokenizer for source in self.sources if source.tokenizer), None)
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -256,6 +261,16 @@ def _refuse_unlike(sources: Sequence[Samples]) -> None:
         if _form(other) != _form(first):
             raise ConfigError(
                 f"mix: {first!r} gives {_form(first)}, {other!r} gives {_form(other)}. Cut all sources in the same way."
+            )
+
+
+def _refuse_other_tokenizers(sources: Sequence[Samples]) -> None:
+    """The same number would mean another word in each."""
+    known = [source for source in sources if source.tokenizer]
+    for other in known[1:]:
+        if other.tokenizer != known[0].tokenizer:
+            raise ConfigError(
+                f"mix: {known[0]!r} and {other!r} were made with different tokenizers. Tokenize one of them again."
             )
 
 

@@ -25,13 +25,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
 
 TokenArray = npt.NDArray[np.integer[Any]]
 Way = Literal["auto", "map", "pread"]
+WAYS = ("auto", "map", "pread")
 
 MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
@@ -88,8 +89,6 @@ class Reader(Protocol):
 
 def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
     """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned."""
-    if way not in ("auto", "map", "pread"):
-        raise ConfigError(f'read: "{way}"; use auto, map or pread.')
     if way == "map":
         return MappedReader(stream)
     if way == "auto" and _fits(stream):

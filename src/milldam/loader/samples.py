@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.errors import ConfigError
 from milldam.loader.order import Order, Shuffle, Stretches, make_order
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.reading import WAYS, Reader, Way, open_reader
 from milldam.loader.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -56,9 +57,19 @@ class Samples(ABC):
         """What tokens are stored as: the smallest dtype for a batch."""
 
     @property
+    def tokenizer(self) -> str | None:
+        """Names the tokenizer by content, where that is known."""
+        return None
+
+    @property
     def signed(self) -> bool:
         """Whether a batch has numbers below zero."""
         return False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
+        return True
 
     @property
     def epoch_samples(self) -> int:
@@ -144,6 +155,8 @@ class StreamSamples(Samples):
     """Samples of one stream, read by one reader, which is opened when first needed."""
 
     def __init__(self, stream: TokenStream, way: Way = "auto") -> None:
+        if way not in WAYS:
+            raise ConfigError(f'read: "{way}"; use {", ".join(WAYS[:-1])} or {WAYS[-1]}.')
         self._stream = stream
         self._way = way
         self._opened: Reader | None = None
@@ -157,6 +170,10 @@ class StreamSamples(Samples):
     @property
     def token_dtype(self) -> np.dtype[Any]:
         return self._stream.dtype
+
+    @property
+    def tokenizer(self) -> str | None:
+        return self._stream.tokenizer
 
     @property
     def announces(self) -> bool:

@@ -42,12 +42,17 @@ class Store(reader.Store, Trainable):
             fingerprint=self.fingerprint if part is None else f"{self.fingerprint} {part}",
             cache=self.path / INDEX_FOLDER,
             pad_id=self.manifest.tokenizer.get("eos") or 0,
+            tokenizer=self.manifest.tokenizer.get("xxh3"),
         )
 
     def _file(self, name: str, tokens: int) -> TokenFile:
         return TokenFile(self.path / f"{name}.bin", tokens, index=self.path / f"{name}.idx")
 
     def named_part(self, name: str) -> Store:
+        if self.split_name not in (None, name):
+            raise ConfigError(
+                f'{self.path}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it anew.'
+            )
         return Store(self.path, split=name)
 
     def split(self, name: str | None = None, /, **parts: Any) -> Any:

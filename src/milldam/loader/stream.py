@@ -42,6 +42,8 @@ class TokenStream:
     cache: Path | None = None
     """Folder for what is computed from the stream once."""
     pad_id: int = 0
+    tokenizer: str | None = None
+    """Names the tokenizer by content, where that is known: tokens of another one mean other words."""
 
     @property
     def tokens(self) -> int:

@@ -177,7 +177,9 @@ class Store:
 
     def __repr__(self) -> str:
         facts = self._facts()
-        return f"Store({str(self.path)!r}: {facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']})"
+        split = "" if self.split_name is None else f", split {self.split_name}"
+        counted = f"{facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']}"
+        return f"Store({str(self.path)!r}{split}: {counted})"
 
     def _repr_html_(self) -> str:
         import html

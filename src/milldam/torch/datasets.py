@@ -37,7 +37,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
     """
 
     def __init__(self, samples: Samples) -> None:
-        _refuse_streams("MapDataset", samples)
+        _require_samples("MapDataset", samples)
         if isinstance(samples, MixedSamples):
             raise ConfigError("MapDataset: a sampler would ignore the weights of a mixture. Use BatchDataset.")
         self.samples = samples
@@ -62,11 +62,13 @@ class MapDataset(torch.utils.data.Dataset[Any]):
         return f"MapDataset({self.samples!r})"
 
 
-def _refuse_streams(name: str, samples: Any) -> None:
+def _require_samples(name: str, samples: Any) -> None:
     if isinstance(samples, Streams):
         raise ConfigError(
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )
+    if not isinstance(samples, Samples):
+        raise ConfigError(f"{name}: {samples!r} are no samples. Give it store.windows(...) or store.packed(...).")
 
 
 def _rows(batch: Any) -> list[Any]:
@@ -111,7 +113,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         drop_last: bool = False,
         prefetch: int = 0,
     ) -> None:
-        _refuse_streams("BatchDataset", samples)
+        _require_samples("BatchDataset", samples)
         if (rank is None) != (world_size is None):
             raise ConfigError(f"rank: {rank}, world_size: {world_size}; give both, or neither.")
         self.samples = samples

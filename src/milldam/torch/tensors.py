@@ -23,20 +23,23 @@ _ALIGNED = 16
 
 
 def converted(batch: Batch, convert: Callable[[Array], Any]) -> Any:
-    """A batch with its arrays converted; what is no array stays."""
-
-    def one(value: Any) -> Any:
-        return convert(value) if _is_array(value) else value
-
+    """A batch with its arrays converted, in dicts, tuples and lists of steps; what is no array stays."""
+    if isinstance(batch, np.ndarray):
+        return convert(batch)
     if isinstance(batch, dict):
-        return {name: one(value) for name, value in batch.items()}
-    return tuple(one(value) for value in batch)
+        return {name: converted(value, convert) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        made = [converted(value, convert) for value in batch]
+        return tuple(made) if isinstance(batch, tuple) else made
+    return batch
 
 
 class TensorBatches:
     """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand."""
 
     def __init__(self, batches: Batches, device: torch.device | str | None, pin_memory: bool) -> None:
+        if not hasattr(batches, "state_dict"):
+            raise ConfigError(f"tensors: {batches!r} are no batches. Give it store.windows(...).batches(...).")
         self._batches = batches
         self._device = None if device is None else torch.device(device)
         on_cuda = self._device is not None and self._device.type == "cuda"
@@ -97,7 +100,8 @@ class _CudaCopy:
             batches.dtype = stored
 
     def __call__(self, batch: Batch) -> Any:
-        arrays = [value for value in (batch.values() if isinstance(batch, dict) else batch) if _is_array(value)]
+        arrays: list[Array] = []
+        converted(batch, arrays.append)
         begins = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
         # Memory of torch's own, which torch gives to nobody else until the copy out of it is through.
         block = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
@@ -111,10 +115,6 @@ class _CudaCopy:
     def _view(self, block: torch.Tensor, array: Array, begin: int) -> torch.Tensor:
         part = block[begin : begin + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
         return part.to(self._wide) if array.dtype == self._narrow else part
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
 
 
 def _known(dtype: np.dtype[Any]) -> bool:

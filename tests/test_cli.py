@@ -69,8 +69,8 @@ def test_help_answers_in_a_fraction_of_a_second() -> None:
 
 
 COMMANDS = (
-    "completion", "dedup-index", "demo", "feed", "inspect", "migrate", "plan", "preprocess", "report", "schema",
-    "stats", "status", "tokenize", "train-tokenizer", "verify",
+    "completion", "dedup-index", "demo", "feed", "inspect", "migrate", "plan", "preprocess", "qa", "qa-eval", "report",
+    "schema", "stats", "status", "tokenize", "train-tokenizer", "verify",
 )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ ABOVE = {
     "arranging", "counting", "estimating", "finishing", "job", "npy", "planning", "preparing", "progress", "rejects",
     "resolving", "run", "tokenizer_training", "workforce",
     # What tells of it, and who asks for it.
-    "report", "api", "cli", "torch",
+    "report", "api", "cli", "qa", "torch",
 }  # fmt: skip
 
 

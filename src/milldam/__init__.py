@@ -13,13 +13,14 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from milldam import qa
     from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
     from milldam.loader.mixing import mix
     from milldam.loader.stores import Store
     from milldam.memory import Budget
 
-__all__ = ["Budget", "MilldamError", "Store", "__version__", "mix", "open", "preprocess", "tokenize"]
+__all__ = ["Budget", "MilldamError", "Store", "__version__", "mix", "open", "preprocess", "qa", "tokenize"]
 
 __version__ = _version("milldam")
 
@@ -36,10 +37,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'milldam' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in ("qa", "torch"):
+        return import_module(f"milldam.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'milldam' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 

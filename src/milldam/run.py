@@ -44,6 +44,8 @@ from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import Manifest, Shard
 
 RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
+QA_MANIFEST, QA_RECORDS = "milldam-qa.json", "made.jsonl"
+"""What tells a store of features, and an unfinished one: it is not replaced by tokens, nor the other way round."""
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
 _CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
 
@@ -129,6 +131,9 @@ class _Progress:
 class Run:
     """A locked output folder with its plan and records; use it as a context manager."""
 
+    manifest = MANIFEST
+    """The file that makes the folder a store."""
+
     def __init__(self, out: Path, name: Path | None = None) -> None:
         self.out, self.folder = out, out / RUN_FOLDER
         self.name = name or out
@@ -136,7 +141,7 @@ class Run:
         self.progress = _Progress()
 
     def __enter__(self) -> Run:
-        refuse_foreign(self.out)
+        refuse_foreign(self.out, self.manifest)
         self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
         with explain_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -168,13 +173,14 @@ class Run:
     # ---- what the folder holds ----
 
     def state(self) -> str:
-        if (self.out / MANIFEST).exists():
+        if (self.out / self.manifest).exists():
             return FINISHED
         return UNFINISHED if (self.folder / "plan.json").exists() else NEW
 
     def has_results(self) -> bool:
         """Whether an unfinished run has done anything that would have to be done again."""
-        return any(self.records()) or any((self.folder / DEDUP_FOLDER).glob("hashes-*"))
+        made = any(self.records()) or (self.folder / QA_RECORDS).exists()
+        return made or any((self.folder / DEDUP_FOLDER).glob("hashes-*"))
 
     def identity(self) -> Identity:
         """The identity of what is in the folder, finished or not."""
@@ -248,7 +254,7 @@ class Run:
 
     def _clear(self) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
-        (self.out / MANIFEST).unlink(missing_ok=True)
+        (self.out / self.manifest).unlink(missing_ok=True)
         self.progress = _Progress()
         self.tidy()
         for pattern in ("*-[0-9]*.bin", "*-[0-9]*.idx", "*-[0-9]*.facts", "rejects.jsonl", "dropped.jsonl.zst"):
@@ -320,6 +326,15 @@ class Run:
         if path.exists():
             with path.open("rb") as lines:
                 yield from (record for line in lines if (record := _parse_record(line)) is not None)
+
+    def safe(self) -> dict[str, int]:
+        """What is recorded as done, seen from another process."""
+        records = list(self.records())
+        return {
+            "units_done": len({record.unit for record in records if record.last}),
+            "documents": sum(shard["documents"] for record in records for shard in record.shards),
+            "tokens": sum(shard["tokens"] for record in records for shard in record.shards),
+        }
 
     def add(self, record: PartRecord) -> None:
         """Record a part whose shard is durable: from here on it is never made again."""
@@ -424,17 +439,20 @@ def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
     yield from (f"{path}: gone" for path in before if path not in after)
 
 
-def refuse_foreign(out: Path) -> None:
-    """Never mix our files with somebody else's."""
+def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
+    """Never mix our files with somebody else's, nor those of two kinds of stores."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
     if (
         out.is_dir()
         and any(out.iterdir())
-        and not (out / MANIFEST).exists()
+        and not (out / manifest).exists()
         and not (out / RUN_FOLDER / "lock").exists()
     ):
         raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+    for other in {MANIFEST, QA_MANIFEST} - {manifest}:
+        if (out / other).exists():
+            raise ConfigError(f"{out}: holds a store of another kind ({other}). Choose another folder with -o.")
 
 
 def shards_in_order(given: Iterable[PartRecord]) -> tuple[Shard, ...]:

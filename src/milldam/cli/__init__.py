@@ -20,6 +20,8 @@ from milldam.cli.feed import feed
 from milldam.cli.inspect import inspect
 from milldam.cli.migrate import migrate
 from milldam.cli.preprocess import plan, preprocess
+from milldam.cli.qa import qa
+from milldam.cli.qa_eval import qa_eval
 from milldam.cli.report import report
 from milldam.cli.schema import schema
 from milldam.cli.stats import stats
@@ -72,8 +74,8 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    completion, dedup_index, demo, feed, inspect, migrate, plan, preprocess, report, schema, stats, status, tokenize,
-    train_tokenizer, verify,
+    completion, dedup_index, demo, feed, inspect, migrate, plan, preprocess, qa, qa_eval, report, schema, stats, status,
+    tokenize, train_tokenizer, verify,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from milldam.run import Run
 
 _STUCK_SECONDS = 120
 
@@ -32,26 +35,34 @@ def status(out: Path, as_json: bool) -> None:
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a folder and, where there is a run, what it last wrote down."""
     from milldam.errors import StoreError
-    from milldam.run import FINISHED, NEW, Run
+    from milldam.run import FINISHED, NEW
 
-    run = Run(out)
+    run = _run_of(out)
     state = run.state()
     if state == NEW and not run.is_locked():
         raise StoreError(f"{out}: no run and no store in this folder.")
     path = run.folder / "status.json"
     last: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    records = list(run.records())
-    safe = {
-        "units_done": len({r.unit for r in records if r.last}),
-        "documents": sum(shard["documents"] for r in records for shard in r.shards),
-        "tokens": sum(shard["tokens"] for r in records for shard in r.shards),
-    }
+    safe = run.safe()
     if state != FINISHED:
         working = run.is_locked()
         heard = max([last.get("time", time.time()), *(w["time"] for w in last.get("workers", {}).values())])
         stuck = time.time() - heard > _STUCK_SECONDS
         state = ("stuck" if stuck else "working") if working else "ended"
     return {"state": state, "safe": safe, **last}
+
+
+def _run_of(out: Path) -> Run:
+    """The run in a folder: of tokens, or of question answering."""
+    from milldam.run import QA_MANIFEST, Run
+
+    run = Run(out)
+    unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
+    if not unfinished and not (out / QA_MANIFEST).exists():
+        return run
+    from milldam.qa.job import QARun
+
+    return QARun(out)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:

@@ -62,7 +62,7 @@ def _damaged(path: str, kind: str, error: Exception) -> InputError:
 
 
 @contextmanager
-def _parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
     with _open(path, compression, spool) as source:
         try:
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
@@ -75,7 +75,7 @@ def slice_parquet(file: InputFile, shard_size: int) -> Iterator[Slice]:
     if file.compression is not None:
         yield whole(file)
         return
-    with _parquet(file.path, None, None) as parquet:
+    with open_parquet(file.path, None, None) as parquet:
         metadata = parquet.metadata
         sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
         yield from by_parts(file, sizes, shard_size)
@@ -83,14 +83,14 @@ def slice_parquet(file: InputFile, shard_size: int) -> Iterator[Slice]:
 
 def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
     assert rules.text_column is not None
-    with _parquet(slice.path, slice.compression, spool) as parquet:
+    with open_parquet(slice.path, slice.compression, spool) as parquet:
         _require_column(parquet.schema_arrow, rules.text_column, slice.path)
         metadata = parquet.metadata
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for group in range(slice.start, stop):
             batches = parquet.iter_batches(
-                batch_size=_rows_at_a_time(metadata.row_group(group), rules.text_column),
+                batch_size=rows_at_a_time(metadata.row_group(group), rules.text_column),
                 row_groups=[group],
                 columns=[rules.text_column],
                 use_threads=False,
@@ -99,7 +99,7 @@ def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str
             row += metadata.row_group(group).num_rows
 
 
-def _rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
+def rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
     """About a batch; fewer where texts may be stored once and repeated, since then sizes on disk tell little."""
     per_row = group.total_byte_size // max(1, group.num_rows)
     rows = int(max(1, min(_ROWS, BATCH_BYTES // max(1, per_row))))
@@ -124,7 +124,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
     with _open(path, compression, spool) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
@@ -138,7 +138,7 @@ def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
     if file.compression is not None:
         yield whole(file)
         return
-    with _arrow(file.path, None, None) as reader:
+    with open_arrow(file.path, None, None) as reader:
         batches = getattr(reader, "num_record_batches", None)
         if not batches:
             yield whole(file)
@@ -148,7 +148,7 @@ def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
 
 def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
     assert rules.text_column is not None
-    with _arrow(slice.path, slice.compression, spool) as reader:
+    with open_arrow(slice.path, slice.compression, spool) as reader:
         _require_column(reader.schema, rules.text_column, slice.path)
         row = 0
         if hasattr(reader, "num_record_batches"):
@@ -220,7 +220,7 @@ def _checked(part: pa.Array, row: int, slice: Slice, rules: TextRules, on_reject
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
     """The schema of a parquet or Arrow file."""
     if slice.format == "parquet":
-        with _parquet(slice.path, slice.compression, spool) as parquet:
+        with open_parquet(slice.path, slice.compression, spool) as parquet:
             return parquet.schema_arrow
-    with _arrow(slice.path, slice.compression, spool) as reader:
+    with open_arrow(slice.path, slice.compression, spool) as reader:
         return reader.schema

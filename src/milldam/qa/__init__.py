@@ -1,0 +1,84 @@
+"""Question answering on long documents: examples -> windows -> a feature store -> batches -> answers.
+
+examples, sources, listing, json_stream   SQuAD files and flat records -> examples, streamed
+rules, settings                           what can be set
+tokenizer, template, memory_tokens        what goes around the texts of a window
+spans, windows, features                  examples -> windows, with the tokens of their answers
+parts, windowing, job                     all of it as a run: planned, resumable, in a memory budget
+feature_store/                            windows on disk: fixed-shape columns, mapped
+window_rows, selection, document_order    what batches are made of, which segments, in which order
+batches, lanes, torch_batches             windows, documents step by step, lanes that are never idle
+answering, evaluation                     logits -> answers -> EM and F1
+compat                                    the names that users of MemXLNet know
+
+>>> import milldam
+>>> store = milldam.qa.prepare("train-v2.0.json", "squad", tokenizer="bert-base-uncased/")           # doctest: +SKIP
+>>> for steps in milldam.qa.DocumentSamples(store).batches(8, seed=0): ...                           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from milldam.qa.answering import Prediction, Predictions, answers
+    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
+    from milldam.qa.evaluation import Scores, evaluate
+    from milldam.qa.examples import Answer, Example
+    from milldam.qa.feature_store import FeatureStore
+    from milldam.qa.job import prepare
+    from milldam.qa.lanes import Lanes
+    from milldam.qa.selection import Selection
+    from milldam.qa.sources import examples_of
+    from milldam.qa.torch_batches import to_tensors
+
+__all__ = [
+    "Answer",
+    "DocumentSamples",
+    "Example",
+    "FeatureStore",
+    "Lanes",
+    "Prediction",
+    "Predictions",
+    "Scores",
+    "Selection",
+    "TimeSteps",
+    "WindowSamples",
+    "answers",
+    "evaluate",
+    "examples_of",
+    "prepare",
+    "to_tensors",
+]
+
+# Loaded when first used: reading features needs numpy alone, and not what made them.
+_HOMES = {
+    "Answer": "examples",
+    "DocumentSamples": "batches",
+    "Example": "examples",
+    "FeatureStore": "feature_store",
+    "Lanes": "lanes",
+    "Prediction": "answering",
+    "Predictions": "answering",
+    "Scores": "evaluation",
+    "Selection": "selection",
+    "TimeSteps": "batches",
+    "WindowSamples": "batches",
+    "answers": "answering",
+    "evaluate": "evaluation",
+    "examples_of": "sources",
+    "prepare": "job",
+    "to_tensors": "torch_batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'milldam.qa' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"milldam.qa.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,205 @@
+"""Windows of a feature store as batches: plain, or time-step-major, a list over the segments of documents.
+
+    for batch in WindowSamples(store).batches(16, seed=1): ...       a dict of arrays, one row a window
+    for steps in DocumentSamples(store).batches(16, seed=1):         16 documents
+        for step in steps: ...                                       a dict of arrays, one row a document
+
+Shuffled, ranks, epochs, reading ahead and states are those of every loader (loader/batches.py). A plain batch costs its
+own arrays. A time-step batch is as long as its longest document: choose segments (selection.py) where documents are
+long, or let rows take the next document when one ends (lanes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError
+from milldam.loader.order import Order, Shuffle, Stretches, make_order
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import ranges
+from milldam.loader.samples import Array, Batch, Located, Samples
+from milldam.qa.document_order import DocumentOrder, GroupedByLength
+from milldam.qa.selection import Selection, chosen_windows
+from milldam.qa.window_rows import COLUMNS, Rows, WindowColumns, Windows
+
+
+class FeatureSamples(Samples):
+    """Samples made of a feature store's windows."""
+
+    def __init__(self, store: Windows, columns: Sequence[str]) -> None:
+        if not len(store):
+            raise ConfigError("This feature store holds no windows: nothing to make batches of.")
+        self.store, self.columns = store, WindowColumns(columns)
+
+    @property
+    def sample_tokens(self) -> int:
+        return self.store.form.max_seq_length
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.store.form.token_dtype)
+        return dtype
+
+    @property
+    def announces(self) -> bool:
+        return False
+
+    def announce(self, numbers: Int64s) -> None:
+        pass
+
+    def announce_stretches(self, stretches: Stretches) -> None:
+        pass
+
+    def release_stretches(self, stretches: Stretches) -> None:
+        pass
+
+
+class WindowSamples(FeatureSamples):
+    """Windows by number: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
+
+    def __init__(self, store: Windows, *, columns: Sequence[str] = COLUMNS) -> None:
+        super().__init__(store, columns)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "question-answering windows", "samples": len(self), "store": self.store.fingerprint}
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, number: int) -> Rows:
+        rows = self.read(np.array([self._number(number)]))
+        return {name: column[0] for name, column in rows.items()}
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Rows:
+        return self.columns.read(self.store, numbers, dtype, out)
+
+    def order(self, shuffle: Shuffle, seed: int) -> Order:
+        return make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
+
+    def __repr__(self) -> str:
+        return f"WindowSamples({len(self):,} windows of {self.sample_tokens:,} tokens)"
+
+
+class TimeSteps(list[Rows]):
+    """Documents step by step: `steps[t]` has segment t of every document, row b is the same document at every step.
+
+    `document_mask` is False, and the row is padding, where a document has ended: [A(1), B(3), C(2)] gives
+    [A, B, C], [pad, B, C], [pad, B, pad]. Steps are views of arrays for the whole batch.
+    """
+
+    def __init__(self, steps: Iterable[Rows], examples: Int64s) -> None:
+        super().__init__(steps)
+        self.examples = examples
+        """(rows,): the document of each row, by its number in the store."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TimeSteps, (list(self), self.examples)
+
+
+class DocumentSamples(FeatureSamples):
+    """Documents by number; their batches are `TimeSteps`.
+
+    selection         which segments of each document; None: all
+    group_by_length   documents of about one length come together, which saves padding: see `GroupedByLength`. Best
+                      where batch_size times world_size divides 32 or is a multiple of it.
+    """
+
+    def __init__(
+        self,
+        store: Windows,
+        *,
+        selection: Selection | None = None,
+        group_by_length: bool = False,
+        columns: Sequence[str] = COLUMNS,
+    ) -> None:
+        super().__init__(store, columns)
+        self.selection, self.group_by_length = selection, bool(group_by_length)
+
+    @property
+    def reusable(self) -> bool:
+        """Every batch has other shapes."""
+        return False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        own = {"kind": "question-answering documents", "samples": len(self), "store": self.store.fingerprint}
+        chosen = None if self.selection is None else self.selection.as_dict()
+        return own | {"selection": chosen, "group_by_length": self.group_by_length}
+
+    @property
+    def sample_tokens(self) -> int:
+        """Of a document of mean length."""
+        segments = max(1, round(len(self.store) / self.store.examples))
+        most = segments if self.selection is None else min(segments, self.selection.max_segments)
+        return self.store.form.max_seq_length * most
+
+    def __len__(self) -> int:
+        return self.store.examples
+
+    def __getitem__(self, number: int) -> Rows:
+        """The windows of one document, as the first epoch has them."""
+        firsts, counts = self.chosen(np.array([self._number(number)]))
+        return self.columns.read(self.store, ranges(firsts, counts), np.int64)
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> TimeSteps:
+        """Numbers from `len(self)` on are those of later epochs."""
+        return self._steps(numbers, *self.chosen(numbers), dtype)
+
+    def locate(self, numbers: Int64s) -> Located:
+        # (documents, 2): the first window and how many, for some thousands of documents in one look
+        return Located(numbers, np.stack(self.chosen(numbers), axis=1))
+
+    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> TimeSteps:
+        if located.places is None:
+            return self.read(located.numbers, dtype)
+        return self._steps(located.numbers, located.places[:, 0], located.places[:, 1], dtype)
+
+    def chosen(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+        """The first window that is read of each document, and how many."""
+        epochs, documents = np.divmod(numbers, len(self))
+        return chosen_windows(self.store, self.selection, documents, epochs)
+
+    def _steps(self, numbers: Int64s, firsts: Int64s, counts: Int64s, dtype: npt.DTypeLike) -> TimeSteps:
+        # One step at least: documents without windows are rows of padding.
+        shape = (max(1, int(counts.max(initial=0))), len(numbers))
+        rows = np.repeat(np.arange(len(numbers)), counts)
+        places = ranges(np.zeros_like(counts), counts), rows
+        columns = placed(self.columns, self.store, ranges(firsts, counts), shape, places, dtype)
+        steps = ({name: column[t] for name, column in columns.items()} for t in range(shape[0]))
+        return TimeSteps(steps, numbers % len(self))
+
+    def order(self, shuffle: Shuffle, seed: int) -> Order:
+        below = make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
+        if not self.group_by_length:
+            return DocumentOrder(below, len(self))
+        return GroupedByLength(below, len(self), self._lengths, seed if shuffle else None)
+
+    def _lengths(self, documents: Int64s) -> Int64s:
+        _, segments = self.store.windows_of(documents)
+        return segments if self.selection is None else self.selection.counts(segments)
+
+    def __repr__(self) -> str:
+        return f"DocumentSamples({len(self):,} documents, {len(self.store):,} windows)"
+
+
+def placed(
+    columns: WindowColumns,
+    store: Windows,
+    numbers: Int64s,
+    shape: tuple[int, ...],
+    places: tuple[Array, ...],
+    dtype: npt.DTypeLike,
+) -> Rows:
+    """Windows at places of an array of rows, padding elsewhere; `document_mask` says which is which."""
+    columns_of_all = columns.padding(store.form, shape, dtype)
+    # As narrow as they are stored: they are widened on the way to their places.
+    for name, column in columns.read(store, numbers, store.form.token_dtype).items():
+        columns_of_all[name][places] = column
+    mask = np.zeros(shape, np.bool_)
+    mask[places] = True
+    return columns_of_all | {"document_mask": mask}

@@ -1,0 +1,362 @@
+"""Exact match and F1 of answers, as the official scripts of SQuAD v1.1 and v2 compute them, and by kind of answer.
+
+Answers are compared in lower case, without ASCII punctuation, English articles and superfluous white space, in every
+language. F1 is over the words of both, with repeats. The best of the gold answers counts; a question without a gold
+answer wants an empty one. A question without a prediction counts, with 0 (so does v1.1's script; that of v2 fails).
+
+Questions are read one after the other. Held are ids, gold answers, predictions and scores; contexts are not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from milldam.errors import ConfigError, InputError
+
+Version = Literal["1.1", "2.0"]
+Predicted = Any
+"""{id: text}, the path of such a JSON file, or Predictions."""
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ORDINALS = re.compile(r"(?<=\d)(?:st|nd|rd|th|s)\b", re.IGNORECASE)
+_SHORT_WORDS = 3
+KINDS = ("number", "short", "long")
+
+
+# ---- one answer against another ----
+
+
+def normalized(text: str) -> str:
+    """What is compared of an answer.
+
+    >>> normalized("The  Eiffel-Tower!")
+    'eiffeltower'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(predicted: str, gold: str) -> float:
+    return float(normalized(predicted) == normalized(gold))
+
+
+def f1(predicted: str, gold: str, version: Version = "2.0") -> float:
+    """The harmonic mean of precision and recall over words.
+
+    >>> round(f1("the tall tower", "a tower"), 3)
+    0.667
+    """
+    ours, theirs = normalized(predicted).split(), normalized(gold).split()
+    if version == "2.0" and not (ours and theirs):
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(ours), shared / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+def kind_of(answer: str) -> str:
+    """number: digits without other letters than those of 10th and 1990s; short: up to 3 words; else long.
+
+    >>> kind_of("$1,500"), kind_of("the 1990s"), kind_of("in the 10th and 11th centuries")
+    ('number', 'short', 'long')
+    """
+    rest = _ORDINALS.sub("", answer)
+    if any(one.isdigit() for one in answer) and not any(one.isalpha() for one in rest):
+        return "number"
+    return "short" if len(answer.split()) <= _SHORT_WORDS else "long"
+
+
+# ---- what comes out ----
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Scores of some questions, in percent; 0 where there are none."""
+
+    total: int
+    exact: float
+    f1: float
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best that any threshold on the null odds gives."""
+
+    exact: float
+    exact_threshold: float
+    f1: float
+    f1_threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How good predictions are."""
+
+    version: Version
+    """Whose rules counted: v2 when there are questions without an answer."""
+    groups: dict[str, Group]
+    """all, answerable, unanswerable; of the answerable by their first answer: number, short (up to 3 words), long."""
+    missing: tuple[str, ...] = ()
+    """Questions without a prediction: 0 each."""
+    unknown: int = 0
+    """Predictions for questions that are not in the references; they don't count."""
+    best: Best | None = None
+    """With null odds."""
+
+    @property
+    def total(self) -> int:
+        return self.groups["all"].total
+
+    @property
+    def exact(self) -> float:
+        return self.groups["all"].exact
+
+    @property
+    def f1(self) -> float:
+        return self.groups["all"].f1
+
+    def as_dict(self) -> dict[str, Any]:
+        """By the names of the official scripts, with `by_type`, `missing` and `unknown` besides."""
+        found: dict[str, Any] = {"exact": self.exact, "f1": self.f1, "total": self.total}
+        for prefix, name in (("HasAns", "answerable"), ("NoAns", "unanswerable")):
+            group = self.groups[name]
+            if group.total:
+                found |= {f"{prefix}_exact": group.exact, f"{prefix}_f1": group.f1, f"{prefix}_total": group.total}
+        if self.best is not None:
+            found |= {"best_exact": self.best.exact, "best_exact_thresh": self.best.exact_threshold}
+            found |= {"best_f1": self.best.f1, "best_f1_thresh": self.best.f1_threshold}
+        by_type = {name: asdict(self.groups[name]) for name in KINDS}
+        return found | {"by_type": by_type, "missing": len(self.missing), "unknown": self.unknown}
+
+
+# ---- references against predictions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is known to be right."""
+
+    id: str
+    gold: tuple[str, ...]
+    """The texts of its answers."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Scores by question."""
+
+    exact: dict[str, float] = field(default_factory=dict)
+    f1: dict[str, float] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    """The kind of each question's first answer; unanswerable: it has none."""
+
+    def answerable(self, id: str) -> bool:
+        return self.kinds[id] != "unanswerable"
+
+    def groups(self) -> dict[str, Group]:
+        members: dict[str, list[str]] = {name: [] for name in ("all", "answerable", "unanswerable", *KINDS)}
+        for id, kind in self.kinds.items():
+            members["all"].append(id)
+            members[kind].append(id)
+            if kind != "unanswerable":
+                members["answerable"].append(id)
+        return {
+            name: Group(len(ids), _percent(self.exact, ids), _percent(self.f1, ids)) for name, ids in members.items()
+        }
+
+
+def _percent(scores: dict[str, float], ids: list[str]) -> float:
+    return 100.0 * sum(scores[id] for id in ids) / len(ids) if ids else 0.0
+
+
+def evaluate(
+    references: Any,
+    predictions: Predicted,
+    null_odds: Mapping[str, float] | str | Path | None = None,
+    *,
+    threshold: float | None = None,
+    version: Version | None = None,
+) -> Scores:
+    """Score predictions as the official scripts do.
+
+    references   a SQuAD JSON file, flat records (jsonl, parquet, a data set; or a list of dicts), or a feature store
+    predictions  {id: text}, a JSON file of that, or what `answers` gives
+    null_odds    {id: number} or a JSON file of that: the higher, the more the model thinks that there is no answer
+    threshold    take a prediction for empty when its null odds are above this; None: as the predictions have it
+    version      whose rules; None: v2 when a question has no answer, else v1.1 (they differ on empty texts alone)
+
+    A question that comes twice counts once, its last answers.
+
+    >>> evaluate("dev-v2.0.json", "predictions.json", "null_odds.json").f1                         # doctest: +SKIP
+    81.4
+    """
+    if threshold is not None and null_odds is None:
+        raise ConfigError("threshold: it applies to null odds; give null_odds as well.")
+    questions = {question.id: question.gold for question in questions_of(references)}
+    if not questions:
+        raise InputError(f"{_named(references)}: no questions in it.")
+    texts, odds = read_predictions(predictions), None if null_odds is None else read_null_odds(null_odds)
+    chosen = version or ("2.0" if not all(questions.values()) else "1.1")
+    tally = _scored(questions, texts, chosen)
+    missing = tuple(id for id in questions if id not in texts)
+    if odds is not None:
+        _require_odds(odds, [id for id in questions if id in texts], null_odds)
+    best = None if odds is None else _best(tally, texts, odds)
+    if odds is not None and threshold is not None:
+        _apply_threshold(tally, odds, threshold, set(missing))
+    return Scores(chosen, tally.groups(), missing, sum(id not in questions for id in texts), best)
+
+
+def _scored(questions: dict[str, tuple[str, ...]], texts: dict[str, str], version: Version) -> _Tally:
+    tally = _Tally()
+    for id, gold in questions.items():
+        tally.kinds[id] = kind_of(gold[0]) if gold else "unanswerable"
+        # v2 leaves out answers of which nothing is left to compare.
+        wanted = gold if version == "1.1" else [one for one in gold if normalized(one)]
+        predicted = texts.get(id)
+        tally.exact[id] = tally.f1[id] = 0.0
+        if predicted is not None:
+            tally.exact[id] = max(exact_match(predicted, one) for one in wanted or [""])
+            tally.f1[id] = max(f1(predicted, one, version) for one in wanted or [""])
+    return tally
+
+
+def _require_odds(odds: Mapping[str, float], ids: list[str], source: Any) -> None:
+    without = [id for id in ids if id not in odds]
+    if without:
+        raise InputError(
+            f'{_named(source)}: no null odds for {len(without):,} of {len(ids):,} predictions, such as "{without[0]}". '
+            "Make both files in one run."
+        )
+
+
+def _apply_threshold(tally: _Tally, odds: Mapping[str, float], threshold: float, missing: set[str]) -> None:
+    for id in tally.kinds:
+        if id not in missing and odds[id] > threshold:
+            tally.exact[id] = tally.f1[id] = float(not tally.answerable(id))
+
+
+def _best(tally: _Tally, texts: dict[str, str], odds: Mapping[str, float]) -> Best:
+    return Best(*_best_of(tally, tally.exact, texts, odds), *_best_of(tally, tally.f1, texts, odds))
+
+
+def _best_of(
+    tally: _Tally, scores: dict[str, float], texts: dict[str, str], odds: Mapping[str, float]
+) -> tuple[float, float]:
+    """The best score over all thresholds, and the lowest threshold that gives it.
+
+    From a threshold so low that every answer is empty, one answer after the other is let through.
+    """
+    now = best = float(sum(not tally.answerable(id) for id in tally.kinds))
+    best_threshold = 0.0
+    for id in sorted((id for id in odds if id in texts and id in tally.kinds), key=odds.__getitem__):
+        if tally.answerable(id):
+            now += scores[id]
+        elif texts[id]:
+            now -= 1
+        if now > best:
+            best, best_threshold = now, odds[id]
+    return 100.0 * best / len(tally.kinds), best_threshold
+
+
+# ---- reading ----
+
+
+def read_predictions(predictions: Predicted) -> dict[str, str]:
+    """{id: text} from what `evaluate` takes."""
+    if hasattr(predictions, "texts"):
+        return dict(predictions.texts())
+    return _checked(predictions, str, "a text", "{question id: answer}")
+
+
+def read_null_odds(odds: Mapping[str, float] | str | Path) -> dict[str, float]:
+    return _checked(odds, (int, float), "a number", "{question id: number}")
+
+
+def _checked(source: Any, kind: Any, called: str, form: str) -> dict[str, Any]:
+    found = source if isinstance(source, Mapping) else _read_json(Path(source))
+    if not isinstance(found, Mapping):
+        raise InputError(f"{_named(source)}: a JSON object {form} is needed; found {_called(found)}.")
+    for id, value in found.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f'{_named(source)}: "{id}" has {_called(value)} where {called} is needed, as in {form}.')
+    return dict(found)
+
+
+def _called(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
+    return names.get(type(value), "a number")
+
+
+def _named(source: Any) -> str:
+    return str(source) if isinstance(source, str | Path) else f"the {type(source).__name__} that was given"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}).") from None
+
+
+def questions_of(references: Any) -> Iterator[Question]:
+    """The questions of a file, of flat records or SQuAD's own form, or of a feature store."""
+    if isinstance(references, str | Path):
+        return _of_path(Path(references))
+    if hasattr(references, "example") and hasattr(references, "examples"):
+        return (_of_record(references.example(number), _named(references)) for number in range(references.examples))
+    if isinstance(references, Mapping):
+        return _of_squad(references, _named(references))
+    return (_of_record(record, _named(references)) for record in references)
+
+
+def _of_path(path: Path) -> Iterator[Question]:
+    from milldam.qa.feature_store.manifest import NAME
+
+    if (path / NAME).exists():
+        from milldam.qa.feature_store import FeatureStore
+
+        return questions_of(FeatureStore(path))
+    from milldam.qa.sources import examples_of
+
+    found = examples_of(path, split="validation", on_reject=_refuse)
+    return (Question(one.id, tuple(answer.text for answer in one.answers)) for one in found)
+
+
+def _refuse(reject: Any) -> None:
+    """Scores over some of the questions would look like scores over all."""
+    raise InputError(f"{reject.file}: {reject.where}: {reject.detail}. References must be whole: mend it.")
+
+
+def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Question]:
+    if not isinstance(document.get("data"), list):
+        raise InputError(f'{name}: no list "data" in it, as SQuAD files have.')
+    for article in document["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield _of_record(question, name)
+
+
+def _of_record(record: Any, name: str) -> Question:
+    """SQuAD's answers are a list of objects, those of the flat form one object of lists; an `Example` has its own."""
+    if hasattr(record, "answers") and hasattr(record, "id"):
+        return Question(str(record.id), tuple(answer.text for answer in record.answers))
+    try:
+        answers = record["answers"]
+        texts: Iterable[str] = answers["text"] if isinstance(answers, Mapping) else [one["text"] for one in answers]
+        return Question(str(record["id"]), tuple(texts))
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f'{name}: a question without {error}; "id" and "answers" with their "text" are needed.'
+        ) from None

@@ -1,0 +1,419 @@
+"""The job of `milldam qa`: examples to a store of features. Each step leaves a state from which the same call goes on.
+
+prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
+read        the sources once, in order, into parts of examples in the run folder
+window      units of parts to shards of windows, in worker processes; every finished shard is recorded
+finish      the list of repaired answers gathered, the manifest written last
+
+Memory: this process reads and keeps count; a worker holds a tokenizer and a batch of windows. How many workers there
+are follows from the budget, and what they make from the input and the settings alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam.errors import InputError, ResourceError
+from milldam.files import NewFile, hash_bytes, remove_temporaries, write_json
+from milldam.memory import Budget, Monitor, format_size, release, usage
+from milldam.planning import TOKENIZER_FACTOR, WorkPlan, cores, fit_workers
+from milldam.progress import Observer, Quiet
+from milldam.qa.feature_store.manifest import NAME as MANIFEST
+from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
+from milldam.qa.listing import list_files
+from milldam.qa.parts import FOLDER as PARTS
+from milldam.qa.parts import REJECTS, Read, ReadTask
+from milldam.qa.settings import QASettings, settings_of
+from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
+from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
+from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
+from milldam.sources.listing import InputFile
+from milldam.workforce import Staff, Stage, Workforce
+
+if TYPE_CHECKING:
+    from milldam.qa.feature_store.reader import FeatureStore
+
+ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
+WINDOWS_BYTES = 42 * 10**6
+"""What a worker's batch of examples and its windows take, besides what any worker takes."""
+LONG_EXAMPLE, LONG_FACTOR = 256_000, 160
+"""An example of more bytes is a batch by itself, and takes about so many times the bytes that it has more."""
+SMALL_PARTS = 8 * 10**6
+"""Bytes of examples for which starting worker processes takes longer than the work."""
+_READ = "read.json"
+
+
+@dataclass(frozen=True, slots=True)
+class QASummary:
+    """What a finished run tells."""
+
+    out: Path
+    up_to_date: bool
+    examples: int
+    """Examples that have windows."""
+    windows: int
+    counts: dict[str, Any]
+    """As the manifest has them."""
+    seconds: float = 0.0
+    wall: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Work by kind, summed over workers."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"out": str(self.out)}
+
+
+def prepare(
+    inputs: str | Path | Sequence[str | Path] | Mapping[str, Any] | QASettings,
+    out: str | Path | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    **options: Any,
+) -> FeatureStore:
+    """Turn examples of question answering into a store of features and open it; what `milldam qa` does.
+
+    `inputs`: files, folders, globs, names on the Hub; or all settings at once, as a dict. `options` are the other
+    settings of `QASettings`: max_seq_length, overlap, hop, doc_stride (which means overlap), memory_tokens, and so on.
+    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
+    job takes on top of what the program holds already.
+
+    >>> prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased", overlap=128)   # doctest: +SKIP
+    FeatureStore('squad.milldam': 131,944 windows of 384, 130,319 examples, 700 MB)
+    """
+    from milldam.qa.feature_store.reader import FeatureStore
+
+    release()
+    settings = _settings(inputs, {"out": out, "tokenizer": tokenizer, **options})
+    run_qa(settings, held_bytes=usage().anonymous)
+    return FeatureStore(settings.out)
+
+
+def _settings(given: Any, options: dict[str, Any]) -> QASettings:
+    said = {name: value for name, value in options.items() if value is not None}
+    if isinstance(given, QASettings):
+        return settings_of(asdict(given) | said)
+    return settings_of({**given, **said} if isinstance(given, Mapping) else {"inputs": given, **said})
+
+
+def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
+    """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
+    with QARun(Path(settings.out)) as run:
+        return _Job(settings, run, observer or Quiet(), held_bytes).run()
+
+
+class QARun(Run):
+    """The run folder of a store of features: the same, with another manifest and other records."""
+
+    manifest = MANIFEST
+
+    def __enter__(self) -> QARun:
+        super().__enter__()
+        return self
+
+    def identity(self) -> Identity:
+        if self.state() == FINISHED:
+            made = FeatureManifest.read(self.out)
+            return Identity(made.settings, made.input)
+        return super().identity()
+
+    def has_results(self) -> bool:
+        read = self.what_was_read()
+        return (read is not None and read.examples > 0) or super().has_results()
+
+    def _clear(self) -> None:
+        super()._clear()
+        (self.out / ANSWERS).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        super().tidy()
+        remove_temporaries(self.folder / PARTS)
+
+    def what_was_read(self) -> Read | None:
+        """What the first stage left when it was done; None: it was not."""
+        path = self.folder / _READ
+        return Read(**json.loads(path.read_bytes())) if path.exists() else None
+
+    def made(self) -> dict[int, Made]:
+        """The units that are done and whose files are there."""
+        found = (Made(**line) for line in self.appended(QA_RECORDS))
+        return {one.unit: one for one in found if self._has_files(one)}
+
+    def safe(self) -> dict[str, int]:
+        made = self.made().values()
+        return {
+            "units_done": len(made),
+            "documents": sum(one.shard["examples"] for one in made if one.shard is not None),
+            "tokens": sum(one.counts["tokens"] for one in made),
+        }
+
+    def _has_files(self, made: Made) -> bool:
+        files = (made.shard or {"files": {}})["files"]
+        try:
+            return all((self.out / name).stat().st_size == record["bytes"] for name, record in files.items())
+        except OSError:
+            return False
+
+
+class _Job:
+    def __init__(self, settings: QASettings, run: QARun, observer: Observer, held_bytes: int) -> None:
+        self._settings, self._run, self._observer = settings, run, observer
+        self._rules = settings.rules
+        self._budget = Budget.of(settings.memory, held_bytes)
+
+    def run(self) -> QASummary:
+        run = self._run
+        with (
+            Monitor(run.folder / "memory.csv", stage="prepare") as self._monitor,
+            contextlib.closing(Workforce(run, self._observer, self._monitor, self._budget)) as self._workforce,
+        ):
+            tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
+            release()
+            identity = Identity(self._identity_settings(tokenizer), self._list_input())
+            begin = self._where_to_begin(identity)
+            if begin == FINISHED:
+                _remove_intermediate(run)
+                return _told_by(FeatureManifest.read(run.out), run.out)
+            self._loaded_bytes = TOKENIZER_FACTOR * len(tokenizer.json) + WINDOWS_BYTES
+            fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
+            self._begin(begin, identity, tokenizer)
+            read = self._read()
+            self._plan = self._plan_work(read, identity)
+            self._observer.planned(self._plan)
+            made = self._make_windows(read, tokenizer)
+            self._workforce.close()
+            self._workforce.enter("finish")
+            return self._finish(read, made, tokenizer, identity)
+
+    # ---- prepare ----
+
+    def _identity_settings(self, tokenizer: QATokenizer) -> dict[str, Any]:
+        """Every setting that changes features, with what "auto" stands for settled."""
+        template = tokenizer.template
+        settled = {
+            "first": "context" if template.context_first else "question",
+            "padding_side": "left" if template.pad_left else "right",
+        }
+        special = {"pad_id": template.pad_id, "pad_type": template.pad_type, "cls_id": template.cls_id}
+        rules = self._rules.as_dict() | settled
+        kept = {"max_examples": self._settings.max_examples, "split": self._settings.split}
+        return {"tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
+
+    def _list_input(self) -> dict[str, Any]:
+        files = list_files(self._settings.paths, self._settings.split)
+        return self._run.write_inputs((0, file) for file in files)
+
+    def _where_to_begin(self, identity: Identity) -> str:
+        """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
+        run, state = self._run, self._run.state()
+        same = state != NEW and not run.identity().differences(identity)
+        if state == NEW or (self._settings.overwrite and not (same and state == UNFINISHED)):
+            return NEW
+        if state == UNFINISHED and not same and not run.has_results():
+            return NEW  # it was planned, and nothing came of it
+        run.require_same(identity)
+        return state
+
+    def _begin(self, begin: str, identity: Identity, tokenizer: QATokenizer) -> None:
+        run = self._run
+        if begin == NEW:
+            self._monitor.restart()
+            run.stage(())
+            run.start(identity, {"tokenizer.json": tokenizer.json.encode()})
+        elif run.has_moved():
+            run.replan(())
+        run.tidy()
+
+    # ---- read ----
+
+    def _read(self) -> Read:
+        run, found = self._run, self._run.what_was_read()
+        if found is not None:
+            return found
+        task = ReadTask(
+            run.folder,
+            run.out / REJECTS,
+            lambda: (InputFile(**file) for file in run.inputs()),
+            self._settings.max_examples,
+            self._settings.strict,
+        )
+        reads: list[Read] = []
+        stage = Stage("read", task, iter([0]), lambda unit: None, total=1)
+        self._workforce.work(stage, Staff(1, 1), reads.append)
+        write_json(run.folder / _READ, asdict(reads[0]))
+        return reads[0]
+
+    # ---- window ----
+
+    def _plan_work(self, read: Read, identity: Identity) -> WorkPlan:
+        units, done = len(read.units()), len(self._run.made())
+        wanted = self._settings.workers or cores()
+        small = self._settings.workers is None and sum(read.parts) < SMALL_PARTS
+        useful = 1 if small else max(1, min(wanted, units - done))
+        parent = usage().anonymous
+        workers = self._fit_workers(parent, useful, read.longest)
+        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        rules = self._rules
+        step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
+        return WorkPlan(
+            budget=self._budget,
+            units=units,
+            done=done,
+            input_bytes=identity.input["bytes"],
+            shard_size=sum(read.parts) // max(1, units),
+            workers=workers,
+            threads=max(1, wanted // workers),
+            share_bytes=left // workers,
+            engine="huggingface",
+            engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+            stages=("read", "window"),
+        )
+
+    def _fit_workers(self, parent: int, useful: int, longest: int) -> int:
+        needed = self._loaded_bytes + LONG_FACTOR * max(0, longest - LONG_EXAMPLE)
+        try:
+            return fit_workers(self._budget, parent, needed, useful)
+        except ResourceError as error:
+            raise ResourceError(f"{error}\nThe longest example has {format_size(longest)}.") from None
+
+    def _make_windows(self, read: Read, tokenizer: QATokenizer) -> dict[int, Made]:
+        run, units, made = self._run, read.units(), self._run.made()
+        todo = [number for number in range(len(units)) if number not in made]
+        task = WindowTask(
+            run.out, run.folder, self._settings.split, self._rules, tokenizer.template, tokenizer.form(self._rules)
+        )
+
+        def keep(one: Made) -> None:
+            run.append(QA_RECORDS, asdict(one))
+            made[one.unit] = one
+
+        stage = Stage(
+            "window",
+            task,
+            iter(todo),
+            lambda number: Assigned(number, units[number]),
+            total=len(units),
+            done=len(units) - len(todo),
+            input_bytes=sum(read.parts[part] for number in todo for part in units[number]),
+        )
+        if todo:
+            self._workforce.work(stage, Staff(self._plan.workers, self._plan.threads), keep)
+        return made
+
+    # ---- finish ----
+
+    def _finish(self, read: Read, made: dict[int, Made], tokenizer: QATokenizer, identity: Identity) -> QASummary:
+        run = self._run
+        if self._list_input() != identity.input:
+            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
+        _gather_answers(run, len(read.units()))
+        manifest = _manifest(read, made, tokenizer, identity, tokenizer.form(self._rules))
+        if not manifest.shards:
+            raise InputError(_nothing_left(read, manifest, run.out))
+        run.tidy()
+        summary = self._summary(manifest)
+        write_json(run.folder / SUMMARY, summary.as_json())
+        manifest.write(run.out)
+        _remove_intermediate(run)
+        run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
+        return summary
+
+    def _summary(self, manifest: FeatureManifest) -> QASummary:
+        told = _told_by(manifest, self._run.out)
+        return QASummary(
+            told.out,
+            False,
+            told.examples,
+            told.windows,
+            told.counts,
+            seconds=self._workforce.elapsed,
+            wall=self._workforce.wall,
+            stages=dict(self._workforce.seconds),
+            memory=self._monitor.summary() | {"budget": self._budget.limit_bytes},
+            workers=self._plan.workers,
+        )
+
+
+def _told_by(manifest: FeatureManifest, out: Path) -> QASummary:
+    return QASummary(out, True, manifest.examples, manifest.windows, manifest.counts)
+
+
+def _manifest(
+    read: Read, made: dict[int, Made], tokenizer: QATokenizer, identity: Identity, form: Any
+) -> FeatureManifest:
+    template = tokenizer.template
+    units = [made[number] for number in sorted(made)]
+    return FeatureManifest(
+        form=form,
+        tokenizer={
+            "name": tokenizer.name,
+            "xxh3": hash_bytes(tokenizer.json.encode()),
+            "vocab_size": tokenizer.vocab_size,
+            "cls_id": template.cls_id,
+        },
+        memory={"read": list(template.memory_read), "write": list(template.memory_write)},
+        template=template_facts(template),
+        settings=identity.settings,
+        input=identity.input,
+        shards=tuple(FeatureShard.from_dict(one.shard) for one in units if one.shard is not None),
+        counts=_counts(read, units),
+    )
+
+
+def _counts(read: Read, units: list[Made]) -> dict[str, Any]:
+    found: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    for one in units:
+        found.update(one.counts)
+        dropped.update(one.dropped)
+    return {
+        "examples": read.examples,
+        "answered": found["ok"] + found["repaired"],
+        "unanswerable": found["none"],
+        "repaired": found["repaired"],
+        "unrepairable": found["unrepairable"],
+        "dropped": dict(sorted(dropped.items())),
+        "rejected": read.rejected,
+        "windows": found["windows"],
+        "windows_with_answers": found["windows_with_answers"],
+        "tokens": found["tokens"],
+    }
+
+
+def _gather_answers(run: QARun, units: int) -> None:
+    """The answers that were repaired, could not be, or were dropped, of all units in order."""
+    with NewFile(run.out / ANSWERS) as new:
+        for path in _existing(run, units):
+            new.write(path.read_bytes())
+        if new.size:
+            new.commit()
+
+
+def _existing(run: QARun, units: int) -> Iterator[Path]:
+    return (path for number in range(units) if (path := answers_path(run.folder, number)).exists())
+
+
+def _remove_intermediate(run: QARun) -> None:
+    """What a finished store no longer needs."""
+    shutil.rmtree(run.folder / PARTS, ignore_errors=True)
+    for path in run.folder.glob("answers-*.jsonl"):
+        path.unlink(missing_ok=True)
+
+
+def _nothing_left(read: Read, manifest: FeatureManifest, out: Path) -> str:
+    lost = read.rejected | manifest.counts["dropped"]
+    if not lost:
+        return "No examples in the input: nothing to write."
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in lost.items())
+    where = f"\nThe rejected records are in {out / REJECTS}." if read.rejected else ""
+    return f"No examples left: {reasons}.{where}"

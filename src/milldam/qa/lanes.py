@@ -1,0 +1,336 @@
+"""Lanes: rows of which each takes the next document when its last one ends, so that no step waits for the longest.
+
+    for step in Lanes(store, 16, seed=1): ...       a dict of arrays, one row a lane; `reset` where a document begins
+
+Document i of the global order goes to rank i mod world_size, there to the first lane that is free. A lane is padding
+only at the very end, when there is no document left for it. Ranks end with the same step: those that are through
+before go on with steps of padding. Holds a step, those made ahead, and the next `_DOCUMENTS_AT_ONCE` documents' places.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader.batches import Delivery, wide_enough
+from milldam.loader.order import Order, Shuffle
+from milldam.loader.permutation import Int64s
+from milldam.prefetch import prefetched
+from milldam.qa.batches import DocumentSamples, placed
+from milldam.qa.selection import Selection
+from milldam.qa.window_rows import COLUMNS, Rows, Windows
+
+STATE_VERSION = 1
+_DOCUMENTS_AT_ONCE = 1024
+"""Documents whose order and windows are looked up in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where lanes stand behind a step: all that is needed to go on."""
+
+    begin: int
+    """The place in the global order where this loop began."""
+    taken: int
+    """Documents of this loop that this rank went through or has in its lanes."""
+    steps: int
+    windows: int
+    """Rows of these steps that were no padding."""
+    documents: tuple[int, ...]
+    """By lane: the document's number, with its epoch; -1: none."""
+    segments: tuple[int, ...]
+    """By lane: how many of its segments are through."""
+
+
+class Lanes:
+    """Iterate to get steps; `state_dict()` says where it stands, `load_state_dict()` goes on from there.
+
+    A `for` loop goes on where the last one left off; when all epochs are through, the next loop brings the epochs
+    that follow, in another order.
+
+    selection   which segments of each document; None: all
+    epochs      how many times over the documents; None: without end
+    prefetch    steps that a thread makes ahead
+
+    A state fits as many lanes and ranks as it was made with. Each rank loads its own in no time; another rank's state
+    of the same step does too, at about 0.05 ms for every step that is through.
+    """
+
+    def __init__(
+        self,
+        store: Windows,
+        batch_size: int,
+        *,
+        selection: Selection | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int | None = 1,
+        shuffle: Shuffle = True,
+        columns: Sequence[str] = COLUMNS,
+        prefetch: int = 0,
+        dtype: npt.DTypeLike = np.int64,
+    ) -> None:
+        if prefetch < 0:
+            raise ConfigError(f"prefetch: {prefetch}; use 0 or more steps.")
+        self.samples = DocumentSamples(store, selection=selection, columns=columns)
+        self.delivery = Delivery(batch_size, rank, world_size, epochs)
+        self._seed, self._shuffle = operator.index(seed), shuffle
+        self._prefetch, self._dtype = prefetch, wide_enough(dtype, self.samples)
+        self._order = self.samples.order(shuffle, self._seed)
+        self._standing = self._at_begin(0)
+        self._running: Iterator[tuple[Rows, Standing]] | None = None
+
+    def _at_begin(self, place: int) -> Standing:
+        lanes = self.delivery.batch_size
+        return Standing(place, 0, 0, 0, (-1,) * lanes, (0,) * lanes)
+
+    def _end(self, begin: int) -> int | None:
+        """Where in the global order a loop ends."""
+        return None if self.delivery.epochs is None else begin + self.delivery.epochs * len(self.samples)
+
+    # ---- steps ----
+
+    def __iter__(self) -> Iterator[Rows]:
+        begun = self._standing.steps > 0
+        step = next(self, None)
+        if step is None and begun:
+            # The loop before was left with its last step in hand: it was through.
+            step = next(self, None)
+        while step is not None:
+            running = self._running
+            yield step
+            if running is not self._running:
+                raise RuntimeError("a state was loaded while these lanes were iterated; begin a new loop")
+            step = next(self, None)
+
+    def __next__(self) -> Rows:
+        if self._running is None:
+            made = self._made(self._standing)
+            self._running = prefetched(made, self._prefetch) if self._prefetch else made
+        try:
+            found = next(self._running, None)
+        except BaseException:
+            # What failed or was interrupted is tried again from where it stands, not taken for the end.
+            self._running = None
+            raise
+        if found is None:
+            end = self._end(self._standing.begin)
+            assert end is not None
+            self._standing, self._running = self._at_begin(end), None
+            raise StopIteration
+        step, self._standing = found
+        return step
+
+    def _made(self, standing: Standing) -> Iterator[tuple[Rows, Standing]]:
+        plan = self._plan(standing)
+        while plan.refill():
+            rows = self._read(plan)
+            plan.advance()
+            yield rows, plan.standing()
+        standing = plan.standing()
+        last = self.count_steps(standing.begin) if self.delivery.world_size > 1 else standing.steps
+        while standing.steps < last:
+            standing = replace(standing, steps=standing.steps + 1)
+            yield self._read(plan), standing
+
+    def _plan(self, standing: Standing) -> _Plan:
+        queue = self._queue(self.delivery.rank, standing.begin, standing.taken)
+        return _Plan(queue, standing)
+
+    def _queue(self, rank: int, begin: int, taken: int) -> _Queue:
+        return _Queue(self.samples, self._order, replace(self.delivery, rank=rank), begin, self._end(begin), taken)
+
+    def _read(self, plan: _Plan) -> Rows:
+        columns, store, busy = self.samples.columns, self.samples.store, plan.left > 0
+        reset = busy & (plan.through == 0)
+        if busy.all():
+            return columns.read(store, plan.window, self._dtype) | {"document_mask": busy, "reset": reset}
+        rows = placed(columns, store, plan.window[busy], busy.shape, (busy,), self._dtype)
+        return rows | {"reset": reset}
+
+    def count_steps(self, begin: int = 0) -> int:
+        """Steps of one loop over all epochs, the same for every rank; about 1 us a document."""
+        end = self._end(begin)
+        if end is None:
+            raise TypeError("these lanes have no end (epochs=None)")
+        return max(self._steps_of_rank(rank, begin) for rank in range(self.delivery.world_size))
+
+    def _steps_of_rank(self, rank: int, begin: int) -> int:
+        ends = [0] * self.delivery.batch_size
+        queue = self._queue(rank, begin, 0)
+        while len(found := queue.take(_DOCUMENTS_AT_ONCE)):
+            for segments in found[:, 2].tolist():
+                heapq.heapreplace(ends, ends[0] + segments)
+        return max(ends)
+
+    @property
+    def busy_share(self) -> float:
+        """The share of rows of this loop, so far, that were no padding; 1.0 before the first step."""
+        rows = self._standing.steps * self.delivery.batch_size
+        return self._standing.windows / rows if rows else 1.0
+
+    # ---- states ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, as small JSON: behind the last step that was handed out, not those made ahead."""
+        now = self._standing
+        return {
+            "version": STATE_VERSION,
+            "settings": self._settings(),
+            "rank": self.delivery.rank,
+            "begin": now.begin,
+            "taken": now.taken,
+            "steps": now.steps,
+            "windows": now.windows,
+            "documents": [*now.documents],
+            "segments": [*now.segments],
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """All that decides which window is in which lane at which step."""
+        own: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "lanes": self.delivery.batch_size}
+        return own | {"world_size": self.delivery.world_size} | self.samples.identity
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; one of other data, settings, or another number of lanes or ranks is refused."""
+        _refuse_other(state, self.state_dict())
+        if state["rank"] == self.delivery.rank:
+            counted = {name: int(state[name]) for name in ("begin", "taken", "steps", "windows")}
+            lanes = {name: tuple(map(int, state[name])) for name in ("documents", "segments")}
+            self._standing = Standing(**counted, **lanes)  # type: ignore[arg-type]
+        else:
+            self._standing = self._replayed(int(state["begin"]), int(state["steps"]))
+        self._running = None
+
+    def _replayed(self, begin: int, steps: int) -> Standing:
+        """Where this rank stands after so many steps of a loop; reads no windows."""
+        plan = self._plan(self._at_begin(begin))
+        while plan.steps < steps and plan.refill():
+            plan.advance()
+        return replace(plan.standing(), steps=steps)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = self.delivery
+        options: dict[str, Any] = {
+            "selection": self.samples.selection,
+            "columns": self.samples.columns.names,
+            "seed": self._seed,
+        }
+        options |= {"rank": own.rank, "world_size": own.world_size, "epochs": own.epochs, "shuffle": self._shuffle}
+        options |= {"prefetch": self._prefetch, "dtype": self._dtype}
+        return _made_again, (self.samples.store, own.batch_size, options, self.state_dict())
+
+    def __repr__(self) -> str:
+        return f"Lanes({self.delivery.batch_size:,} lanes over {len(self.samples):,} documents)"
+
+
+def _made_again(store: Windows, batch_size: int, options: dict[str, Any], state: dict[str, Any]) -> Lanes:
+    lanes = Lanes(store, batch_size, **options)
+    lanes.load_state_dict(state)
+    return lanes
+
+
+def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """A state that would go on with other windows, or in other lanes."""
+    if not isinstance(state, dict) or not state.keys() >= own.keys():
+        raise MismatchError("This is no state of lanes: some of what state_dict() gives is missing.")
+    if state["version"] != STATE_VERSION:
+        found = state["version"]
+        raise MismatchError(f"A state of lanes of version {found}; this milldam reads version {STATE_VERSION}.")
+    was, now = state["settings"], own["settings"]
+    names = [name for name in was | now if was.get(name) != now.get(name)]
+    if names:
+        changed = "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
+        raise MismatchError(
+            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start anew."
+        )
+
+
+class _Queue:
+    """A rank's documents of one loop, in order, with the windows chosen of each."""
+
+    def __init__(
+        self, samples: DocumentSamples, order: Order, delivery: Delivery, begin: int, end: int | None, taken: int
+    ) -> None:
+        self._samples, self._order, self._delivery = samples, order, delivery
+        self._begin, self._end = begin, end
+        self._looked_up = taken
+        self._waiting = _none()
+
+    def take(self, most: int) -> Int64s:
+        """(documents, 4): number, first window, windows, and how many documents are taken with it.
+
+        As many as were asked for, unless there are no more. Documents without windows are passed over.
+        """
+        parts, missing = [_none()], most
+        while missing and (len(self._waiting) or self._look_up()):
+            parts.append(self._waiting[:missing])
+            self._waiting = self._waiting[missing:]
+            missing -= len(parts[-1])
+        return np.concatenate(parts)
+
+    def windows_left(self, documents: Int64s, through: Int64s) -> tuple[Int64s, Int64s]:
+        """The next window of documents of which some segments are through, and how many are left; -1: none."""
+        there = documents >= 0
+        windows, left = self._samples.chosen(np.maximum(documents, 0))
+        return windows + through, (left - through) * there
+
+    def _look_up(self) -> bool:
+        """Whether there were any documents left."""
+        ranks = self._delivery.world_size
+        first = self._begin + self._looked_up * ranks
+        stop = first + _DOCUMENTS_AT_ONCE * ranks
+        numbers = self._order.numbers(self._delivery.mine(first, stop if self._end is None else min(stop, self._end)))
+        taken = self._looked_up + 1 + np.arange(len(numbers))
+        self._looked_up += len(numbers)
+        found = np.column_stack((numbers, *self._samples.chosen(numbers), taken))
+        self._waiting = found[found[:, 2] > 0]
+        return len(numbers) > 0
+
+
+def _none() -> Int64s:
+    return np.empty((0, 4), np.int64)
+
+
+class _Plan:
+    """What every lane reads next."""
+
+    def __init__(self, queue: _Queue, standing: Standing) -> None:
+        self._queue, self._begin = queue, standing.begin
+        self._taken, self.steps, self._windows = standing.taken, standing.steps, standing.windows
+        self._document = np.array(standing.documents, np.int64)
+        self.through = np.array(standing.segments, np.int64)
+        """(lanes,): segments of its document that are through."""
+        self.window, self.left = queue.windows_left(self._document, self.through)
+        """(lanes,): the window that comes next, and how many are left of its document."""
+
+    def refill(self) -> bool:
+        """Give a document to every lane without one; whether any lane has one then."""
+        free = np.flatnonzero(self.left == 0)
+        if len(free) and len(found := self._queue.take(len(free))):
+            lanes = free[: len(found)]
+            self._document[lanes], self.window[lanes], self.left[lanes] = found[:, 0], found[:, 1], found[:, 2]
+            self._taken = int(found[-1, 3])
+        return bool(self.left.any())
+
+    def advance(self) -> None:
+        """A step is through."""
+        busy = self.left > 0
+        self.steps += 1
+        self._windows += int(busy.sum())
+        for column, change in ((self.window, 1), (self.left, -1), (self.through, 1)):
+            column[busy] += change
+        ended = self.left == 0
+        self._document[ended], self.through[ended] = -1, 0
+
+    def standing(self) -> Standing:
+        lanes = tuple(self._document.tolist()), tuple(self.through.tolist())
+        return Standing(self._begin, self._taken, self.steps, self._windows, *lanes)

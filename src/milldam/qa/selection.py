@@ -1,0 +1,118 @@
+"""Which segments of a document are read: all, or a continuous stretch of at most `max_segments`.
+
+Chosen when loading, from the store, the document's number and the epoch alone: batch sizes, ranks and workers change
+nothing. To find answers it reads three numbers a window, and only of documents that are longer than the stretch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from milldam.errors import ConfigError, did_you_mean
+from milldam.loader.permutation import Int64s, hashed, mix
+from milldam.loader.reading import ranges
+from milldam.qa.window_rows import Windows
+
+Strategy = Literal["first_n", "answer_centered", "random_continuous"]
+
+_RANDOM_KEY = 0x7365_676D_656E_7473
+_WINDOWS_AT_ONCE = 1 << 16
+"""Windows that are searched for answers in one read: this bounds the memory, whatever the documents' lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A continuous stretch of at most max_segments segments of each document."""
+
+    strategy: Strategy = "first_n"
+    """first_n: the first. answer_centered: with the answer as near to the middle as the ends allow; the first where
+    there is no answer. random_continuous: any stretch, another one in every epoch."""
+    max_segments: int
+    seed: int = 0
+    """For random_continuous."""
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            hint = did_you_mean(str(self.strategy), get_args(Strategy))
+            raise ConfigError(f"strategy: {self.strategy!r}; use one of {', '.join(get_args(Strategy))}.{hint}")
+        for name in ("max_segments", "seed"):
+            # numpy's integers would end up in states, which are JSON.
+            object.__setattr__(self, name, int(getattr(self, name)))
+        if self.max_segments < 1:
+            raise ConfigError(f"max_segments: {self.max_segments}; use 1 or more.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def counts(self, segments: Int64s) -> Int64s:
+        """How many segments are chosen of documents that have so many: the same for every strategy.
+
+        >>> Selection(max_segments=3).counts(np.array([1, 3, 7]))
+        array([1, 3, 3])
+        """
+        return np.minimum(segments, self.max_segments)
+
+    def choose(self, store: Windows, examples: Int64s, epoch: int | Int64s) -> tuple[Int64s, Int64s]:
+        """Of each document: the first segment that is chosen, and how many. `epoch`: one for all, or one for each."""
+        windows, segments = store.windows_of(examples)
+        counts = self.counts(segments)
+        return self._firsts(store, examples, epoch, windows, segments - counts), counts
+
+    def _firsts(self, store: Windows, examples: Int64s, epoch: int | Int64s, windows: Int64s, room: Int64s) -> Int64s:
+        """`room`: the last segment that a stretch can begin with, of each document."""
+        if self.strategy == "random_continuous":
+            return self._random(examples, epoch, room)
+        firsts = np.zeros(len(examples), np.int64)
+        if self.strategy == "answer_centered":
+            longer = np.flatnonzero(room > 0)
+            answers = _answer_segments(store, windows[longer], room[longer] + self.max_segments)
+            firsts[longer] = np.clip(answers - (self.max_segments - 1) // 2, 0, room[longer])
+        return firsts
+
+    def _random(self, examples: Int64s, epoch: int | Int64s, room: Int64s) -> Int64s:
+        epochs = np.broadcast_to(np.asarray(epoch, np.uint64), examples.shape)
+        hashes = hashed(examples.astype(np.uint64) + hashed(epochs, mix(self.seed, _RANDOM_KEY)), 0)
+        scaled = (hashes >> np.uint64(32)) * (room + 1).astype(np.uint64) >> np.uint64(32)
+        return scaled.astype(np.int64)
+
+
+def chosen_windows(
+    store: Windows, selection: Selection | None, examples: Int64s, epoch: int | Int64s
+) -> tuple[Int64s, Int64s]:
+    """Of each document: the number of the first window that is read, and how many; None: all windows."""
+    windows, segments = store.windows_of(examples)
+    if selection is None:
+        return windows, segments
+    counts = selection.counts(segments)
+    return windows + selection._firsts(store, examples, epoch, windows, segments - counts), counts
+
+
+def _answer_segments(store: Windows, windows: Int64s, segments: Int64s) -> Int64s:
+    """The segment with the answer of each document, the middle one where several hold it; 0 where none does."""
+    parts = [_search(store, windows[part], segments[part]) for part in _parts(segments)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _parts(segments: Int64s) -> Iterator[slice]:
+    """Documents in portions of about so many windows as are searched at once; one at least."""
+    portion = (segments.cumsum() - segments) // _WINDOWS_AT_ONCE
+    cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(segments)]
+    return (slice(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin)
+
+
+def _search(store: Windows, windows: Int64s, segments: Int64s) -> Int64s:
+    found = store.rows(ranges(windows, segments), ("start_positions", "cls_index"))
+    holding = np.flatnonzero(found["start_positions"] != found["cls_index"])
+    owner = np.repeat(np.arange(len(segments)), segments)[holding]
+    holders = np.bincount(owner, minlength=len(segments))
+    begins = segments.cumsum() - segments
+    answers = np.zeros(len(segments), np.int64)
+    some = holders > 0
+    middle = (holders.cumsum() - holders + (holders - 1) // 2)[some]
+    answers[some] = holding[middle] - begins[some]
+    return answers

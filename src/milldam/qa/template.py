@@ -1,0 +1,136 @@
+"""How a window is put together: special and memory tokens around the two texts.
+
+    before + [MEM_READ_i] + first text + between + second text + [MEM_WRITE_i] + after, and padding on one side
+
+Taken from what the tokenizer does with a pair of texts, so BERT ([CLS] question [SEP] context [SEP]), RoBERTa, XLNet
+(context <sep> question <sep> <cls>, padded on the left) and tokenizers without special tokens all work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from milldam.errors import InputError
+from milldam.qa.rules import QARules
+
+_CLS_NAMES = ("[CLS]", "<cls>", "<s>", "<|cls|>")
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<unk>", "<|endoftext|>", "</s>")
+_XLNET_CLS_TYPE, _XLNET_PAD_TYPE = 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """Special tokens in one place of a window."""
+
+    ids: tuple[int, ...] = ()
+    types: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The parts of a window but its texts."""
+
+    before: Special
+    between: Special
+    after: Special
+    first_type: int
+    second_type: int
+    context_first: bool
+    pad_id: int
+    pad_type: int
+    pad_left: bool
+    cls_id: int | None
+    """None: the tokenizer has no such token, and the first token of a window stands for it."""
+    memory_read: tuple[int, ...] = ()
+    memory_write: tuple[int, ...] = ()
+
+    @property
+    def taken(self) -> int:
+        """Tokens of a window that are of neither text."""
+        memory = len(self.memory_read) + len(self.memory_write)
+        return len(self.before) + len(self.between) + len(self.after) + memory
+
+
+def template_of(tokenizer: Any, rules: QARules, facts: dict[str, Any] | None = None) -> Template:
+    """The template of a `tokenizers.Tokenizer` under these rules. `facts`: what lies beside it says of padding."""
+    facts = facts or {}
+    pair = _pair(tokenizer)
+    cls_id = _first_known(tokenizer, [facts.get("cls_token"), *_CLS_NAMES], among=_all_ids(pair))
+    left = _pads_left(pair, cls_id, rules, facts)
+    return replace(
+        pair,
+        cls_id=cls_id,
+        pad_left=left,
+        pad_id=_pad_id(tokenizer, facts),
+        pad_type=_XLNET_PAD_TYPE if _XLNET_CLS_TYPE in pair.after.types else 0,
+        context_first=left if rules.first == "auto" else rules.first == "context",
+    )
+
+
+def _pair(tokenizer: Any) -> Template:
+    """What the tokenizer puts around two texts; a WordPiece vocabulary without a template gets BERT's."""
+    text = _some_text(tokenizer)
+    encoded = tokenizer.encode(text, text)
+    cls, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
+    if None not in encoded.sequence_ids and None not in (cls, sep):
+        return _bare(Special((cls,), (0,)), Special((sep,), (0,)), Special((sep,), (1,)), (0, 1))
+    parts: list[list[int]] = [[], [], []]
+    types: list[list[int]] = [[], [], []]
+    text_types = [0, 0]
+    seen = 0
+    for token, kind, sequence in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
+        if sequence is None:
+            parts[seen].append(token)
+            types[seen].append(kind)
+        else:
+            seen, text_types[sequence] = sequence + 1, kind
+    before, between, after = (Special(tuple(ids), tuple(kinds)) for ids, kinds in zip(parts, types, strict=True))
+    return _bare(before, between, after, (text_types[0], text_types[1]))
+
+
+def _some_text(tokenizer: Any) -> str:
+    """A text that becomes tokens: one of letters that the vocabulary lacks may become none."""
+    for text in ("a", "1", ".", *tokenizer.get_vocab()):
+        if tokenizer.encode(text, add_special_tokens=False).ids:
+            return str(text)
+    raise InputError("The tokenizer makes no tokens of any text.")
+
+
+def _bare(before: Special, between: Special, after: Special, types: tuple[int, int]) -> Template:
+    """A template that knows nothing of CLS and padding yet."""
+    return Template(before, between, after, *types, False, 0, 0, False, None)
+
+
+def _all_ids(pair: Template) -> set[int]:
+    return {*pair.before.ids, *pair.between.ids, *pair.after.ids}
+
+
+def _first_known(tokenizer: Any, names: list[Any], among: set[int] | None = None) -> int | None:
+    for name in names:
+        found = tokenizer.token_to_id(name) if isinstance(name, str) else None
+        if found is not None and (among is None or found in among):
+            return int(found)
+    return None
+
+
+def _pads_left(pair: Template, cls_id: int | None, rules: QARules, facts: dict[str, Any]) -> bool:
+    if rules.padding_side != "auto":
+        return rules.padding_side == "left"
+    if facts.get("padding_side") in ("left", "right"):
+        return bool(facts["padding_side"] == "left")
+    # A model that reads its answer off the last token, as XLNet, has its text at the end.
+    return cls_id is not None and cls_id in pair.after.ids and cls_id not in pair.before.ids
+
+
+def _pad_id(tokenizer: Any, facts: dict[str, Any]) -> int:
+    found = _first_known(tokenizer, [facts.get("pad_token"), *_PAD_NAMES])
+    if found is None:
+        raise InputError(
+            f"The tokenizer has no token to pad with (looked for {', '.join(_PAD_NAMES)}). Name one as pad_token in "
+            "the tokenizer_config.json beside it."
+        )
+    return found

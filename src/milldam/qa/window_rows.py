@@ -1,0 +1,148 @@
+"""Windows of a feature store -> rows of a batch: the columns that models take, and rows of padding in the same form.
+
+A read is one call of the store for all windows, whatever shards they lie in. Holds the windows asked for, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, did_you_mean
+from milldam.loader.permutation import Int64s
+from milldam.loader.samples import Array, widened
+
+Rows = dict[str, Array]
+"""Columns by name, one row a window."""
+
+COLUMNS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "start_positions",
+    "end_positions",
+    "cls_index",
+    "example",
+    "segment_index",
+    "total_segments",
+    "has_answer",
+)
+"""What a batch has unless told otherwise."""
+
+_MADE_OF: dict[str, tuple[str, ...]] = {
+    "attention_mask": ("length",),
+    "has_answer": ("start_positions", "cls_index"),
+    "segment_index": ("segment",),
+    "total_segments": ("segments",),
+    "offset_mapping": ("offsets",),
+}
+"""Columns that are stored under another name, or computed."""
+_OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+_POSITIONS = ("start_positions", "end_positions", "cls_index")
+_PADS = {"example": -1, "segment_index": -1, "context_begin": 0, "context_tokens": 0, "total_segments": 0}
+_KNOWN = (*COLUMNS, "offset_mapping", "context_begin", "context_tokens")
+
+
+class Form(Protocol):
+    """What all windows of a store have in common."""
+
+    @property
+    def max_seq_length(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def pad_type(self) -> int: ...
+    @property
+    def pad_left(self) -> bool: ...
+    @property
+    def token_dtype(self) -> Any: ...
+
+
+class Windows(Protocol):
+    """What batches need of a feature store."""
+
+    @property
+    def examples(self) -> int:
+        """How many documents."""
+
+    @property
+    def form(self) -> Form: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def __len__(self) -> int:
+        """How many windows."""
+
+    def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Array]:
+        """Stored columns of these windows, in the order asked for."""
+
+    def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
+        """The first window of each document, and how many it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowColumns:
+    """The columns of a batch.
+
+    Token columns come in the dtype of the batch, `has_answer` as bool, `offset_mapping` as int32, the others as int64.
+    """
+
+    names: Sequence[str] = COLUMNS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.names, str):
+            raise ConfigError(f'columns: "{self.names}" is one name; give a list of names.')
+        object.__setattr__(self, "names", tuple(dict.fromkeys(self.names)))
+        for name in self.names:
+            if name not in _KNOWN:
+                hint = did_you_mean(name, _KNOWN)
+                raise ConfigError(f'columns: no column "{name}" in windows; there are {", ".join(_KNOWN)}.{hint}')
+        if not self.names:
+            raise ConfigError(f"columns: none is named; there are {', '.join(_KNOWN)}.")
+
+    def read(self, store: Windows, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
+        """Windows by number. `out`: columns of as many rows or more, which are overwritten."""
+        wanted = dict.fromkeys(stored for name in self.names for stored in _MADE_OF.get(name, (name,)))
+        stored = store.rows(numbers, tuple(wanted))
+        return {name: self._column(name, stored, store.form, dtype, out[name] if out else None) for name in self.names}
+
+    def _column(
+        self, name: str, stored: Mapping[str, Array], form: Form, dtype: npt.DTypeLike, out: Array | None
+    ) -> Array:
+        if name == "attention_mask":
+            return _attention_mask(stored["length"], form, dtype, out)
+        if name == "has_answer":
+            return widened(stored["start_positions"] != stored["cls_index"], np.bool_, out)
+        return widened(stored[_MADE_OF.get(name, (name,))[0]], _dtype_of(name, dtype), out)
+
+    def padding(self, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
+        """Rows without a window: (*shape, ...) of every column, as a window would be that has no token."""
+        return {name: _padding(name, form, shape, dtype) for name in self.names}
+
+
+def _dtype_of(name: str, dtype: npt.DTypeLike) -> npt.DTypeLike:
+    if name in _OF_TOKENS:
+        return dtype
+    return {"has_answer": np.bool_, "offset_mapping": np.int32}.get(name, np.int64)
+
+
+def _attention_mask(lengths: Array, form: Form, dtype: npt.DTypeLike, out: Array | None) -> Array:
+    """(windows, L): 1 on tokens, 0 on padding."""
+    length = form.max_seq_length
+    mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]
+    # (L,): how far each token is from the side that has no padding
+    places = np.arange(length)[::-1] if form.pad_left else np.arange(length)
+    np.less(places, lengths[:, None], out=mask)
+    return mask
+
+
+def _padding(name: str, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    tails = {"offset_mapping": (form.max_seq_length, 2)} | dict.fromkeys(_OF_TOKENS, (form.max_seq_length,))
+    # An empty window's CLS: on the side where text is, inside the window, so that a loss can take it as a target.
+    cls = form.max_seq_length - 1 if form.pad_left else 0
+    pads = {"input_ids": form.pad_id, "attention_mask": 0, "token_type_ids": form.pad_type, "offset_mapping": -1}
+    pads |= {"has_answer": False} | _PADS | dict.fromkeys(_POSITIONS, cls)
+    return np.full((*shape, *tails.get(name, ())), pads[name], _dtype_of(name, dtype))

@@ -1,0 +1,181 @@
+"""The second stage, in a worker: the parts of a unit -> one shard of windows, and the list of answers to look at.
+
+Holds one batch: as many examples as have 256,000 characters in different contexts and about 8 MB of windows, at most
+256; an example that is larger than that is a batch of its own. What comes out does not depend on the batches.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milldam.executors import PART, PROGRESS, Report, Work
+from milldam.files import NewFile
+from milldam.memory import release, usage
+from milldam.qa.examples import Example
+from milldam.qa.feature_store.format import FeatureForm
+from milldam.qa.feature_store.writer import FeatureShardWriter
+from milldam.qa.parts import REPORT_SECONDS, part_path, read_part
+from milldam.qa.rules import QARules
+from milldam.qa.template import Template
+from milldam.qa.tokenizer import load_windower
+from milldam.qa.windows import Prepared, Windower
+
+BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 8 << 20
+"""Examples, characters of different contexts (what encoding takes), bytes of windows."""
+_CHARACTERS_A_TOKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A unit of work."""
+
+    unit: int
+    parts: range
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of a unit; its files are durable before this is told."""
+
+    unit: int
+    shard: dict[str, Any] | None
+    """None: no example of it has windows."""
+    counts: dict[str, int]
+    dropped: dict[str, int]
+    """Reason -> examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTask:
+    out: Path
+    folder: Path
+    """Of the run."""
+    split: str
+    rules: QARules
+    template: Template
+    form: FeatureForm
+
+    def start(self) -> Work:
+        windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
+
+        def work(assigned: Assigned, report: Report) -> None:
+            _Unit(self, windower, report).make(assigned)
+
+        return work
+
+
+def answers_path(folder: Path, unit: int) -> Path:
+    return folder / f"answers-{unit:06d}.jsonl"
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One unit, being made."""
+
+    task: WindowTask
+    windower: Windower
+    report: Report
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "write": 0.0})
+    shown: Counter[str] = field(default_factory=Counter)
+    """For progress."""
+    told: float = 0.0
+
+    def make(self, assigned: Assigned) -> None:
+        task = self.task
+        shard = None
+        with (
+            FeatureShardWriter(task.out, f"{task.split}-{assigned.unit:05d}", task.form) as writer,
+            NewFile(answers_path(task.folder, assigned.unit)) as answers,
+        ):
+            for batch in _batches(self._examples(assigned.parts), _most_characters(task)):
+                self._append(batch, writer, answers)
+            if answers.size:
+                answers.commit()
+            if writer.windows:
+                shard = writer.commit().as_dict()
+        release()
+        self._tell(force=True)
+        self.report(PART, Made(assigned.unit, shard, dict(self.counts), dict(self.dropped)))
+
+    def _examples(self, parts: Iterable[int]) -> Iterator[Example]:
+        for number in parts:
+            for example, size in read_part(part_path(self.task.folder, number)):
+                self.shown["input_bytes"] += size
+                yield example
+
+    def _append(self, batch: list[Example], writer: FeatureShardWriter, answers: NewFile) -> None:
+        begun = time.perf_counter()
+        prepared = self.windower(batch)
+        made = time.perf_counter()
+        writer.append(prepared.features, batch, prepared.chosen)
+        answers.write(b"".join(_to_look_at(batch, prepared)))
+        self.seconds["encode"] += made - begun
+        self.seconds["write"] += time.perf_counter() - made
+        self._count(batch, prepared)
+        self._tell(force=False)
+
+    def _count(self, batch: list[Example], prepared: Prepared) -> None:
+        features = prepared.features
+        self.dropped.update(prepared.dropped.values())
+        kept = (answer.status for number, answer in enumerate(prepared.chosen) if number not in prepared.dropped)
+        self.counts.update(kept)
+        self.counts["windows"] += len(features)
+        self.counts["windows_with_answers"] += int(features.has_answer.sum())
+        self.counts["tokens"] += int(features.length.sum())
+        self.shown["documents"] += len(batch)
+        self.shown["tokens"] = self.counts["tokens"]
+        self.shown["characters"] += sum(len(example.question) + len(example.context) for example in batch)
+
+    def _tell(self, *, force: bool) -> None:
+        if force or time.monotonic() - self.told > REPORT_SECONDS:
+            self.told = time.monotonic()
+            told = {"counts": dict(self.shown), "seconds": self.seconds}
+            self.report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
+
+
+def _most_characters(task: WindowTask) -> int:
+    """Characters of context, each as often as it is used, whose windows take about `BATCH_WINDOWS`."""
+    length, taken = task.form.max_seq_length, task.template.taken
+    step = max(1, task.rules.step(length - taken))
+    row = sum(column.row_bytes for column in task.form.columns)
+    return max(1, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
+
+
+def _batches(examples: Iterator[Example], most_characters: int) -> Iterator[list[Example]]:
+    batch: list[Example] = []
+    used = different = 0
+    for example in examples:
+        size = len(example.question) + len(example.context)
+        new = size if not batch or batch[-1].context != example.context else len(example.question)
+        full = len(batch) == BATCH_EXAMPLES or used + size > most_characters or different + new > BATCH_CONTEXTS
+        if batch and full:
+            yield batch
+            batch, used, different, new = [], 0, 0, size
+        batch.append(example)
+        used, different = used + size, different + new
+    if batch:
+        yield batch
+
+
+def _to_look_at(batch: list[Example], prepared: Prepared) -> Iterator[bytes]:
+    """A line for each example whose answer is not where the data says, or that was dropped."""
+    for number, (example, chosen) in enumerate(zip(batch, prepared.chosen, strict=True)):
+        reason = prepared.dropped.get(number)
+        if reason is None and chosen.status in ("ok", "none"):
+            continue
+        line = {
+            "id": example.id,
+            "status": "dropped" if reason else chosen.status,
+            **({"reason": reason} if reason else {}),
+            "stated": [{"text": answer.text, "start": answer.start} for answer in example.answers],
+            "found": {"text": chosen.text, "start": chosen.start} if chosen else None,
+        }
+        yield (json.dumps(line, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,231 @@
+"""Logits of windows become answers: the best stretches of the context over all windows, and the score of none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, InputError
+from milldam.qa.answering import Prediction, answers
+
+LENGTH = 10
+
+
+class Shelf:
+    """What `answers` needs of a feature store: windows of 10 tokens over contexts whose tokens are single letters.
+
+    A window is CLS, two tokens of the question, up to 6 letters of the context, padding.
+    """
+
+    def __init__(self, contexts: list[str], step: int = 4, room: int = 6) -> None:
+        self._contexts = contexts
+        self.windows = [
+            (number, first)
+            for number, context in enumerate(contexts)
+            for first in range(0, max(1, len(context) - room + step), step)
+        ]
+        self.tokens = [min(room, len(contexts[number]) - first) for number, first in self.windows]
+        self.examples = len(contexts)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def example(self, number: int) -> dict[str, Any]:
+        return {"id": f"q{number}", "context": self._contexts[number]}
+
+    def rows(self, numbers: Sequence[int], columns: Sequence[str]) -> dict[str, np.ndarray]:
+        offsets = np.full((len(numbers), LENGTH, 2), -1, np.int32)
+        for row, number in enumerate(numbers):
+            first, count = self.windows[number][1], self.tokens[number]
+            offsets[row, 3 : 3 + count] = np.arange(first, first + count)[:, None] + [0, 1]
+        every = {
+            "offsets": offsets,
+            "context_begin": np.full(len(numbers), 3, np.int32),
+            "context_tokens": np.array([self.tokens[number] for number in numbers], np.int32),
+            "cls_index": np.zeros(len(numbers), np.int32),
+            "example": np.array([self.windows[number][0] for number in numbers], np.int64),
+        }
+        return {name: every[name] for name in columns}
+
+
+def made(shelf: Shelf, start: Any, end: Any = None, **options: Any) -> list[Prediction]:
+    return list(answers(shelf, start, end, **options))  # type: ignore[arg-type]
+
+
+def logits(shelf: Shelf, *places: tuple[int, int, float], rest: float = -5.0) -> np.ndarray:
+    """Logits with some (window, place, value) set."""
+    values = np.full((len(shelf), LENGTH), rest, np.float32)
+    for window, place, value in places:
+        values[window, place] = value
+    return values
+
+
+def by_hand(
+    shelf: Shelf, start: np.ndarray, end: np.ndarray, n: int, longest: int
+) -> list[list[tuple[float, int, int]]]:
+    """The same, pair by pair: (score, begin, stop) of the n best stretches of each example."""
+    found: list[dict[tuple[int, int], float]] = [{} for _ in range(shelf.examples)]
+    for window, (example, first) in enumerate(shelf.windows):
+        inside = range(3, 3 + shelf.tokens[window])
+        starts = sorted(inside, key=lambda place: (-start[window, place], place))[:n]
+        ends = sorted(inside, key=lambda place: (-end[window, place], place))[:n]
+        pairs = [(one, two) for one, two in itertools.product(sorted(starts), sorted(ends)) if 0 <= two - one < longest]
+        scores = {pair: float(start[window, pair[0]]) + float(end[window, pair[1]]) for pair in pairs}
+        for pair in sorted(pairs, key=lambda pair: (-scores[pair], pair))[:n]:
+            span = pair[0] - 3 + first, pair[1] - 2 + first
+            found[example][span] = max(scores[pair], found[example].get(span, -math.inf))
+    return [
+        sorted(((score, *span) for span, score in one.items()), key=lambda row: (-row[0], *row[1:]))[:n]
+        for one in found
+    ]
+
+
+@given(
+    contexts=st.lists(st.text("abc", min_size=1, max_size=25), min_size=1, max_size=4),
+    n=st.integers(1, 8),
+    longest=st.integers(1, 7),
+    chunk=st.integers(1, 9),
+    data=st.data(),
+)
+def test_answers_are_those_found_pair_by_pair(contexts: list[str], n: int, longest: int, chunk: int, data: Any) -> None:
+    """The n best agree with looking at every pair, ties included, and do not depend on how logits come."""
+    shelf = Shelf(contexts)
+    seed = data.draw(st.integers(0, 1000))
+    start, end = np.random.default_rng(seed).integers(-3, 4, (2, len(shelf), LENGTH)).astype(np.float32)
+    whole = made(shelf, start, end, n_best=n, max_answer_length=longest, null_threshold=None)
+    expected = by_hand(shelf, start, end, n, longest)
+    assert [[(one.score, one.start, one.stop) for one in found.n_best if one.text] for found in whole] == expected
+    for found, context in zip(whole, contexts, strict=True):
+        assert all(one.text == context[one.start : one.stop] for one in found.n_best if one.text)
+    parts = [slice(first, first + chunk) for first in range(0, len(shelf), chunk)]
+    options: dict[str, Any] = {"n_best": n, "max_answer_length": longest, "null_threshold": None}
+    assert made(shelf, (start[part] for part in parts), (end[part] for part in parts), **options) == whole
+    assert made(shelf, ((start[part], end[part]) for part in parts), **options) == whole
+    other = np.random.default_rng(seed + 1).permutation(len(shelf))
+    assert made(shelf, start[other], end[other], windows=other, **options) == whole
+
+
+def test_an_answer_may_come_from_any_window() -> None:
+    """The best answer over all windows of an example is its answer, with its place in the context."""
+    shelf = Shelf(["abcdefghijkl"])
+    (found,) = made(shelf, logits(shelf, (0, 4, 1.0), (1, 5, 3.0)), logits(shelf, (0, 5, 1.0), (1, 6, 4.0)))
+    assert (found.id, found.text, found.span, found.score) == ("q0", "gh", (6, 8), 7.0)
+    assert [one.text for one in found.n_best[:1]] == ["gh"]
+
+
+def test_stretches_that_two_windows_share_are_one_answer() -> None:
+    """Windows overlap; a stretch that both hold is listed once, with its better score."""
+    shelf = Shelf(["abcdefghij"])
+    start, end = logits(shelf, (0, 7, 2.0), (1, 3, 5.0)), logits(shelf, (0, 8, 2.0), (1, 4, 5.0))
+    (found,) = made(shelf, start, end)
+    assert [(one.text, one.score) for one in found.n_best].count(("ef", 10.0)) == 1
+    assert sum(one.text == "ef" for one in found.n_best) == 1
+
+
+def test_no_answer_wins_by_more_than_the_threshold() -> None:
+    """The null score is the smallest over the windows; the answer is empty when it leads by more than the threshold."""
+    shelf = Shelf(["abcdefghij"])
+    start = logits(shelf, (0, 0, 9.0), (1, 0, 4.0), (0, 3, 2.0))
+    end = logits(shelf, (0, 0, 9.0), (1, 0, 3.0), (0, 3, 2.0))
+    (found,) = made(shelf, start, end)
+    assert (found.null_score, found.score, found.null_odds, found.text, found.span) == (7.0, 4.0, 3.0, "", None)
+    assert made(shelf, start, end, null_threshold=3.0)[0].text == "a"
+    assert made(shelf, start, end, null_threshold=2.9)[0].text == ""
+    (never,) = made(shelf, start, end, null_threshold=None)
+    assert (never.text, never.span) == ("a", (0, 1))
+    assert all(one.text for one in never.n_best)
+
+
+def test_probabilities_are_over_the_n_best_with_no_answer_among_them() -> None:
+    """They sum to 1; no answer has its place by score, or comes last when it is not one of the n best."""
+    shelf = Shelf(["abcdef"])
+    start, end = logits(shelf, (0, 3, 2.0), (0, 0, 1.0)), logits(shelf, (0, 3, 2.0), (0, 0, 1.0))
+    (found,) = made(shelf, start, end, n_best=3)
+    assert math.isclose(sum(one.probability for one in found.n_best), 1)
+    assert [one.text for one in found.n_best][:2] == ["a", ""] and len(found.n_best) == 3
+    (low,) = made(shelf, logits(shelf, (0, 0, -50.0)), logits(shelf), n_best=3)
+    assert [one.text for one in low.n_best] == ["a", "ab", "abc", ""]
+    assert low.n_best[-1].probability < 1e-9
+
+
+def test_questions_and_padding_are_never_answers() -> None:
+    """However high their logits."""
+    shelf = Shelf(["abc"])
+    start, end = logits(shelf, (0, 1, 50.0), (0, 9, 50.0), (0, 5, 1.0)), logits(shelf, (0, 2, 50.0), (0, 5, 1.0))
+    (found,) = made(shelf, start, end)
+    assert (found.text, found.score) == ("c", 2.0)
+
+
+def test_a_context_without_tokens_gives_an_empty_answer() -> None:
+    """There is nothing to answer with, and that is no error."""
+    shelf = Shelf([""])
+    (found,) = made(shelf, logits(shelf), logits(shelf), null_threshold=None)
+    assert (found.text, found.score, [one.text for one in found.n_best]) == ("", None, [""])
+
+
+def test_files_are_those_of_the_scripts(tmp_path: Path) -> None:
+    """{id: text}, the n best with probabilities and logits, and the null odds, in one pass."""
+    shelf = Shelf(["abcdef", "ghi\u00e9"])
+    start = logits(shelf, (0, 3, 2.0), (1, 6, 2.0), rest=0.0)
+    predictions = answers(shelf, start, start)  # type: ignore[arg-type]
+    files = {name: tmp_path / f"{name}.json" for name in ("predictions", "nbest", "odds")}
+    assert predictions.write_predictions(files["predictions"], n_best=files["nbest"], null_odds=files["odds"]) == 2
+    read = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    assert read["predictions"] == {"q0": "a", "q1": "\u00e9"} == predictions.texts()
+    assert read["odds"] == {"q0": -4.0, "q1": -4.0}
+    assert set(read["nbest"]["q0"][0]) == {"text", "probability", "score", "start_logit", "end_logit"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nbest.json", "odds.json", "predictions.json"]
+
+
+def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
+    """Predictions appear whole or not at all."""
+    shelf = Shelf(["abcdef", "ghi"])
+    bad = logits(shelf, (1, 3, math.nan))
+    with pytest.raises(InputError, match="window 1 has logits that are NaN"):
+        answers(shelf, bad, bad).write_predictions(tmp_path / "p.json")  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_memory_map_and_half_precision_do(tmp_path: Path) -> None:
+    """Logits may lie in a file, in the dtype that the model gave."""
+    shelf = Shelf(["abcdefghijkl", "bcd"])
+    start = np.random.default_rng(0).normal(size=(len(shelf), LENGTH)).astype(np.float16)
+    np.save(tmp_path / "start.npy", start)
+    mapped = np.load(tmp_path / "start.npy", mmap_mode="r")
+    assert made(shelf, mapped, mapped) == made(shelf, start.astype(np.float64), start.astype(np.float64))
+
+
+def test_logits_that_do_not_fit_are_refused() -> None:
+    """Too few or many windows, another length, chunks out of order: each says so."""
+    shelf = Shelf(["abcdefghijkl"])
+    right = logits(shelf)
+    with pytest.raises(InputError, match="there are 3 windows"):
+        made(shelf, right[:1], right[:1])
+    with pytest.raises(InputError, match="end_logits None"):
+        made(shelf, right)
+    with pytest.raises(InputError, match="logits for 9 tokens; the windows have 10"):
+        made(shelf, right[:, :9], right[:, :9])
+    with pytest.raises(InputError, match="logits of 2 windows; there are 3"):
+        made(shelf, [right[:2]], [right[:2]])
+    with pytest.raises(InputError, match="from row 3 on"):
+        made(shelf, [right, right], [right, right])
+    with pytest.raises(InputError, match="not ascending"):
+        made(shelf, [right], [right], windows=[2, 1, 0])
+    with pytest.raises(ConfigError, match="n_best: 0"):
+        made(shelf, right, right, n_best=0)
+
+
+def test_some_windows_may_be_answered_alone() -> None:
+    """With `windows`, the logits are of those, and their examples alone are answered."""
+    shelf = Shelf(["abcdefghijkl", "bcd"])
+    (found,) = made(shelf, logits(shelf)[:1], logits(shelf)[:1], windows=[len(shelf) - 1])
+    assert found.id == "q1"

@@ -195,6 +195,30 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_score_of_no_answer_must_be_a_number(bad: float, side: int) -> None:
+    """CLS is outside the context and read all the same; -inf there means that there is always an answer."""
+    shelf = Shelf(["abcdef", "ghi"])
+    pair = [logits(shelf), logits(shelf)]
+    pair[side] = logits(shelf, (1, 0, bad))
+    with pytest.raises(InputError, match="window 1 has logits that are NaN or infinite"):
+        made(shelf, *pair)
+    pair[side] = logits(shelf, (1, 0, -math.inf), (1, 1, bad))
+    assert made(shelf, *pair)[1].null_score == -math.inf
+
+
+def test_tensors_do_as_they_come_from_a_model() -> None:
+    """With a gradient and in bfloat16, whole and in chunks."""
+    torch = pytest.importorskip("torch")
+    shelf = Shelf(["abcdefghijkl", "bcd"])
+    start = torch.randn(len(shelf), LENGTH, dtype=torch.bfloat16, requires_grad=True)
+    expected = made(shelf, *[start.detach().float().numpy()] * 2)
+    assert made(shelf, start, start) == expected
+    assert made(shelf, [(start, start)]) == expected
+    assert made(shelf, start.flip(0), start.flip(0), windows=range(len(shelf) - 1, -1, -1)) == expected
+
+
 def test_a_memory_map_and_half_precision_do(tmp_path: Path) -> None:
     """Logits may lie in a file, in the dtype that the model gave."""
     shelf = Shelf(["abcdefghijkl", "bcd"])

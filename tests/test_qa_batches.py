@@ -178,9 +178,10 @@ def test_a_plain_batch_has_the_columns_that_models_take(real: FeatureStore) -> N
     assert {name for name in COLUMNS if batch[name].dtype != np.int64} == {"has_answer"}
     for number in range(len(real)):
         window = real[number]
-        for name in set(COLUMNS) - {"example"}:
+        for name in set(COLUMNS) - {"example", "window"}:
             assert np.array_equal(batch[name][number], window[name]), name
             assert np.array_equal(samples[number][name], window[name]), name
+    assert batch["window"].tolist() == list(range(34))
     assert batch["example"].tolist() == np.repeat(np.arange(13), real.windows_of(np.arange(13))[1]).tolist()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.qa.compat import (
     StreamingSquadProcessor,
     configure_memory_tokens,
@@ -19,6 +19,7 @@ from milldam.qa.compat import (
     create_dataset_from_cache,
     process_and_cache_dataset,
 )
+from milldam.qa.window_rows import COLUMNS
 
 CONTEXT = (
     "The Normans were the people who in the 10th and 11th centuries gave their name to Normandy, a region in France."
@@ -142,7 +143,10 @@ def test_rows_stay_in_place_and_padding_is_the_pad_token(squad: Path, cache: Pat
         "cls_index", "has_answer", "chosen_answer_text", "chosen_answer_char_span", "context", "question",
         "segment_index", "total_segments", "example_id", "document_mask",
     }  # fmt: skip
-    assert set(steps[0]) == wanted
+    assert set(steps[0]) == wanted | set(COLUMNS) - {"example"}, "what batches have, no column lost"
+    if "window" in COLUMNS:
+        assert np.asarray(steps[0]["window"]).tolist() == [sum(segments[:row]) for row in range(5)]
+        assert (np.asarray(steps[-1]["window"])[~np.asarray(steps[-1]["document_mask"])] == -1).all()
     assert steps[0]["chosen_answer_text"] == ["France", "Normandy", "", "10th", "The Normans"]
     begin, stop = steps[0]["chosen_answer_char_span"][1].tolist()
     assert steps[0]["context"][1][begin:stop] == "Normandy"
@@ -179,6 +183,39 @@ def test_changed_data_is_other_data(tmp_path: Path, tokenizer: Any) -> None:
         opened(path, tmp_path / "cache", tokenizer)
     assert process(path, tmp_path / "cache", tokenizer) > first
     assert opened(path, tmp_path / "cache", tokenizer).example(0)["id"] == "b"
+
+
+@pytest.mark.parametrize("kind", ["glob", "address", "address with a glob"])
+def test_changed_data_is_other_data_by_any_name(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+    """A glob or an address is known by the files behind it, not by its text."""
+    (tmp_path / "g").mkdir()
+    path = tmp_path / "g/d.jsonl"
+    name = {"glob": f"{path.parent}/*.jsonl", "address": path.as_uri()}.get(kind, f"{path.parent.as_uri()}/*.jsonl")
+    path.write_text(json.dumps(EXAMPLES[0]) + "\n")
+    options = {"dataset_name": name}
+    process(path, tmp_path / "cache", tokenizer, **options)
+    assert opened(path, tmp_path / "cache", tokenizer, **options).example(0)["id"] == "a"
+    path.write_text(json.dumps(EXAMPLES[1]) + "\n")
+    with pytest.raises(StoreError, match="from other data"):
+        opened(path, tmp_path / "cache", tokenizer, **options)
+    process(path, tmp_path / "cache", tokenizer, **options)
+    assert opened(path, tmp_path / "cache", tokenizer, **options).example(0)["id"] == "b"
+
+
+def test_data_that_changed_behind_its_name_is_told(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the Hub: the message says what to do here, where there is no command line."""
+    monkeypatch.setattr("milldam.qa.compat._identity", lambda dataset, split: dataset)
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps(EXAMPLES[0]) + "\n")
+    process(path, tmp_path / "cache", tokenizer)
+    folder = opened(path, tmp_path / "cache", tokenizer).path
+    path.write_text(json.dumps(EXAMPLES[1]) + "\n")
+    with pytest.raises(MismatchError, match=f"Remove the folder {folder.name} in cache_dir") as told:
+        process(path, tmp_path / "cache", tokenizer)
+    assert "--overwrite" not in str(told.value)
+    assert "was made from other settings or input" in str(told.value)
 
 
 def test_a_tokenizer_that_was_used_is_the_same(squad: Path, cache: Path, tokenizer: Any) -> None:
@@ -268,6 +305,46 @@ def test_every_loop_is_an_epoch(squad: Path, cache: Path, tokenizer: Any) -> Non
     assert order(resumed) == second
     ranks = [order(create_dataloader(dataset, 1, epoch_seed=3, rank=rank, world_size=2)) for rank in (0, 1)]
     assert sorted(ranks[0] + ranks[1]) == sorted(first)
+
+
+def test_epochs_that_are_set_and_states_agree(squad: Path, cache: Path, tokenizer: Any) -> None:
+    """A loaded state goes on though its epoch is set, also at its end; a set epoch is in the state."""
+    process(squad, cache, tokenizer)
+    dataset = opened(squad, cache, tokenizer)
+
+    def loader() -> Any:
+        return create_dataloader(dataset, 1, epoch_seed=3)
+
+    def order(loader: Any) -> list[str]:
+        return [id for steps in loader for id in steps[0]["example_id"]]
+
+    whole = loader()
+    epochs = [order(whole) for _ in range(4)]
+    begun = loader()
+    states = [begun.state_dict() for _ in begun]
+    for seen, state in enumerate(states, 1):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert resumed.state_dict() == state
+        assert order(resumed) == epochs[0][seen:]
+        resumed.set_epoch(1)
+        assert order(resumed) == epochs[1]
+        resumed.set_epoch(0)
+        assert order(resumed) == epochs[0], "the state was used up"
+    other = loader()
+    other.load_state_dict(states[1])
+    other.set_epoch(2)
+    state = json.loads(json.dumps(other.state_dict()))
+    assert (state["epoch"], state["samples_seen"]) == (2, 10)
+    again = loader()
+    again.load_state_dict(state)
+    assert [order(again), order(again)] == [order(other), order(other)] == epochs[2:]
+    other.set_epoch(2)
+    other.set_epoch(1)
+    assert order(other) == epochs[1], "set again, no state was loaded"
+    with pytest.raises(ConfigError, match="epoch: -1"):
+        other.set_epoch(-1)
 
 
 def test_segments_are_chosen_when_loading(squad: Path, cache: Path, tokenizer: Any) -> None:

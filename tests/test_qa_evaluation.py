@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from click.testing import CliRunner
@@ -134,8 +137,8 @@ def test_version_follows_from_the_questions() -> None:
 
 def test_thresholds_on_null_odds() -> None:
     """Best scores over all thresholds, and the scores at a given one; a high threshold changes nothing."""
-    odds = {"n": -5.0, "s": -1.0, "l": 0.5, "u1": 3.0, "u2": 1.0}
-    scores = evaluate(flat(), PREDICTIONS, odds)
+    odds = {"n": -5.0, "s": -1.0, "l": 0.5, "u1": 3.0, "u2": 1.5}
+    scores = evaluate(flat(), PREDICTIONS, odds, threshold=None)
     # All empty: 2 of 5. Letting n through adds 1; s, l add 0 in exact; u2 takes 1; u1 is empty anyway.
     assert scores.best is not None
     assert (scores.best.exact, scores.best.exact_threshold) == (60.0, -5.0)
@@ -144,6 +147,8 @@ def test_thresholds_on_null_odds() -> None:
     assert scores.exact == 40.0, "as the predictions have it"
     at = evaluate(flat(), PREDICTIONS, odds, threshold=0.5)
     assert (at.exact, at.f1) == (60.0, pytest.approx(scores.best.f1))
+    assert evaluate(flat(), PREDICTIONS, odds).exact == 60.0, "above 1.0, as v2's script has it"
+    assert evaluate(flat(), PREDICTIONS, odds | {"u2": 1.0}).exact == 40.0
     assert evaluate(flat(), PREDICTIONS, odds, threshold=math.inf).exact == 40.0
     names = ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
     assert all(name in scores.as_dict() for name in names)
@@ -161,13 +166,15 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match='"n" has null where a text is needed'):
         evaluate(flat(), {"n": None})
     with pytest.raises(ConfigError, match="give null_odds"):
-        evaluate(flat(), PREDICTIONS, threshold=1.0)
+        evaluate(flat(), PREDICTIONS, threshold=0.5)
     with pytest.raises(InputError, match='no null odds for 4 of 5 predictions, such as "s"'):
         evaluate(flat(), PREDICTIONS, {"n": 0.0})
     with pytest.raises(InputError, match="no questions"):
         evaluate([], PREDICTIONS)
     with pytest.raises(InputError, match="'answers'"):
         evaluate([{"id": "x"}], PREDICTIONS)
+    with pytest.raises(InputError, match="answers that can't be used"):
+        evaluate([{"id": "x", "answers": {"text": "not in a list"}}], PREDICTIONS)
     with pytest.raises(InputError, match='no list "data"'):
         evaluate({"version": "1"}, PREDICTIONS)
 
@@ -209,7 +216,67 @@ def test_references_must_be_whole(tmp_path: Path) -> None:
         evaluate(path, PREDICTIONS)
 
 
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_references_need_ids_and_answers_alone(tmp_path: Path, form: str) -> None:
+    """As for the official scripts: no question, no context or an empty one, and no place of an answer."""
+    records = [{"id": id, "answers": {"text": gold}} for id, gold in QUESTIONS]
+    path = tmp_path / f"references.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    elif form == "json":
+        qas = [{"id": id, "answers": [{"text": text} for text in gold]} for id, gold in QUESTIONS]
+        written(path, {"data": [{"paragraphs": [{"context": "", "qas": qas}]}]})
+    else:
+        table = pa.Table.from_pylist(records)
+        if form == "parquet":
+            pq.write_table(table, path)
+        else:
+            feather.write_feather(table, path)
+    assert evaluate(path, PREDICTIONS).as_dict() == evaluate(flat(), PREDICTIONS).as_dict()
+
+
+def test_a_table_without_answers_is_refused(tmp_path: Path) -> None:
+    """It would make every question one without an answer."""
+    pq.write_table(pa.table({"id": ["n"]}), tmp_path / "r.parquet")
+    with pytest.raises(InputError, match="no column answers; found id"):
+        evaluate(tmp_path / "r.parquet", PREDICTIONS)
+
+
+def test_examples_that_a_store_left_out_are_said(tmp_path: Path, wordpiece_json: str) -> None:
+    """A store scores examples with windows; how many others there were is said, and not where there were none."""
+    tokenizer = tokenizers.Tokenizer.from_str(str(wordpiece_json))
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    records = flat()
+    records[0]["context"] = ""  # rejected
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    prepare(path, tmp_path / "s", tokenizer=tmp_path / "tokenizer.json", max_seq_length=48, overlap=16, workers=1)
+    scores = evaluate(tmp_path / "s", PREDICTIONS)
+    assert (scores.total, scores.left_out, scores.as_dict()["left_out"]) == (4, 1, 1)
+    whole = evaluate(path, PREDICTIONS)
+    assert (whole.total, whole.left_out) == (5, 0)
+    predictions = written(tmp_path / "p.json", PREDICTIONS)
+    done = CliRunner().invoke(main, ["qa-eval", str(tmp_path / "s"), str(predictions)])
+    assert "1 examples were rejected or dropped when the store was made: they are not in the scores" in done.stderr
+
+
 # ---- the command ----
+
+
+def test_command_takes_a_split(tmp_path: Path) -> None:
+    """Of a folder, validation unless told otherwise."""
+    for name, questions in (("train", QUESTIONS[:2]), ("validation", QUESTIONS)):
+        lines = "".join(json.dumps(one) + "\n" for one in flat(questions))
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    predictions = written(tmp_path / "p.json", PREDICTIONS)
+    command = ["qa-eval", str(tmp_path / "data"), str(predictions), "--json"]
+    totals = [
+        json.loads(CliRunner().invoke(main, command + more).stdout)["total"] for more in ([], ["--split", "train"])
+    ]
+    assert totals == [5, 2] == [evaluate(tmp_path / "data", PREDICTIONS).total, 2]
+    assert evaluate(tmp_path / "data", PREDICTIONS, split="train").total == 2
 
 
 def test_command_prints_a_table(tmp_path: Path) -> None:

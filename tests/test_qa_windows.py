@@ -236,12 +236,19 @@ def test_without_a_cls_token_a_token_of_the_question_stands_for_it(side: str) ->
         assert features.has_answer.all()
 
 
-def test_an_example_without_any_token_has_no_windows() -> None:
-    """There would be no place for its answer."""
+def test_a_window_of_context_alone_is_left_out() -> None:
+    """No token would be there for "no answer" to point to; an answer at the very begin would count as none."""
     windower = windower_of(without_special_tokens(), max_seq_length=40, overlap=4, padding_side="left")
-    prepared = windower([Example("q", " ", ""), Example("q", "", "a")])
-    assert prepared.dropped == {0: NO_TOKENS}
-    assert prepared.features.length.tolist() == [1]
+    prepared = windower([Example("q", " ", ""), Example("q", "", "a"), Example("q", "b", "a")])
+    assert prepared.dropped == {0: NO_TOKENS, 1: NO_TOKENS}
+    assert prepared.features.length.tolist() == [2]
+
+
+def test_padding_is_no_word_of_the_text() -> None:
+    """A vocabulary may have "<unk>" as a word like any other; a special token is taken instead."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, "a": 1, "b": 2}, merges=[]))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    assert template_of(tokenizer, QARules()).pad_id == tokenizer.token_to_id("<|endoftext|>")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import EXIT_INTERRUPTED, _as_interrupt, _memory_lines
+from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> N
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     settings = _settings(inputs, given)
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, as_interrupt)
     try:
         with make_observer(quiet=quiet) as observer:
             summary = run_qa(settings, observer)
@@ -138,4 +138,4 @@ def summary_lines(summary: QASummary) -> list[str]:
     for name, what in (("answers.jsonl", "Answers to look at"), ("rejects.jsonl", "Rejected records")):
         if (summary.out / name).exists():
             lines.append(f"{what} are in {summary.out / name}")
-    return lines + _memory_lines(summary.memory)
+    return lines + memory_lines(summary.memory)

@@ -26,11 +26,19 @@ _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"
     help="{id: number}, higher where no answer is likelier; gives the best thresholds.",
 )
 @click.option(
-    "--threshold", type=float, metavar="X", help="Take answers with null odds above X for empty; needs --null-odds."
+    "--threshold",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="With --null-odds, take answers with odds above X for empty, as v2's script does; inf: as predicted.",
+)
+@click.option(
+    "--split", default="validation", show_default=True, help="Which part of a folder or data set REFERENCES are."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON, by the official names.")
 def qa_eval(
-    references: Path, predictions: Path, null_odds: Path | None, threshold: float | None, as_json: bool
+    references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
 ) -> None:
     """Exact match and F1 of answers, as SQuAD's own scripts compute them, and by type of answer.
 
@@ -43,7 +51,7 @@ def qa_eval(
     """
     from milldam.qa.evaluation import evaluate
 
-    scores = evaluate(references, predictions, null_odds, threshold=threshold)
+    scores = evaluate(references, predictions, null_odds, threshold=threshold, split=split)
     if as_json:
         click.echo(json.dumps(scores.as_dict()))
         return
@@ -74,4 +82,9 @@ def _remarks(scores: Scores) -> list[str]:
         remarks.append(f"{len(scores.missing):,} of {scores.total:,} questions have no prediction and count 0: {such}")
     if scores.unknown:
         remarks.append(f"{scores.unknown:,} predictions are for questions that are not in the references.")
+    if scores.left_out:
+        remarks.append(
+            f"{scores.left_out:,} examples were rejected or dropped when the store was made: they are not in the "
+            "scores. Give the file that it was made from to count them."
+        )
     return remarks

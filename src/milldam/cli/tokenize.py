@@ -135,7 +135,7 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
     """Run a job with its progress shown; then its summary, or after an interruption how to go on."""
     from milldam.cli.progress import make_observer
 
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, as_interrupt)
     try:
         with make_observer(quiet=quiet) as observer:
             summary = job(observer)
@@ -144,7 +144,7 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
     _show(summary, as_json=as_json, quiet=quiet)
 
 
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
+def as_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
@@ -183,7 +183,7 @@ def summary_lines(summary: Summary) -> list[str]:
     ]
     total = sum(summary.stages.values()) or 1.0
     lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
-    lines += _memory_lines(summary.memory)
+    lines += memory_lines(summary.memory)
     lines += _document_lines(summary)
     beside = summary.out.with_name(f"{summary.out.name}.rejects.jsonl")
     rejects = summary.out / "rejects.jsonl" if summary.out.is_dir() else beside
@@ -215,7 +215,7 @@ def _document_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _memory_lines(memory: dict[str, Any]) -> list[str]:
+def memory_lines(memory: dict[str, Any]) -> list[str]:
     from milldam.memory import format_size
 
     lines = ["Memory (anonymous, whole process tree):"]

@@ -249,6 +249,9 @@ def _ascending(numbers: Ints) -> bool:
 
 
 def _floats(logits: Any) -> Floats:
+    """Of an array, or of a tensor: on any device, with a gradient, in bfloat16, which numpy has not."""
+    if hasattr(logits, "detach"):
+        logits = logits.detach().cpu().double().numpy()
     return np.asarray(logits, np.float64)
 
 
@@ -314,7 +317,9 @@ def _check(chunk: _Chunk) -> None:
         raise InputError(f"answers: logits for {chunk.start.shape[1]:,} tokens; the windows have {length:,}.")
     # -inf is what can't be, and right; a NaN would win or lose every comparison in silence.
     fine = (chunk.start < np.inf) & (chunk.end < np.inf)
-    bad = ~(fine | _outside(chunk)).all(axis=1)
+    unread = _outside(chunk)
+    unread[np.arange(len(unread)), chunk.columns["cls_index"]] = False  # the score of no answer
+    bad = ~(fine | unread).all(axis=1)
     if bad.any():
         raise InputError(f"answers: window {int(chunk.numbers[bad.argmax()]):,} has logits that are NaN or infinite.")
 

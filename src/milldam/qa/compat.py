@@ -13,6 +13,7 @@ tokenizers. There is one way to work, streamed and lazy, so `use_streaming`, `us
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import json
 import logging
@@ -24,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, hash_bytes, write_file
 from milldam.qa.memory_tokens import READ, WRITE, MemoryTokens, add_memory_tokens
+from milldam.qa.windows import VERSION
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -38,10 +40,6 @@ log = logging.getLogger("milldam")
 
 _TOKENIZER_FACTS = ("padding_side", "pad_token", "cls_token")
 _TEXTS = ("example_id", "question", "context", "chosen_answer_text")
-_COLUMNS = (
-    "input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "cls_index", "offset_mapping",
-    "segment_index", "total_segments", "has_answer", "example",
-)  # fmt: skip
 
 
 # ---- tokenizers ----
@@ -112,16 +110,12 @@ class _Tokenizer:
 
     @classmethod
     def _of_path(cls, spec: str) -> _Tokenizer:
+        from milldam.qa.tokenizer import facts_beside
         from milldam.tokenizers.loading import load_tokenizer
 
-        path = Path(spec).expanduser()
-        facts: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            try:
-                facts |= json.loads(((path if path.is_dir() else path.parent) / name).read_bytes())
-            except (OSError, ValueError, TypeError):
-                continue
-        return replace(cls._of_json(load_tokenizer(spec).json, facts), spec=spec)
+        # Loaded first: what lies beside a name on the Hub may come with it.
+        text = load_tokenizer(spec).json
+        return replace(cls._of_json(text, facts_beside(spec)), spec=spec)
 
     @classmethod
     def _of_json(cls, text: str, facts: Mapping[str, Any]) -> _Tokenizer:
@@ -162,7 +156,7 @@ class _Wanted:
     dataset: str
     split: str
     input: str
-    """Names, sizes and versions of the files; the name of what is not on this machine."""
+    """Names, sizes and versions of the files; of a data set on the Hub, its name."""
     max_examples: int | None
     max_seq_length: int
     doc_stride: int
@@ -170,7 +164,7 @@ class _Wanted:
     tokenizer: str
 
     def folder(self, cache: Path) -> Path:
-        settings = {name: value for name, value in asdict(self).items() if name != "dataset"}
+        settings = {name: value for name, value in asdict(self).items() if name != "dataset"} | {"version": VERSION}
         return cache / f"{self._stem}-{hash_bytes(json.dumps(settings, sort_keys=True).encode())[:16]}"
 
     @property
@@ -190,12 +184,13 @@ class _Wanted:
 
 
 def _identity(dataset: str, split: str) -> str:
-    """Changes when the data does."""
-    if not Path(dataset).exists():
-        return dataset
+    """Changes when the data does; a data set on the Hub is known by its name."""
     from milldam.input_files import InputState
     from milldam.qa.listing import list_files
+    from milldam.sources.opening import is_address
 
+    if not (Path(dataset).exists() or glob.has_magic(dataset) or is_address(dataset)):
+        return dataset
     state = InputState()
     for file in list_files([dataset], split):
         state.add(file.path, file.size, file.version)
@@ -225,8 +220,8 @@ def process_and_cache_dataset(
 ) -> int:
     """Make the windows of a data set, unless they are there; how many there are.
 
-    dataset_name   a file or folder (SQuAD's JSON; HF's flat form as jsonl, parquet, a data set on disk), or a name on
-                   the Hub
+    dataset_name   a file, folder, glob or address (SQuAD's JSON; HF's flat form as jsonl, parquet, a data set on disk),
+                   or a name on the Hub
     tokenizer      a fast tokenizer of transformers, a tokenizers.Tokenizer, or the path of one
 
     Interrupted, it goes on where it was when it is called again.
@@ -336,20 +331,29 @@ class StreamingSquadProcessor:
         settings = {"max_examples": max_examples, "max_seq_length": self.max_seq_length}
         settings |= {"doc_stride": self.doc_stride, "max_n_segs": max_n_segs}
         folder = _wanted(dataset, split, tokenizer, settings).folder(cache)
-        self._dataset = prepare(
-            dataset,
-            folder,
-            tokenizer=tokenizer.saved(cache),
-            split=split,
-            max_examples=max_examples,
-            max_seq_length=self.max_seq_length,
-            overlap=self.doc_stride,
-            memory_tokens=tokenizer.memory_tokens,
-            max_segments=max_n_segs,
-            memory=f"{round(1000 * self.max_memory_gb)}MB",
-            workers=self.workers,
-        )
+        try:
+            self._dataset = prepare(
+                dataset,
+                folder,
+                tokenizer=tokenizer.saved(cache),
+                split=split,
+                max_examples=max_examples,
+                max_seq_length=self.max_seq_length,
+                overlap=self.doc_stride,
+                memory_tokens=tokenizer.memory_tokens,
+                max_segments=max_n_segs,
+                memory=f"{round(1000 * self.max_memory_gb)}MB",
+                workers=self.workers,
+            )
+        except MismatchError as error:
+            raise _without_options(error, folder) from None
         return len(self._dataset)
+
+
+def _without_options(error: MismatchError, folder: Path) -> MismatchError:
+    """What `prepare` says of a folder, with a way out that is there without a command line."""
+    told = [line for line in str(error).splitlines() if "--overwrite" not in line]
+    return MismatchError("\n".join([*told, f"Remove the folder {folder.name} in cache_dir ({folder.parent})."]))
 
 
 def _cache_folder(manager: Any) -> Path:
@@ -432,20 +436,22 @@ def create_dataloader(
     """
     from milldam.qa.batches import DocumentSamples, WindowSamples
     from milldam.qa.selection import Selection
+    from milldam.qa.window_rows import COLUMNS
 
     if num_workers < 0:
         raise ConfigError(f"num_workers: {num_workers}; use 0 or more.")
+    columns = (*COLUMNS, "offset_mapping")
     samples: Samples
     if use_time_step_major:
         strategy: Any = segment_selection_strategy
         selection = None
         if max_segments is not None:
             selection = Selection(strategy=strategy, max_segments=max_segments, seed=epoch_seed)
-        samples = DocumentSamples(dataset, selection=selection, columns=_COLUMNS)
+        samples = DocumentSamples(dataset, selection=selection, columns=columns)
     elif max_segments is not None:
         raise ConfigError("max_segments: only documents have segments to choose from; set use_time_step_major=True.")
     else:
-        samples = WindowSamples(dataset, columns=_COLUMNS)
+        samples = WindowSamples(dataset, columns=columns)
     options = {"batch_size": batch_size, "shuffle": shuffle, "seed": epoch_seed, "prefetch": 2 * num_workers}
     return FeatureLoader(dataset, samples, options | {"rank": rank, "world_size": world_size})
 
@@ -462,25 +468,34 @@ class FeatureLoader:
     def __init__(self, dataset: FeatureStore, samples: Samples, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self._samples, self._options = samples, options
-        self._batches = self._new()
-        self._epoch, self._resumed = 0, False
+        self._batches = self._at(0)
+        self._next_epoch = 0
+        # Whether the next loop takes the batches as they stand; whether a state was loaded for it; whether that state
+        # is the end of the epoch that was set.
+        self._waits, self._loaded, self._through = True, False, False
 
     def _new(self) -> Batches:
         return self._samples.batches(**self._options)
+
+    def _at(self, epoch: int) -> Batches:
+        """Batches from the begin of an epoch on."""
+        batches = self._new()
+        batches.load_state_dict(batches.state_dict() | {"samples_seen": epoch * len(self._samples)})
+        return batches
 
     def __len__(self) -> int:
         """Batches of an epoch."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._resumed:
+        through, self._through, self._loaded = self._through, False, False
+        if through:
+            return iter(())
+        if not self._waits:
             # A new one each time: a loop that was left early, or that still runs, changes nothing.
-            self._batches = self._new()
-            self._batches.load_state_dict(
-                self._batches.state_dict() | {"samples_seen": self._epoch * len(self._samples)}
-            )
-        self._resumed = False
-        self._epoch = self._batches.epoch + 1
+            self._batches = self._at(self._next_epoch)
+        self._waits = False
+        self._next_epoch = self._batches.epoch + 1
         return self._loop(self._batches)
 
     def _loop(self, batches: Batches) -> Iterator[Any]:
@@ -501,17 +516,27 @@ class FeatureLoader:
         return texts | {"chosen_answer_char_span": np.array(spans, np.int64).reshape(-1, 2)}
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop brings epoch `epoch`."""
-        self._epoch, self._resumed = epoch, False
+        """The next loop brings epoch `epoch`; if a state was just loaded that stands in it or at its end, its rest."""
+        if epoch < 0:
+            raise ConfigError(f"epoch: {epoch}; use 0 or more.")
+        begin, seen = epoch * len(self._samples), self._batches.samples_seen
+        if self._loaded and begin < seen <= begin + len(self._samples):
+            self._through = seen == begin + len(self._samples)
+            return
+        self._stand(self._at(epoch), loaded=False)
 
     def state_dict(self) -> dict[str, Any]:
+        """Where it stands: in the loop that was begun last, or where the next one begins if that was set since."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next loop goes on from there."""
         batches = self._new()
         batches.load_state_dict(state)
-        self._batches, self._resumed = batches, True
+        self._stand(batches, loaded=True)
+
+    def _stand(self, batches: Batches, *, loaded: bool) -> None:
+        self._batches, self._waits, self._loaded, self._through = batches, True, loaded, False
 
 
 def _converter() -> Callable[[Any], Any]:

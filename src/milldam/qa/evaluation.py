@@ -4,7 +4,8 @@ Answers are compared in lower case, without ASCII punctuation, English articles 
 language. F1 is over the words of both, with repeats. The best of the gold answers counts; a question without a gold
 answer wants an empty one. A question without a prediction counts, with 0 (so does v1.1's script; that of v2 fails).
 
-Questions are read one after the other. Held are ids, gold answers, predictions and scores; contexts are not.
+Questions are read one after the other, of each its id and answers alone. Held are ids, gold answers, predictions and
+scores; contexts are not.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from milldam.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from milldam.sources.listing import InputFile
 
 Version = Literal["1.1", "2.0"]
 Predicted = Any
@@ -29,6 +33,10 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ORDINALS = re.compile(r"(?<=\d)(?:st|nd|rd|th|s)\b", re.IGNORECASE)
 _SHORT_WORDS = 3
 KINDS = ("number", "short", "long")
+_NEEDED = ("id", "answers")
+_WANTED = 'Wanted are "id" and "answers" with their "text". References must be whole: mend it.'
+OFFICIAL_THRESHOLD = 1.0
+"""On null odds, where v2's script is told no other."""
 
 
 # ---- one answer against another ----
@@ -111,6 +119,8 @@ class Scores:
     """Predictions for questions that are not in the references; they don't count."""
     best: Best | None = None
     """With null odds."""
+    left_out: int = 0
+    """Examples that the references, a feature store, rejected or dropped when it was made: not in the scores."""
 
     @property
     def total(self) -> int:
@@ -125,7 +135,7 @@ class Scores:
         return self.groups["all"].f1
 
     def as_dict(self) -> dict[str, Any]:
-        """By the names of the official scripts, with `by_type`, `missing` and `unknown` besides."""
+        """By the names of the official scripts, with `by_type`, `missing`, `unknown` and `left_out` besides."""
         found: dict[str, Any] = {"exact": self.exact, "f1": self.f1, "total": self.total}
         for prefix, name in (("HasAns", "answerable"), ("NoAns", "unanswerable")):
             group = self.groups[name]
@@ -135,7 +145,8 @@ class Scores:
             found |= {"best_exact": self.best.exact, "best_exact_thresh": self.best.exact_threshold}
             found |= {"best_f1": self.best.f1, "best_f1_thresh": self.best.f1_threshold}
         by_type = {name: asdict(self.groups[name]) for name in KINDS}
-        return found | {"by_type": by_type, "missing": len(self.missing), "unknown": self.unknown}
+        counts = {"missing": len(self.missing), "unknown": self.unknown, "left_out": self.left_out}
+        return found | {"by_type": by_type} | counts
 
 
 # ---- references against predictions ----
@@ -183,25 +194,30 @@ def evaluate(
     predictions: Predicted,
     null_odds: Mapping[str, float] | str | Path | None = None,
     *,
-    threshold: float | None = None,
+    threshold: float | None = OFFICIAL_THRESHOLD,
     version: Version | None = None,
+    split: str = "validation",
 ) -> Scores:
     """Score predictions as the official scripts do.
 
     references   a SQuAD JSON file, flat records (jsonl, parquet, a data set; or a list of dicts), or a feature store
     predictions  {id: text}, a JSON file of that, or what `answers` gives
     null_odds    {id: number} or a JSON file of that: the higher, the more the model thinks that there is no answer
-    threshold    take a prediction for empty when its null odds are above this; None: as the predictions have it
+    threshold    with null odds, take a prediction for empty when its odds are above this: 1.0, as v2's script does
+                 unless told otherwise; None: as the predictions have it
     version      whose rules; None: v2 when a question has no answer, else v1.1 (they differ on empty texts alone)
+    split        which part of a folder or data set the references are
 
-    A question that comes twice counts once, its last answers.
+    A question that comes twice counts once, its last answers. A feature store has the examples with windows alone:
+    `left_out` says how many others there were. Score against the file that it was made from to count them.
 
     >>> evaluate("dev-v2.0.json", "predictions.json", "null_odds.json").f1                         # doctest: +SKIP
     81.4
     """
-    if threshold is not None and null_odds is None:
+    if threshold not in (None, OFFICIAL_THRESHOLD) and null_odds is None:
         raise ConfigError("threshold: it applies to null odds; give null_odds as well.")
-    questions = {question.id: question.gold for question in questions_of(references)}
+    references = _opened(references)
+    questions = {question.id: question.gold for question in questions_of(references, split)}
     if not questions:
         raise InputError(f"{_named(references)}: no questions in it.")
     texts, odds = read_predictions(predictions), None if null_odds is None else read_null_odds(null_odds)
@@ -213,7 +229,25 @@ def evaluate(
     best = None if odds is None else _best(tally, texts, odds)
     if odds is not None and threshold is not None:
         _apply_threshold(tally, odds, threshold, set(missing))
-    return Scores(chosen, tally.groups(), missing, sum(id not in questions for id in texts), best)
+    unknown = sum(id not in questions for id in texts)
+    return Scores(chosen, tally.groups(), missing, unknown, best, _left_out(references))
+
+
+def _opened(references: Any) -> Any:
+    """A feature store, where the path of one is given."""
+    from milldam.qa.feature_store.manifest import NAME
+
+    if not isinstance(references, str | Path) or not (Path(references) / NAME).exists():
+        return references
+    from milldam.qa.feature_store import FeatureStore
+
+    return FeatureStore(Path(references))
+
+
+def _left_out(references: Any) -> int:
+    manifest = getattr(references, "manifest", None)
+    counts = {} if manifest is None else manifest.counts
+    return sum(sum(counts.get(name, {}).values()) for name in ("dropped", "rejected"))
 
 
 def _scored(questions: dict[str, tuple[str, ...]], texts: dict[str, str], version: Version) -> _Tally:
@@ -310,10 +344,11 @@ def _read_json(path: Path) -> Any:
         raise InputError(f"{path}: not JSON ({error}).") from None
 
 
-def questions_of(references: Any) -> Iterator[Question]:
+def questions_of(references: Any, split: str = "validation") -> Iterator[Question]:
     """The questions of a file, of flat records or SQuAD's own form, or of a feature store."""
+    references = _opened(references)
     if isinstance(references, str | Path):
-        return _of_path(Path(references))
+        return _of_files(str(references), split)
     if hasattr(references, "example") and hasattr(references, "examples"):
         return (_of_record(references.example(number), _named(references)) for number in range(references.examples))
     if isinstance(references, Mapping):
@@ -321,22 +356,60 @@ def questions_of(references: Any) -> Iterator[Question]:
     return (_of_record(record, _named(references)) for record in references)
 
 
-def _of_path(path: Path) -> Iterator[Question]:
-    from milldam.qa.feature_store.manifest import NAME
+def _of_files(given: str, split: str) -> Iterator[Question]:
+    """One that can't be used ends it: scores over some of the questions would look like scores over all."""
+    from milldam.qa.listing import list_files
+    from milldam.qa.sources import flat_records
 
-    if (path / NAME).exists():
-        from milldam.qa.feature_store import FeatureStore
-
-        return questions_of(FeatureStore(path))
-    from milldam.qa.sources import examples_of
-
-    found = examples_of(path, split="validation", on_reject=_refuse)
-    return (Question(one.id, tuple(answer.text for answer in one.answers)) for one in found)
+    for file in list_files([given], split):
+        for where, value, error in _records(file):
+            if error is not None:
+                raise InputError(f"{file.path}: {where}: {error}. References must be whole: mend it.")
+            for place, record in flat_records(where, value, ""):
+                yield _of_record(record, f"{file.path}: {place}")
 
 
-def _refuse(reject: Any) -> None:
-    """Scores over some of the questions would look like scores over all."""
-    raise InputError(f"{reject.file}: {reject.where}: {reject.detail}. References must be whole: mend it.")
+def _records(file: InputFile) -> Iterator[tuple[str, Any, Exception | None]]:
+    """(where, value, what is wrong with it). Of tables, the columns that scores need."""
+    from milldam.qa.sources import READERS, damaged, table_records
+
+    if file.format in ("json", "jsonl"):
+        yield from ((one.where, one.value, one.error) for one in READERS[file.format](file, None))
+        return
+    import pyarrow as pa
+
+    row = 0
+    try:
+        for batch in _batches(file):
+            yield from ((one.where, one.value, one.error) for one in table_records(batch, row))
+            row += batch.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise damaged(file.path, file.format, error) from None
+
+
+def _batches(file: InputFile) -> Iterator[Any]:
+    from milldam.sources.tables import open_arrow, open_parquet
+
+    if file.format == "parquet":
+        with open_parquet(file.path, file.compression, None) as parquet:
+            columns = _columns(parquet.schema_arrow.names, file.path)
+            yield from parquet.iter_batches(1024, columns=columns, use_threads=False)
+        return
+    with open_arrow(file.path, file.compression, None) as reader:
+        columns = _columns(reader.schema.names, file.path)
+        count = getattr(reader, "num_record_batches", None)
+        batches = iter(reader) if count is None else (reader.get_batch(number) for number in range(count))
+        for batch in batches:
+            wanted = batch.select(columns)
+            wanted.validate(full=False)
+            yield wanted
+
+
+def _columns(names: list[str], path: str) -> list[str]:
+    missing = [name for name in _NEEDED if name not in names]
+    if missing:
+        raise InputError(f"{path}: no column {', '.join(missing)}; found {', '.join(names) or 'none'}.")
+    return list(_NEEDED)
 
 
 def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Question]:
@@ -353,10 +426,20 @@ def _of_record(record: Any, name: str) -> Question:
     if hasattr(record, "answers") and hasattr(record, "id"):
         return Question(str(record.id), tuple(answer.text for answer in record.answers))
     try:
-        answers = record["answers"]
-        texts: Iterable[str] = answers["text"] if isinstance(answers, Mapping) else [one["text"] for one in answers]
-        return Question(str(record["id"]), tuple(texts))
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f'{name}: a question without {error}; "id" and "answers" with their "text" are needed.'
-        ) from None
+        id, answers = record["id"], record["answers"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise InputError(f"{name}: a question without {error}. {_WANTED}") from None
+    texts = _texts([] if answers is None else answers)
+    if id is None or texts is None:
+        raise InputError(f"{name}: an id or answers that can't be used. {_WANTED}")
+    return Question(str(id), texts)
+
+
+def _texts(answers: Any) -> tuple[str, ...] | None:
+    """None: they have another form."""
+    try:
+        found = answers["text"] if isinstance(answers, Mapping) else [one["text"] for one in answers]
+        texts = None if isinstance(found, str) else tuple(found)
+    except (KeyError, TypeError):
+        return None
+    return texts if texts is not None and all(isinstance(text, str) for text in texts) else None

@@ -33,6 +33,7 @@ from milldam.qa.parts import REJECTS, Read, ReadTask
 from milldam.qa.settings import QASettings, settings_of
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
+from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
 from milldam.sources.listing import InputFile
 from milldam.workforce import Staff, Stage, Workforce
@@ -206,7 +207,7 @@ class _Job:
         special = {"pad_id": template.pad_id, "pad_type": template.pad_type, "cls_id": template.cls_id}
         rules = self._rules.as_dict() | settled
         kept = {"max_examples": self._settings.max_examples, "split": self._settings.split}
-        return {"tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
+        return {"version": WINDOWS_VERSION, "tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
 
     def _list_input(self) -> dict[str, Any]:
         files = list_files(self._settings.paths, self._settings.split)

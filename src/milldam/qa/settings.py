@@ -34,7 +34,7 @@ class QASettings:
     hop: int | None = None
     """Instead of overlap: tokens of the context from one window's begin to the next one's."""
     doc_stride: int | None = None
-    """Another word for overlap, which is what fast tokenizers and seed 003 mean by it. In older code it is the hop."""
+    """Another word for overlap, which is what fast tokenizers mean by it. In older code it is the hop."""
     memory_tokens: int = 0
     """So many [MEM_READ_i] and [MEM_WRITE_i] in every window."""
     first: Literal["auto", "question", "context"] = "auto"

@@ -112,11 +112,11 @@ def read_examples(
 
 
 def _of_file(file: InputFile, reject: _Refuse, spool: str | None) -> Iterator[Example]:
-    for record in _READERS[file.format](file, spool):
+    for record in READERS[file.format](file, spool):
         if record.error is not None:
             reject(file.path, record.where, record.error, record.value)
             continue
-        for where, value in _flat(record.where, record.value, record.title):
+        for where, value in flat_records(record.where, record.value, record.title):
             try:
                 yield _example(value)
             except _UnusableError as why:
@@ -126,7 +126,7 @@ def _of_file(file: InputFile, reject: _Refuse, spool: str | None) -> Iterator[Ex
 # ---- a record -> examples ----
 
 
-def _flat(where: str, value: Any, title: str) -> Iterator[tuple[str, Any]]:
+def flat_records(where: str, value: Any, title: str) -> Iterator[tuple[str, Any]]:
     """The flat records in a record: itself, the questions of a paragraph, or those of an article's paragraphs."""
     if isinstance(value, dict) and isinstance(value.get("qas"), list):
         shared = {"context": value.get("context"), "title": value.get("title", title)}
@@ -134,7 +134,7 @@ def _flat(where: str, value: Any, title: str) -> Iterator[tuple[str, Any]]:
             yield f"{where}.qas[{number}]", qa | shared if isinstance(qa, dict) else qa
     elif isinstance(value, dict) and isinstance(value.get("paragraphs"), list):
         for number, paragraph in enumerate(value["paragraphs"]):
-            yield from _flat(f"{where}.paragraphs[{number}]", paragraph, value.get("title", title))
+            yield from flat_records(f"{where}.paragraphs[{number}]", paragraph, value.get("title", title))
     else:
         yield where, {"title": title} | value if isinstance(value, dict) else value
 
@@ -344,10 +344,10 @@ def _read_parquet(file: InputFile, spool: str | None) -> Iterator[_Record]:
             for group in range(metadata.num_row_groups):
                 rows = min(_ROWS, rows_at_a_time(metadata.row_group(group), "context"))
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
-                    yield from _rows(batch, row)
+                    yield from table_records(batch, row)
                     row += batch.num_rows
         except (pa.ArrowInvalid, OSError) as error:
-            raise _damaged(file.path, "parquet", error) from None
+            raise damaged(file.path, "parquet", error) from None
 
 
 def _read_arrow(file: InputFile, spool: str | None) -> Iterator[_Record]:
@@ -364,10 +364,10 @@ def _read_arrow(file: InputFile, spool: str | None) -> Iterator[_Record]:
             for batch in batches:
                 wanted = batch.select(columns)
                 wanted.validate(full=False)
-                yield from _rows(wanted, row)
+                yield from table_records(wanted, row)
                 row += batch.num_rows
         except (pa.ArrowInvalid, OSError) as error:
-            raise _damaged(file.path, "Arrow", error) from None
+            raise damaged(file.path, "Arrow", error) from None
 
 
 def _columns(names: Sequence[str], path: str) -> list[str]:
@@ -380,7 +380,7 @@ def _columns(names: Sequence[str], path: str) -> list[str]:
     return [name for name in _FIELDS if name in names]
 
 
-def _rows(batch: Any, first: int) -> Iterator[_Record]:
+def table_records(batch: Any, first: int) -> Iterator[_Record]:
     """Rows as objects, some megabytes at a time."""
     step = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
     for begin in range(0, batch.num_rows, step):
@@ -401,12 +401,12 @@ def _row(alone: Any, number: int) -> _Record:
         return _Record(f"row {number}", None, error=why)
 
 
-def _damaged(path: str, kind: str, error: Exception) -> InputError:
+def damaged(path: str, kind: str, error: Exception) -> InputError:
     reason = str(error).splitlines()[0][:160]
     return InputError(f"{path}: not a whole {kind} file ({reason}). Get or make it again.")
 
 
-_READERS: dict[str, Callable[[InputFile, str | None], Iterator[_Record]]] = {
+READERS: dict[str, Callable[[InputFile, str | None], Iterator[_Record]]] = {
     "json": _read_json,
     "jsonl": _read_lines,
     "parquet": _read_parquet,

@@ -15,7 +15,9 @@ from milldam.errors import InputError
 from milldam.qa.rules import QARules
 
 _CLS_NAMES = ("[CLS]", "<cls>", "<s>", "<|cls|>")
-_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<unk>", "<|endoftext|>", "</s>")
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|endoftext|>", "</s>", "<unk>", "[UNK]")
+_PLAIN_PAD_NAMES = ("[PAD]", "<pad>")
+"""Also where they are not marked as special; text has no such words."""
 _XLNET_CLS_TYPE, _XLNET_PAD_TYPE = 2, 3
 
 
@@ -127,7 +129,11 @@ def _pads_left(pair: Template, cls_id: int | None, rules: QARules, facts: dict[s
 
 
 def _pad_id(tokenizer: Any, facts: dict[str, Any]) -> int:
-    found = _first_known(tokenizer, [facts.get("pad_token"), *_PAD_NAMES])
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    found = _first_known(tokenizer, [facts.get("pad_token"), *_PLAIN_PAD_NAMES])
+    if found is None:
+        # Among special tokens alone: "<unk>" may well be a word of a byte-level vocabulary.
+        found = _first_known(tokenizer, list(_PAD_NAMES), among=special)
     if found is None:
         raise InputError(
             f"The tokenizer has no token to pad with (looked for {', '.join(_PAD_NAMES)}). Name one as pad_token in "

@@ -38,7 +38,7 @@ def load_qa_tokenizer(spec: str, rules: QARules) -> QATokenizer:
     """Load it, add the memory tokens, and try the rules on it. Raises ConfigError and InputError."""
     loaded = load_tokenizer(spec)
     tokenizer, plain = loaded.huggingface, loaded.json
-    template = template_of(tokenizer, rules, _facts(spec))
+    template = template_of(tokenizer, rules, facts_beside(spec))
     if rules.memory_tokens:
         template = with_memory(template, add_memory_tokens(tokenizer, rules.memory_tokens))
     text = tokenizer.to_str() if rules.memory_tokens else plain
@@ -53,7 +53,7 @@ def load_windower(path: Path, rules: QARules, template: Template) -> Windower:
     return Windower(Tokenizer.from_str(path.read_text(encoding="utf-8")), rules, template)
 
 
-def _facts(spec: str) -> dict[str, Any]:
+def facts_beside(spec: str) -> dict[str, Any]:
     """What the files beside a tokenizer say of its special tokens and padding."""
     found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):

@@ -30,6 +30,7 @@ COLUMNS = (
     "segment_index",
     "total_segments",
     "has_answer",
+    "window",
 )
 """What a batch has unless told otherwise."""
 
@@ -43,7 +44,7 @@ _MADE_OF: dict[str, tuple[str, ...]] = {
 """Columns that are stored under another name, or computed."""
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 _POSITIONS = ("start_positions", "end_positions", "cls_index")
-_PADS = {"example": -1, "segment_index": -1, "context_begin": 0, "context_tokens": 0, "total_segments": 0}
+_PADS = {"example": -1, "window": -1, "segment_index": -1, "context_begin": 0, "context_tokens": 0, "total_segments": 0}
 _KNOWN = (*COLUMNS, "offset_mapping", "context_begin", "context_tokens")
 
 
@@ -105,8 +106,9 @@ class WindowColumns:
 
     def read(self, store: Windows, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
         """Windows by number. `out`: columns of as many rows or more, which are overwritten."""
-        wanted = dict.fromkeys(stored for name in self.names for stored in _MADE_OF.get(name, (name,)))
-        stored = store.rows(numbers, tuple(wanted))
+        names = [name for name in self.names if name != "window"]
+        wanted = dict.fromkeys(stored for name in names for stored in _MADE_OF.get(name, (name,)))
+        stored = {"window": numbers, **store.rows(numbers, tuple(wanted))}
         return {name: self._column(name, stored, store.form, dtype, out[name] if out else None) for name in self.names}
 
     def _column(

@@ -23,6 +23,8 @@ from milldam.qa.template import Special, Template
 _WORD_MARKER = "\u2581"
 QUESTION_TOO_LONG = "question_too_long"
 NO_TOKENS = "no_tokens"
+VERSION = 1
+"""Another number for every change that gives other windows."""
 """Neither text has any, and the tokenizer adds none."""
 
 
@@ -130,11 +132,18 @@ class Windower:
         encoded = self._encode(list(numbers))
         return [encoded[numbers[text]] for text in texts]
 
+    def _has_edge(self) -> bool:
+        """Whether a window without a question has a token that is not of the context, for "no answer" to point to."""
+        own = self.template
+        if own.cls_id is not None:
+            return True
+        return bool(own.memory_write or own.after if own.context_first else own.before or own.memory_read)
+
     def _cut(self, example: int, question: int, context: int) -> Iterator[_Window]:
         """The windows of one example; none when its question leaves no room to go on."""
         room = self.rules.max_seq_length - self.template.taken - question
         step = self.rules.step(room)
-        if (context > room and (room < 1 or step < 1)) or not self.template.taken + question + context:
+        if (context > room and (room < 1 or step < 1)) or not (question or self._has_edge()):
             return
         segments = 1 if context <= room else 1 + -(-(context - room) // step)
         kept = min(segments, self.rules.max_segments or segments)

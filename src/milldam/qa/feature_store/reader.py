@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
-from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.reading import WAYS, Reader, Way, open_reader
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.qa.feature_store.format import (
@@ -71,6 +71,8 @@ class FeatureStore:
     def __init__(self, path: str | Path, *, read: Way = "auto") -> None:
         self.path = Path(path)
         self.manifest = FeatureManifest.read(self.path)
+        if read not in WAYS:
+            raise ConfigError(f'read: "{read}"; use auto, map or pread.')
         self._way = read
         self._columns = {column.name: column for column in self.form.columns}
         shards = self.manifest.shards

@@ -139,6 +139,8 @@ class Finish:
 
 def complete(config: Config, run: Run, *, report: bool) -> Summary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
+    # A run that was killed while it wrote the report left a part of it.
+    run.tidy()
     summary = finished_summary(run.out, Manifest.read(run.out))
     if config.packing_rules is not None:
         summary = dataclasses.replace(summary, packing=_packing_told(config, run) or pack_store(config, run.out))

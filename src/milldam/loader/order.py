@@ -50,7 +50,7 @@ class Order(Protocol):
         """Where the first epoch ends, when it is shorter than the others."""
 
 
-class _Stateless:
+class Stateless:
     """An order that follows from its settings alone."""
 
     def stretches(self, place: int) -> tuple[int, Stretches] | None:
@@ -77,7 +77,7 @@ def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> 
     raise ConfigError(f'shuffle: {shuffle!r}; use True, "block" or False.')
 
 
-class InSequence(_Stateless):
+class InSequence(Stateless):
     """As the samples lie."""
 
     def __init__(self, samples: int) -> None:
@@ -87,7 +87,7 @@ class InSequence(_Stateless):
         return places % self._samples
 
 
-class Shuffled(_Stateless):
+class Shuffled(Stateless):
     """Anywhere from anywhere, by a keyed permutation that is another one in every epoch."""
 
     def __init__(self, samples: int, seed: int) -> None:
@@ -98,7 +98,7 @@ class Shuffled(_Stateless):
         return _by_group(places, self._samples, lambda epoch, inside: self._permutations(epoch)(inside))
 
 
-class BlockShuffled(_Stateless):
+class BlockShuffled(Stateless):
     """Blocks of neighbouring samples in random order; of the samples of `WINDOW_BLOCKS` blocks, any order.
 
     So a window reads whole blocks, for media where many small reads are slow. Where blocks begin is another place

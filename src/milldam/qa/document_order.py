@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Self
 
 import numpy as np
 
-from milldam.loader.order import Order, Stretches
+from milldam.loader.order import Order, Stateless
 from milldam.loader.permutation import Int64s, Permutation, mix
 
 GROUP = 2048
@@ -22,7 +21,7 @@ CELL = 32
 _CELL_KEY = 4
 
 
-class DocumentOrder:
+class DocumentOrder(Stateless):
     """An order of documents, as numbers that carry their epoch."""
 
     def __init__(self, order: Order, documents: int) -> None:
@@ -30,19 +29,6 @@ class DocumentOrder:
 
     def numbers(self, places: Int64s) -> Int64s:
         return self._order.numbers(places) + places // self._documents * self._documents
-
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        return None
-
-    def state(self, place: int) -> Any:
-        return None
-
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
-        return self
-
-    @property
-    def first_end(self) -> int | None:
-        return None
 
 
 class GroupedByLength(DocumentOrder):

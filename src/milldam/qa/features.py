@@ -51,3 +51,5 @@ class Features:
 
 
 COLUMNS = tuple(field.name for field in fields(Features))
+NUMBERS = tuple(name for name in COLUMNS if name not in ("input_ids", "token_type_ids", "offsets", "example"))
+"""Those of one number a window, in the order in which they are stored."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError
 from milldam.qa.examples import Example
-from milldam.qa.features import Features
+from milldam.qa.features import NUMBERS, Features
 from milldam.qa.rules import QARules
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
 from milldam.qa.template import Special, Template
@@ -157,18 +157,6 @@ def _span(chosen: Chosen, context: _Encoded) -> tuple[int, int] | None:
     return overlapping_tokens(context.offsets, chosen.start, chosen.stop) if chosen else None
 
 
-_NUMBERS = (
-    "length",
-    "start_positions",
-    "end_positions",
-    "cls_index",
-    "context_begin",
-    "context_tokens",
-    "segment",
-    "segments",
-)
-
-
 class _Rows:
     """The columns, being filled: a row is a few writes of whole parts, since rows are many and parts are short."""
 
@@ -177,7 +165,7 @@ class _Rows:
         self._ids = np.full((count, length), template.pad_id, dtype)
         self._types = np.full((count, length), template.pad_type, np.uint8)
         self._offsets = np.full((count, length, 2), -1, np.int32)
-        self._numbers = np.empty((count, len(_NUMBERS)), np.int32)
+        self._numbers = np.empty((count, len(NUMBERS)), np.int32)
         self._example = np.empty(count, np.int64)
         own = template
         read, write = Special(own.memory_read, (own.first_type,)), Special(own.memory_write, (own.second_type,))
@@ -229,7 +217,7 @@ class _Rows:
         return 0
 
     def features(self) -> Features:
-        numbers = {name: np.ascontiguousarray(self._numbers[:, at]) for at, name in enumerate(_NUMBERS)}
+        numbers = {name: np.ascontiguousarray(self._numbers[:, at]) for at, name in enumerate(NUMBERS)}
         return Features(
             input_ids=self._ids, token_type_ids=self._types, offsets=self._offsets, example=self._example, **numbers
         )

@@ -15,21 +15,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from milldam.qa import features
 from milldam.qa.examples import Example
 from milldam.qa.spans import Chosen
 
 TOKEN_DTYPES = ("uint16", "int32")
-NUMBERS = (
-    "length",
-    "start_positions",
-    "end_positions",
-    "cls_index",
-    "context_begin",
-    "context_tokens",
-    "segment",
-    "segments",
-    "example",
-)
+NUMBERS = (*features.NUMBERS, "example")
 """The int32 of a row of `numbers`, in order. `example` counts in the shard; a store adds the examples before it."""
 
 FIRST_WINDOW, IDS = "first_window.bin", "ids.bin"

@@ -266,6 +266,16 @@ def _made_again(samples: Samples, delivery: Delivery, options: dict[str, Any], s
     return batches
 
 
+def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs between the settings of a state and one's own, in words; empty when nothing does.
+
+    >>> differences({"seed": 0, "seq_len": 8}, {"seed": 1, "seq_len": 8})
+    'seed was 0, is 1'
+    """
+    names = [name for name in was | now if was.get(name) != now.get(name)]
+    return "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
+
+
 def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     """A state that would go on with other samples, or in another order."""
     if not isinstance(state, dict) or not state.keys() >= own.keys():
@@ -276,9 +286,8 @@ def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (state, own))
     # Of another kind of samples all the rest differs, too.
     kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
-    names = [name for name in kinds if was.get(name) != now.get(name)]
-    if names:
-        changed = "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
+    changed = differences({name: was.get(name) for name in kinds}, {name: now.get(name) for name in kinds})
+    if changed:
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
 
 

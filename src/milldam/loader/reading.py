@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
@@ -85,6 +85,12 @@ class Reader(Protocol):
 
     def release(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are not read again soon."""
+
+
+def require_way(way: str) -> None:
+    """Refuse a way of reading that there is not."""
+    if way not in WAYS:
+        raise ConfigError(f'read: "{way}"; use {", ".join(WAYS[:-1])} or {WAYS[-1]}.')
 
 
 def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
@@ -159,10 +165,11 @@ class MappedReader:
         self._windows: dict[int, TokenArray] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
+        places = self.places(starts, length)
+        if places is not None:
+            return self.rows_at(places, length)
         file = self._layout.find(starts)
         crossing = starts + length > self._layout.ends[file]
-        if not crossing.any():
-            return self.rows_at(starts + self._shifts[file], length)
         windows = self._windows_of(length)
         # What a row reads behind the end of its file is replaced; it must only not leave the space.
         rows: TokenArray = windows[np.minimum(starts + self._shifts[file], len(windows) - 1)]
@@ -328,10 +335,10 @@ class PositionedReader(threading.local):
         return self._buffer[:size].view(self._dtype)
 
     def places(self, starts: Int64s, length: int) -> Int64s | None:
-        return None
+        return starts
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
-        raise NotImplementedError("nothing has a place here")
+        return self.rows(places, length)
 
     def view(self, start: int, length: int) -> TokenArray:
         tokens = self.runs(np.array([start]), np.array([length])).copy()

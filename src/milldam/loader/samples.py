@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError
 from milldam.loader.order import Order, Shuffle, Stretches, make_order
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import WAYS, Reader, Way, open_reader
+from milldam.loader.reading import Reader, Way, open_reader, require_way
 from milldam.loader.stream import TokenStream
 
 if TYPE_CHECKING:
@@ -155,8 +154,7 @@ class StreamSamples(Samples):
     """Samples of one stream, read by one reader, which is opened when first needed."""
 
     def __init__(self, stream: TokenStream, way: Way = "auto") -> None:
-        if way not in WAYS:
-            raise ConfigError(f'read: "{way}"; use {", ".join(WAYS[:-1])} or {WAYS[-1]}.')
+        require_way(way)
         self._stream = stream
         self._way = way
         self._opened: Reader | None = None
@@ -207,3 +205,9 @@ def widened(rows: Array, dtype: npt.DTypeLike, out: Array | None) -> Array:
     wide = np.empty(rows.shape, dtype) if out is None else out[: len(rows)]
     np.copyto(wide, rows, casting="unsafe")
     return wide
+
+
+def shifted(rows: Array, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
+    """(x, y) of rows of one token more: y is x one token on."""
+    x, y = (None, None) if out is None else out
+    return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)

@@ -19,7 +19,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import InSequence, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import Batch, StreamSamples, widened
+from milldam.loader.samples import Batch, StreamSamples, shifted
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -117,9 +117,7 @@ class _Steps(StreamSamples):
         return InSequence(len(self))
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
-        rows = self._reader.rows(self._starts(numbers), self._seq_len + 1)
-        x, y = (None, None) if out is None else out
-        return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
+        return shifted(self._reader.rows(self._starts(numbers), self._seq_len + 1), dtype, out)
 
     def _starts(self, numbers: Int64s) -> Int64s:
         step, lane = np.divmod(numbers, self.lanes)

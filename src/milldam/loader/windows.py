@@ -18,7 +18,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import TokenArray, Way, ranges
-from milldam.loader.samples import Batch, Located, StreamSamples, widened
+from milldam.loader.samples import Batch, Located, StreamSamples, shifted, widened
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
@@ -127,8 +127,7 @@ class Windows(StreamSamples):
         if self.rules.form == "hf":
             # Two arrays, since people mask labels in place.
             return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
-        x, y = (None, None) if out is None else out
-        return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
+        return shifted(rows, dtype, out)
 
     def _starts(self, numbers: Int64s) -> Int64s:
         rules = self.rules

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import Delivery, wide_enough
+from milldam.loader.batches import Delivery, differences, wide_enough
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.prefetch import prefetched
@@ -245,10 +245,8 @@ def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     if state["version"] != STATE_VERSION:
         found = state["version"]
         raise MismatchError(f"A state of lanes of version {found}; this milldam reads version {STATE_VERSION}.")
-    was, now = state["settings"], own["settings"]
-    names = [name for name in was | now if was.get(name) != now.get(name)]
-    if names:
-        changed = "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
+    changed = differences(state["settings"], own["settings"])
+    if changed:
         raise MismatchError(
             f"This state is that of other lanes: {changed}. Make the lanes as they were, or start anew."
         )

@@ -115,7 +115,7 @@ class WindowColumns:
         self, name: str, stored: Mapping[str, Array], form: Form, dtype: npt.DTypeLike, out: Array | None
     ) -> Array:
         if name == "attention_mask":
-            return _attention_mask(stored["length"], form, dtype, out)
+            return attention_mask(stored["length"], form, dtype, out)
         if name == "has_answer":
             return widened(stored["start_positions"] != stored["cls_index"], np.bool_, out)
         return widened(stored[_MADE_OF.get(name, (name,))[0]], _dtype_of(name, dtype), out)
@@ -131,7 +131,7 @@ def _dtype_of(name: str, dtype: npt.DTypeLike) -> npt.DTypeLike:
     return {"has_answer": np.bool_, "offset_mapping": np.int32}.get(name, np.int64)
 
 
-def _attention_mask(lengths: Array, form: Form, dtype: npt.DTypeLike, out: Array | None) -> Array:
+def attention_mask(lengths: Array, form: Form, dtype: npt.DTypeLike, out: Array | None = None) -> Array:
     """(windows, L): 1 on tokens, 0 on padding."""
     length = form.max_seq_length
     mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]

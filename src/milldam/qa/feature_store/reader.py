@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
-from milldam.loader.reading import WAYS, Reader, Way, open_reader
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import Reader, Way, open_reader, require_way
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.qa.feature_store.format import (
@@ -35,9 +36,9 @@ from milldam.qa.feature_store.format import (
 )
 from milldam.qa.feature_store.manifest import FeatureManifest
 from milldam.qa.memory_tokens import MemoryTokens
+from milldam.qa.window_rows import attention_mask
 
 Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
 
 KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
 """Names that users know -> columns."""
@@ -71,8 +72,7 @@ class FeatureStore:
     def __init__(self, path: str | Path, *, read: Way = "auto") -> None:
         self.path = Path(path)
         self.manifest = FeatureManifest.read(self.path)
-        if read not in WAYS:
-            raise ConfigError(f'read: "{read}"; use auto, map or pread.')
+        require_way(read)
         self._way = read
         self._columns = {column.name: column for column in self.form.columns}
         shards = self.manifest.shards
@@ -166,10 +166,7 @@ class FeatureStore:
 
     def attention_mask(self, length: npt.ArrayLike) -> Int64s:
         """(windows, L): 1 on the tokens of windows that have so many, 0 on padding."""
-        places = np.arange(self.form.max_seq_length)
-        lengths = np.asarray(length)[:, None]
-        inside = places >= self.form.max_seq_length - lengths if self.form.pad_left else places < lengths
-        return inside.astype(np.int64)
+        return attention_mask(np.asarray(length), self.form, np.int64)
 
     def memory_positions(self, numbers: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Where in windows the memory tokens to read and to write are: (windows, M) each, padding counted."""

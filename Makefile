@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 # A version that has a build for CPUs on the package index in use: without one, pip fetches gigabytes for GPUs.
 TORCH ?= torch==2.13.0
 
+# Exports are read back with the readers of Megatron-LM, litdata and MosaicML; they would pull in GPU packages, which
+# they do not need for that: so they are installed without what they ask for, and with this.
+READERS := boto3 brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
+
 .PHONY: demo test test-slow check install clean
 
 demo: $(VENV)/installed
@@ -29,14 +33,13 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata $(READERS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata megatron-core mosaicml-streaming
 	touch $@
 
-# The packages whose files and readers we share, and those that the examples train with. megatron-core would pull in
-# GPU packages; its reader needs none.
+# What the examples train with.
 $(VENV)/installed-peers: $(VENV)/installed-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check packaging transformers accelerate lightning jax
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps megatron-core
+	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax
 	touch $@
 
 clean:

@@ -103,7 +103,7 @@ class Contender:
 def milldam_batches(task: Task, *, read: str = "auto", **options: Any) -> Any:
     import milldam
 
-    windows = milldam.open(task.store).windows(task.seq_len, read=read)  # type: ignore[arg-type]
+    windows = milldam.open(task.store).windows(task.seq_len, read=read)
     return windows.batches(task.batch_size, seed=SEED, epochs=None, **options)
 
 

@@ -24,7 +24,7 @@ from milldam import workforce
 from milldam.executors import DONE, Event, Executor, Task
 from milldam.executors.local import LocalExecutor
 from milldam.executors.serial import SerialExecutor
-from milldam.job import run_job
+from milldam.job.stages import run_job
 from milldam.tokenize_options import tokenize_config
 
 

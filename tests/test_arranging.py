@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import milldam
 from jobs import leftovers, write_lines
-from milldam import arranging
-from milldam.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
 from milldam.errors import InputError
+from milldam.job import arranging
+from milldam.job.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
+from milldam.passes.shelf import STAGED, Facts, Shelf
 from milldam.run import PartRecord
-from milldam.shelf import STAGED, Facts, Shelf
 from milldam.store.format import Index
 from milldam.store.writer import Tokens
 from preprocess_jobs import (

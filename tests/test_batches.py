@@ -503,7 +503,7 @@ def test_batches_pickle_with_where_they_stand(numbered: Store) -> None:
         ({"rank": -1, "world_size": 4}, "rank: -1; the ranks of world_size=4 are 0 to 3"),
         ({"epochs": 0}, "epochs: 0; use 1 or more, or None"),
         ({"prefetch": -1}, "prefetch: -1; use 0 or more"),
-        ({"shuffle": "yes"}, "shuffle: 'yes'; use True, \"block\" or False"),
+        ({"shuffle": "yes"}, 'shuffle: \'yes\'; use True, "block", "shard" or False'),
     ],
 )
 def test_bad_settings_are_refused(numbered: Store, options: dict[str, Any], message: str) -> None:

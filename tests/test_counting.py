@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import write_lines
-from milldam.assignments import SetRules
-from milldam.counting import RowCounts
 from milldam.errors import ConfigError, InputError
-from milldam.preparing import Source
+from milldam.job.counting import RowCounts
+from milldam.job.preparing import Source
+from milldam.passes.assignments import SetRules
 from milldam.run import Run
 from milldam.sources.batch import TextRules
 from milldam.sources.splits import RowSlice

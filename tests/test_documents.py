@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import milldam
 from jobs import write_lines
-from milldam.documents import Documents, Reading, UnitReader
+from milldam.passes.documents import Documents, Reading, UnitReader
 from milldam.sources.batch import TextRules
 from milldam.sources.units import Slice, Unit
 from milldam.text import CleanRules

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import milldam
 from jobs import invoke, make_texts, write_lines
 from milldam.errors import ResourceError
-from milldam.estimating import UNITS_SAMPLED, Estimate, require_disk, survey
+from milldam.job.estimating import UNITS_SAMPLED, Estimate, require_disk, survey
 from milldam.sources.units import Slice, Unit
 from preprocess_jobs import config_of, fresh_texts, preprocess, write_config, write_gz, write_parquet
 
@@ -102,7 +102,7 @@ def test_the_plan_lists_the_stages_of_the_job(tmp_path: Path) -> None:
     }
     sets = [{"path": path, "max_documents": 40}]
     planned = plan_of(write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings)))
-    stages = ["count", "fingerprint", "group", "tokenize", "arrange", "index", "pack", "report"]
+    stages = ["count", "fingerprint", "group", "near", "join", "tokenize", "arrange", "index", "pack", "report"]
     assert planned["plan"]["stages"] == stages
     assert set(planned["estimate"]["temporary_bytes"]) >= {"fingerprints", "grouping", "signatures", "staged tokens"}
     assert not (tmp_path / "index").exists() and not (tmp_path / "out").exists()

@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from jobs import wait_until
-from milldam.errors import InputError, WorkerError
+from milldam.errors import ConfigError, InputError, WorkerError
 from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
+from milldam.executors.crews import LocalCrew, Staff
 from milldam.executors.local import LocalExecutor
 from milldam.executors.serial import SerialExecutor
-from worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Square
+from milldam.executors.shares import ShareCrew, ShareDone
+from worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
 
 
 def run(executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit) -> list[Event]:
@@ -172,3 +174,49 @@ def test_a_kept_worker_that_died_is_replaced() -> None:
     wait_until(lambda: psutil.Process(first[0].pid).status() == psutil.STATUS_ZOMBIE)
     assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
     executor.close()
+
+
+def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
+    """What a function keeps does not add up: over the limit, the next unit is for another process."""
+    hoarding = Hoarder(60 * 10**6)
+    pids = values(run(LocalExecutor(1, worker_bytes=70 * 10**6), hoarding, 3))
+    assert len(set(pids)) == 3
+    pids = values(run(LocalExecutor(1, worker_bytes=10**9), hoarding, 3))
+    assert len(set(pids)) == 1
+
+
+# ---- shares ----
+
+STAGES = ("read", "square", "finish")
+
+
+def share_events(stage: str, units: int, *, index: int, of: int) -> list[Event]:
+    crew = ShareCrew(LocalCrew(10**9), "square", lambda unit: unit % of == index, STAGES)
+    return run(crew.executor(stage, Staff(1, 1)), Square(), units)
+
+
+def test_shares_do_every_unit_once_and_end_there() -> None:
+    """Each share works on its units of the wanted stage and goes no further."""
+    done: list[int] = []
+    for index in range(3):
+        crew = ShareCrew(LocalCrew(10**9), "square", lambda unit, index=index: unit % 3 == index, STAGES)  # type: ignore[misc]
+        events: list[Event] = []
+        with pytest.raises(ShareDone):
+            crew.executor("square", Staff(1, 1)).run(Square(), range(8), lambda unit: unit, events.append)
+        done += values(events)
+        with pytest.raises(ShareDone):
+            crew.executor("finish", Staff(1, 1))
+    assert sorted(done) == [unit**2 for unit in range(8)]
+
+
+def test_a_share_waits_for_the_stages_before_it() -> None:
+    """Nothing is left of an earlier stage, or the share is refused."""
+    assert share_events("read", 0, index=0, of=1) == []
+    with pytest.raises(ConfigError, match="the stage read before it is not done"):
+        share_events("read", 2, index=0, of=1)
+
+
+def test_a_share_of_a_stage_that_there_is_not_is_refused() -> None:
+    """The stages of the job are named."""
+    with pytest.raises(ConfigError, match="this job has the stages read, square, finish"):
+        ShareCrew(LocalCrew(10**9), "polish", lambda unit: True, STAGES)

@@ -93,23 +93,24 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 GROUND = {
     "errors": set(), "files": {"errors"}, "input_files": {"errors", "files"}, "memory": {"errors"}, "prefetch": set(),
-    "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(),
+    "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(), "markup": set(),
+    "drawing": {"markup", "memory"}, "function_identity": {"errors"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}
-WORKERS = {
-    "aside", "assignments", "documents", "fingerprinting", "pipeline", "shelf", "splitting", "text_cache"
-}  # fmt: skip
-"""What runs in a worker, for one unit."""
 ABOVE = {
-    *WORKERS,
     # The settings.
     "config", "config_file", "tokenize_options",
-    # The job and its steps.
-    "arranging", "counting", "estimating", "finishing", "job", "npy", "planning", "preparing", "progress", "rejects",
-    "resolving", "run", "tokenizer_training", "workforce",
+    # What runs in a worker, for one unit.
+    "passes",
+    # The job and what it stands on.
+    "job", "planning", "progress", "run", "workforce",
+    # Other jobs.
+    "mapping", "qa", "tokenizing_function",
     # What tells of it, and who asks for it.
-    "report", "api", "cli", "qa", "torch",
+    "api", "array_jobs", "cli", "report", "torch",
+    # What goes to other tools and places, and comes from there.
+    "exporters", "hub", "importers", "watching",
 }  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def test_the_guard_reads_imports() -> None:
 
 def test_every_room_has_its_floor() -> None:
     """A new room must be given its place among the others, so that the rules below hold for it."""
-    known = {*GROUND, *STAGES, *ABOVE, "store", "loader", "executors", ""}
+    known = {*GROUND, *STAGES, *ABOVE, "store", "loader", "executors", "remote", "table", ""}
     assert {room(name) for name in MODULES} == known
 
 
@@ -140,7 +141,8 @@ def test_the_store_knows_nothing_of_how_it_is_made() -> None:
 
 def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
     """A training node needs numpy and the store: no text, no tokenizer, no run."""
-    assert offences({"loader"}, allowed={*GROUND, "store", "packing"}) == []
+    assert offences({"loader"}, allowed={*GROUND, "store", "packing", "remote"}) == []
+    assert offences({"remote"}, allowed={"errors", "memory", "store"}) == []
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
@@ -163,13 +165,13 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
 
 def test_executors_get_callables_and_know_nothing_else() -> None:
     """An executor could run anything."""
-    assert offences({"executors"}, allowed={"errors", "executors"}) == []
+    assert offences({"executors"}, allowed={"", "errors", "executors", "memory"}) == []
 
 
 def test_what_runs_in_a_worker_knows_no_job() -> None:
     """A unit is worked on by what it is given: no configuration, no plan of a job, no report."""
-    job = {"config", "config_file", "estimating", "finishing", "job", "preparing", "workforce", "report", "api", "cli"}
-    assert offences(WORKERS, forbidden=job) == []
+    job = {"config", "config_file", "job", "workforce", "report", "api", "cli"}
+    assert offences({"passes"}, forbidden=job) == []
 
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
@@ -197,9 +199,20 @@ def test_the_configuration_file_knows_the_settings_alone() -> None:
 
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
-    assert offences({"report"}, allowed={"errors", "files", "memory", "store"}) == []
-    others = {room(name) for name in MODULES} - {"report", "cli", "job", "finishing"}
+    assert offences({"report"}, allowed={"drawing", "errors", "files", "markup", "memory", "store"}) == []
+    others = {room(name) for name in MODULES} - {"report", "cli", "job"}
     assert offences(others, forbidden={"report"}) == []
+
+
+def test_a_table_and_what_watches_memory_know_the_ground_alone() -> None:
+    """Reading a table needs no run; watching needs nothing of ours but how memory is measured and drawn."""
+    assert offences({"table"}, allowed={"errors", "files", "memory"}) == []
+    assert offences({"watching"}, allowed={"drawing", "errors", "files", "markup", "memory"}) == []
+
+
+def test_exporters_read_stores_as_training_does() -> None:
+    """A store is exported without what made it."""
+    assert offences({"exporters"}, allowed={"errors", "files", "loader", "memory", "remote", "store"}) == []
 
 
 def test_nothing_but_the_command_line_imports_the_command_line() -> None:

@@ -252,3 +252,16 @@ def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Pat
     assert "A budget of 10 MB is too small for this tokenizer" in refused.stderr
     assert not (tmp_path / "s" / "milldam.json").exists()
     run_milldam(*job, refused.stderr.rsplit("--memory ", 1)[1].strip().rstrip("."))
+
+
+def test_arrow_is_kept_from_loading_pandas_and_still_works_with_it() -> None:
+    """Arrays of Python values load no pandas; a program that uses pandas gets from pyarrow what it always does."""
+    pytest.importorskip("pandas")
+    code = (
+        "import sys, pyarrow as pa; from milldam.memory import keep_arrow_light; keep_arrow_light();"
+        "pa.array(['a']); pa.table({'a': [1]}); assert 'pandas' not in sys.modules;"
+        "import pandas as pd; assert pa.array(pd.Series([1.0, float('nan')])).null_count == 1;"
+        "assert pa.table({'a': [1]}).to_pandas().shape == (1, 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

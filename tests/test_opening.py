@@ -493,8 +493,6 @@ def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) 
         milldam.open(tmp_path / "corpus.txt")
     with pytest.raises(StoreError, match=r"no such file or folder\.$"):
         milldam.open(tmp_path / "nowhere" / "at.all")
-    with pytest.raises(InputError, match="an address"):
-        milldam.open("s3://bucket/corpus.milldam")
 
 
 def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_blocks_have_about_128_kb(sample_bytes: int) -> None:
 @pytest.mark.parametrize("shuffle", ["blocks", "", None, 1.5])
 def test_an_unknown_shuffle_is_refused(shuffle: object) -> None:
     """What it is, and what can be meant."""
-    with pytest.raises(ConfigError, match='use True, "block" or False'):
+    with pytest.raises(ConfigError, match='use True, "block", "shard" or False'):
         make_order(shuffle, 10, 0, 100)  # type: ignore[arg-type]
 
 

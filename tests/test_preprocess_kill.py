@@ -299,7 +299,9 @@ QUICK = {
 def forks() -> Any:
     """Processes that have milldam loaded already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["milldam.job", "milldam.dedup.index", "milldam.dedup.near", "preprocess_jobs"])
+    context.set_forkserver_preload(
+        ["milldam.job.stages", "milldam.dedup.index", "milldam.dedup.near", "preprocess_jobs"]
+    )
     return context
 
 

@@ -24,12 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import TOKENIZER, demo_texts, invoke
+from milldam import markup
 from milldam.errors import StoreError
-from milldam.report import lengths, markup, write_report
+from milldam.markup import escape, escape_plain
+from milldam.report import lengths, write_report
 from milldam.report.charts import Column, column_chart, memory_chart
 from milldam.report.facts import gather
 from milldam.report.lengths import Lengths, count_lengths
-from milldam.report.markup import escape, escape_plain
 from milldam.report.samples import sample_dropped
 from milldam.report.timeline import POINTS, read_timeline
 from milldam.store import ShardWriter, format

@@ -17,7 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.run import FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run, require_complete, shards_in_order
+from milldam.run import (
+    FINISHED,
+    NEW,
+    RECORDS,
+    UNFINISHED,
+    Identity,
+    PartRecord,
+    Run,
+    Share,
+    in_plan_order,
+    require_complete,
+    shards_in_order,
+)
+from milldam.run.records import UnitSet
 from milldam.sources.units import Slice, Unit
 from milldam.store.manifest import Manifest
 
@@ -84,7 +97,7 @@ def resumed(out: Path) -> Run:
 
 
 def pending(run: Run) -> list[tuple[int, tuple[int, int]]]:
-    return [(unit.index, done) for unit, done in run.pending(Unit.from_json)]
+    return [(unit, run.done_so_far(unit)) for unit in run.pending()]
 
 
 # ---- plan and records ----
@@ -106,7 +119,9 @@ def test_units_come_back_as_they_were_planned(tmp_path: Path) -> None:
     start(tmp_path / "s", 3)
     with Run(tmp_path / "s") as run:
         assert run.resume() == 3
-        assert [unit for unit, _ in run.pending(Unit.from_json)] == units(3)
+        assert [run.unit(number, Unit.from_json) for number in run.pending()] == units(3)
+        assert list(run.all_units(Unit.from_json)) == units(3)
+        assert run.pending_bytes() == sum(unit.size for unit in units(3))
 
 
 def test_recorded_units_are_not_done_again(tmp_path: Path) -> None:
@@ -122,14 +137,15 @@ def test_shards_are_in_plan_order_whatever_the_order_of_work(tmp_path: Path) -> 
     """The manifest lists units and their parts in order, though they were finished in another."""
     start(tmp_path)
     add(tmp_path, record(tmp_path, 2), record(tmp_path, 0, 0, last=False), record(tmp_path, 1), record(tmp_path, 0, 1))
-    names = [shard.name for shard in shards_in_order(resumed(tmp_path).records())]
+    records = in_plan_order(resumed(tmp_path).appended_files(RECORDS))
+    names = [shard.name for shard in shards_in_order(records)]
     assert names == ["train-00000", "train-00000-001", "train-00001", "train-00002"]
 
 
 def test_shards_are_listed_split_after_split_with_training_first(tmp_path: Path) -> None:
     """A split's documents lie together: train, then the others by name, each in plan order."""
     splits = ("val", "test", "train")
-    records = [record(tmp_path, unit, splits=splits) for unit in (1, 0)]
+    records = [record(tmp_path, unit, splits=splits) for unit in (0, 1)]
     assert [shard.name for shard in shards_in_order(records)] == [
         f"{split}-{unit:05d}" for split in ("train", "test", "val") for unit in (0, 1)
     ]
@@ -514,3 +530,61 @@ def test_the_data_set_of_a_file_is_part_of_the_identity(tmp_path: Path) -> None:
         assert together["fingerprint"] != apart["fingerprint"]
         inputs = [(file["path"], file.get("dataset", 0)) for file in run.inputs(listed_now=True)]
         assert inputs == [("a.jsonl", 0), ("b.jsonl", 1)]
+
+
+# ---- shares: several processes at one run ----
+
+
+def share_of(out: Path, index: int, of: int = 2) -> Run:
+    return Run(out, share=Share("tokenize", index, of))
+
+
+def test_shares_record_beside_each_other_and_the_run_gathers_them(tmp_path: Path) -> None:
+    """Each share appends to a file of its own; whoever goes on alone finds all of them in one."""
+    start(tmp_path, 4)
+    with share_of(tmp_path, 0) as first, share_of(tmp_path, 1) as second:
+        first.resume()
+        second.resume()
+        first.add(record(tmp_path, 0))
+        second.add(record(tmp_path, 3))
+    with share_of(tmp_path, 0) as again:
+        again.resume()
+        assert pending(again) == [(1, (0, 0)), (2, (0, 0))]
+    assert pending(resumed(tmp_path)) == [(1, (0, 0)), (2, (0, 0))]
+    assert [path.name for path in (tmp_path / "run").glob("records*")] == ["records.jsonl"]
+
+
+def test_a_unit_that_two_shares_did_counts_once(tmp_path: Path) -> None:
+    """Another number of shares on the second try may give a unit to two: the first record holds."""
+    start(tmp_path, 2)
+    for of in (1, 2):
+        with share_of(tmp_path, 0, of) as run:
+            run.add(record(tmp_path, 0))
+    run = resumed(tmp_path)
+    assert pending(run) == [(1, (0, 0))]
+    assert run.progress.documents == 2
+    assert len(list(run.records())) == 1
+
+
+def test_who_has_the_run_to_himself_waits_for_no_share_and_the_other_way_round(tmp_path: Path) -> None:
+    """A whole run is refused while a share works, a share while a whole run does, and a share twice."""
+    start(tmp_path)
+    with share_of(tmp_path, 0), share_of(tmp_path, 1):
+        for other in (Run(tmp_path), share_of(tmp_path, 1)):
+            with pytest.raises(ConfigError, match="another run is at work"), other:
+                pass
+        assert Run(tmp_path).is_locked()
+    with Run(tmp_path), pytest.raises(ConfigError, match="another run is at work"), share_of(tmp_path, 0):
+        pass
+    assert not Run(tmp_path).is_locked()
+
+
+@given(done=st.sets(st.integers(0, 70)), units=st.integers(0, 90))
+def test_a_set_of_units_is_a_set(done: set[int], units: int) -> None:
+    """A bit a unit holds what a set would."""
+    found = UnitSet()
+    for unit in [*done, *done]:
+        found.add(unit)
+    assert len(found) == len(done)
+    assert [unit in found for unit in range(100)] == [unit in done for unit in range(100)]
+    assert found.missing(units).tolist() == [unit not in done for unit in range(units)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import milldam
-from milldam.splitting import Chooser, below, split_numbers
+from milldam.passes.splitting import Chooser, below, split_numbers
 from preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in, write_parquet
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=50)

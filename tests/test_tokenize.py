@@ -963,7 +963,7 @@ def test_npy_killed_before_its_sidecar_is_finished_by_the_next_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("milldam.npy.write_file", stop)
+        patch.setattr("milldam.job.npy.write_file", stop)
         npy(text, *options, code=130)
     npy(text, *options)
     assert "is up to date" in npy(text)
@@ -981,8 +981,8 @@ def test_npy_killed_while_it_was_compared_is_still_up_to_date(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("milldam.npy.run_job", killed)
-        patch.setattr("milldam.npy.shutil.rmtree", lambda folder: None)
+        patch.setattr("milldam.job.npy.run_job", killed)
+        patch.setattr("milldam.job.npy.shutil.rmtree", lambda folder: None)
         npy(text, code=130)
     assert "is up to date" in npy(text)
     assert leftovers(tmp_path) == []

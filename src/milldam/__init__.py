@@ -16,11 +16,34 @@ if TYPE_CHECKING:
     from milldam import qa
     from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
+    from milldam.exporters import export
+    from milldam.hub import pull, push
+    from milldam.importers import import_tokens
     from milldam.loader.mixing import mix
     from milldam.loader.stores import Store
+    from milldam.mapping import map
     from milldam.memory import Budget
+    from milldam.table import Table
+    from milldam.tokenizing_function import TextEncoder
 
-__all__ = ["Budget", "MilldamError", "Store", "__version__", "mix", "open", "preprocess", "qa", "tokenize"]
+__all__ = [
+    "Budget",
+    "MilldamError",
+    "Store",
+    "Table",
+    "TextEncoder",
+    "__version__",
+    "export",
+    "import_tokens",
+    "map",
+    "mix",
+    "open",
+    "preprocess",
+    "pull",
+    "push",
+    "qa",
+    "tokenize",
+]
 
 __version__ = _version("milldam")
 
@@ -29,9 +52,16 @@ _HOMES = {
     "Budget": "milldam.memory",
     "MilldamError": "milldam.errors",
     "Store": "milldam.loader.stores",
+    "Table": "milldam.table",
+    "TextEncoder": "milldam.tokenizing_function",
+    "export": "milldam.exporters",
+    "import_tokens": "milldam.importers",
+    "map": "milldam.mapping",
     "mix": "milldam.loader.mixing",
     "open": "milldam.api",
     "preprocess": "milldam.api",
+    "pull": "milldam.hub",
+    "push": "milldam.hub",
     "tokenize": "milldam.api",
 }
 

@@ -12,22 +12,34 @@ from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.store.manifest import NAME as MANIFEST
 
+TABLE_MANIFEST = "milldam-table.json"
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from milldam.loader.foreign import ForeignFile
 
 log = logging.getLogger("milldam")
 
 
-def open(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLike | None = None) -> Store | ForeignFile:
+def open(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    dtype: npt.DTypeLike | None = None,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Any:
     """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
 
     a folder with milldam.json      a store
+    a folder with milldam-table.json  a table that `milldam.map` made
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, known by its header
     corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
+    s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are touched, into at most
+                                    `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
 
     What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
     refused. Nothing is tokenized.
@@ -38,11 +50,16 @@ def open(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLike | N
     >>> milldam.open("train.bin")                         # doctest: +SKIP
     ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
     """
-    if dtype is None and (Path(path) / MANIFEST).exists():
+    remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
+    if dtype is None and not any(value is not None for value in remote.values()) and (Path(path) / MANIFEST).exists():
         return Store(path, split=split)
+    if (Path(path) / TABLE_MANIFEST).exists():
+        from milldam.table import Table
+
+        return Table(path)
     from milldam.loader.opening import open_data
 
-    return open_data(path, split=split, dtype=dtype)
+    return open_data(path, split=split, dtype=dtype, cache=cache, cache_dir=cache_dir, storage_options=storage_options)
 
 
 def tokenize(
@@ -56,7 +73,7 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.job import run_job
+    from milldam.job.stages import run_job
     from milldam.tokenize_options import OPTIONS, tokenize_config
 
     for name in options:
@@ -77,7 +94,7 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
     from milldam.config_file import load_config, parse_config
-    from milldam.job import run_job
+    from milldam.job.stages import run_job
 
     release()
     held = usage().anonymous

@@ -138,6 +138,11 @@ class Config:
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: int | None = None
     """Cores to use. Default: all. Does not change the result."""
+    engine: Literal["local", "ray"] = "local"
+    """Where it is worked: on this machine, or on a Ray cluster whose machines all see `out`. Does not change the
+    result."""
+    address: str | None = None
+    """Of the Ray cluster, such as 10.0.0.1:6379. Default: the one that runs here, else one that is started."""
     overwrite: bool = False
     """Replace what was made from other settings or input."""
 
@@ -253,6 +258,7 @@ def _check(config: Config) -> None:
     _check_splits(config)
     _check_limit(config)
     _check_rules(config)
+    _check_engine(config, paths)
     if config.packing_rules is not None and config.sequence_len is None:
         raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
 
@@ -279,6 +285,16 @@ def _check_limit(config: Config) -> None:
         raise ConfigError("limit would count validation too. Use max_documents of the data sets instead.")
     if config.dedup_rules is not None and config.dedup_rules.index is not None:
         raise ConfigError("limit leaves documents out that dedup.index would know as seen. Use max_documents instead.")
+
+
+def _check_engine(config: Config, paths: list[str]) -> None:
+    if config.engine == "local" and config.address is not None:
+        raise ConfigError("address is for engine: ray.")
+    seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
+    if config.engine == "ray" and seen_here_alone:
+        raise ConfigError(
+            f"engine: ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
+        )
 
 
 def _check_rules(config: Config) -> None:

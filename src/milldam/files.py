@@ -45,8 +45,8 @@ class NewFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
-        # The process id keeps a leftover of a killed run and its successor apart.
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        # The machine and the process keep a leftover of a killed run and its successor apart.
+        self._temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{TEMPORARY_SUFFIX}")
         self._hash = xxhash.xxh3_128()
         with explain_os_errors(path):
             self._file = self._temporary.open("wb", buffering=0)

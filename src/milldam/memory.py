@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -178,14 +179,15 @@ def _usage_without_proc(pid: int | str) -> Usage:
         return Usage()
 
 
-def process_tree() -> list[int]:
-    """This process and all its descendants."""
+def process_tree(root: int | None = None) -> list[int]:
+    """A process, this one unless said otherwise, and all its descendants."""
     import psutil
 
+    root = os.getpid() if root is None else root
     try:
-        return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
     except psutil.Error:
-        return [os.getpid()]
+        return [root]
 
 
 def _load_malloc_trim() -> Callable[[int], int] | None:
@@ -200,12 +202,37 @@ _malloc_trim = _load_malloc_trim()
 
 def release() -> None:
     """Give freed memory back to the kernel: what the allocators keep counts against the budget."""
-    if "pyarrow" in __import__("sys").modules:
+    if "pyarrow" in sys.modules:
         import pyarrow
 
         pyarrow.default_memory_pool().release_unused()
     if _malloc_trim is not None:
         _malloc_trim(0)
+
+
+class _NoPandas:
+    """Finds that pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name=name)
+
+
+def keep_arrow_light() -> None:
+    """Let pyarrow settle that it does without pandas, which it would load (40 MB) for the first array of Python values.
+
+    Where a program uses pandas itself, pyarrow works with it as ever.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pyarrow.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
 
 
 @dataclass(slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from milldam.errors import ResourceError
+from milldam.executors import cores as cores
 from milldam.memory import Budget, format_size
 
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
@@ -81,10 +81,3 @@ def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
     while making > room and size > SMALLEST_CACHE:
         size, making = size // 2, making // 2
     return loaded_bytes + size
-
-
-def cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1

@@ -9,17 +9,19 @@ from typing import Any
 from milldam.config import Config, DataSet, TokenizerRules
 from milldam.errors import ConfigError
 
+ENCODERS = ("auto", "gigatoken", "huggingface")
 CHOICES = {
     "documents": ("file", "line", "paragraph"),
     "invalid_utf8": ("reject", "drop", "replace", "strict"),
     "special_text": ("special", "plain"),
-    "engine": ("auto", "gigatoken", "huggingface"),
+    "encoder": ENCODERS,
+    "engine": ("local", "ray", *ENCODERS),
     "input_format": ("txt", "jsonl", "csv", "tsv", "parquet", "arrow"),
 }
 _OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
-_OF_TOKENIZER = ("bos", "eos", "special_text", "engine")
-_OF_JOB = ("invalid_utf8", "strict", "limit", "shard_size", "memory", "workers", "overwrite")
-OPTIONS = (*_OF_DATA_SET, *_OF_TOKENIZER, *_OF_JOB)
+_OF_TOKENIZER = ("bos", "eos", "special_text")
+_OF_JOB = ("invalid_utf8", "strict", "limit", "shard_size", "memory", "workers", "engine", "address", "overwrite")
+OPTIONS = (*_OF_DATA_SET, *_OF_TOKENIZER, "encoder", *_OF_JOB)
 """What may be set besides input, output and tokenizer."""
 
 
@@ -32,10 +34,14 @@ def tokenize_config(
     for name, allowed in CHOICES.items():
         if chosen.get(name, allowed[0]) not in allowed:
             raise ConfigError(f'--{name.replace("_", "-")} "{chosen[name]}": must be one of {", ".join(allowed)}.')
+    if chosen.get("engine") in ENCODERS:
+        # What encodes was called the engine before there was a choice of where the work is done.
+        chosen["encoder"] = chosen.pop("engine")
+    encoder = {"engine": chosen["encoder"]} if "encoder" in chosen else {}
     try:
         return Config(
             datasets=DataSet(path=tuple(str(one) for one in given), **_some(chosen, _OF_DATA_SET)),
-            tokenizer=TokenizerRules(path=str(tokenizer), **_some(chosen, _OF_TOKENIZER)),
+            tokenizer=TokenizerRules(path=str(tokenizer), **_some(chosen, _OF_TOKENIZER), **encoder),
             out=str(out),
             clean="off",
             dedup="off",

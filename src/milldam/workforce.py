@@ -11,28 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
-from milldam.executors.local import LocalExecutor
-from milldam.executors.serial import SerialExecutor
-from milldam.memory import Budget, Monitor, release
+from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Task
+from milldam.executors.crews import Crew, LocalCrew, Staff
+from milldam.memory import Budget, Monitor, keep_arrow_light, release
 from milldam.planning import cores
 from milldam.progress import Observer, Snapshot
 from milldam.run import Run
 
 REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
-ROOM_BYTES = 100 * 10**6
-"""With less left of the budget, idle workers end before this process works itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Staff:
-    """Who works on a stage."""
-
-    workers: int
-    threads: int
-    apart: bool = False
-    """In a process of its own even when alone, so that all its memory comes back."""
+__all__ = ["Staff", "Stage", "Workforce"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +43,12 @@ class Stage:
 class Workforce:
     """Runs stage after stage; keeps count of time and memory."""
 
-    def __init__(self, run: Run, observer: Observer, monitor: Monitor, budget: Budget) -> None:
+    def __init__(
+        self, run: Run, observer: Observer, monitor: Monitor, budget: Budget, crew: Crew | None = None
+    ) -> None:
+        keep_arrow_light()
         self._run, self._observer, self._monitor = run, observer, monitor
+        self._crew = crew or LocalCrew(budget.limit_bytes)
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = self._stage_started = time.monotonic()
@@ -64,9 +56,13 @@ class Workforce:
         self.seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
         self._wall: defaultdict[str, float] = defaultdict(float)
-        self._pool = LocalExecutor(0)
         self.dedup: dict[str, Any] = {}
         self.near: dict[str, Any] = {}
+
+    def hire(self, crew: Crew) -> None:
+        """Work with another crew from now on."""
+        self._crew.close()
+        self._crew = crew
 
     @property
     def wall(self) -> dict[str, float]:
@@ -97,30 +93,17 @@ class Workforce:
         )
         self._stage_started = time.monotonic()
         with _thread_limit(staff):
-            self._executor(staff).run(
+            self._crew.executor(stage.name, staff).run(
                 stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)
             )
+        self._run.sync()
         self.seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
 
-    def _executor(self, staff: Staff) -> Executor:
-        """Worker processes are kept for the next stage with as many; one that works apart gets all their memory."""
-        if staff.apart:
-            self.close()
-            return LocalExecutor(1, staff.threads)
-        if staff.workers == 1:
-            if self._snapshot.budget_bytes - self._monitor.sample().anonymous < ROOM_BYTES:
-                self.close()
-            return SerialExecutor()
-        if (self._pool.workers, self._pool.threads) != (staff.workers, staff.threads):
-            self.close()
-            self._pool = LocalExecutor(staff.workers, staff.threads, keep=True)
-        return self._pool
-
     def close(self) -> None:
         """End the worker processes."""
-        self._pool.close()
+        self._crew.close()
 
     def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
         if event.kind == PART:

@@ -16,10 +16,15 @@ from milldam import __version__
 from milldam.cli.completion import completion
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
+from milldam.cli.export import export
 from milldam.cli.feed import feed
+from milldam.cli.import_ import import_
 from milldam.cli.inspect import inspect
+from milldam.cli.map import map
 from milldam.cli.migrate import migrate
 from milldam.cli.preprocess import plan, preprocess
+from milldam.cli.pull import pull
+from milldam.cli.push import push
 from milldam.cli.qa import qa
 from milldam.cli.qa_eval import qa_eval
 from milldam.cli.report import report
@@ -30,6 +35,7 @@ from milldam.cli.terminal import visible
 from milldam.cli.tokenize import EXIT_INTERRUPTED, tokenize
 from milldam.cli.train_tokenizer import train_tokenizer
 from milldam.cli.verify import verify
+from milldam.cli.watch import watch
 from milldam.errors import MilldamError
 
 
@@ -74,8 +80,8 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    completion, dedup_index, demo, feed, inspect, migrate, plan, preprocess, qa, qa_eval, report, schema, stats, status,
-    tokenize, train_tokenizer, verify,
+    completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push, qa,
+    qa_eval, report, schema, stats, status, tokenize, train_tokenizer, verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from milldam.loader.stream import TokenStream
     from milldam.loader.views import Trainable
 
-_SHUFFLES: dict[str, Any] = {"full": True, "block": "block", "none": False}
+_SHUFFLES: dict[str, Any] = {"full": True, "block": "block", "shard": "shard", "none": False}
 _TRAINING_RATES = (100_000, 1_000_000)
 """Tokens/s. A GPU that does 400 TFLOP/s trains 1B parameters at 67,000 tokens/s and 100M at 670,000 (6 FLOP each)."""
 _STEADY_SECONDS = 0.5
@@ -30,7 +29,7 @@ _STEADY_SECONDS = 0.5
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store")
 @click.option("--seq-len", type=int, required=True, metavar="N", help="Tokens of a sample.")
 @click.option("--batch-size", type=int, required=True, metavar="N", help="Samples of a batch.")
 @click.option("--split", metavar="NAME", help="A split of the store.")
@@ -41,7 +40,7 @@ _STEADY_SECONDS = 0.5
 @click.option(
     "--shuffle",
     type=click.Choice(list(_SHUFFLES)),
-    help="Any sample after any other, whole blocks, or as they lie. [default: full; streams: none]",
+    help="Any sample after any other, whole blocks, some shards, or as they lie. [default: full; streams: none]",
 )
 @click.option("--seed", type=int, metavar="N", help="Decides the order. [default: 0]")
 @click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: go on]")
@@ -59,10 +58,13 @@ _STEADY_SECONDS = 0.5
 @click.option(
     "--copy/--reuse", default=True, show_default=True, help="New arrays for each batch, or the same ones again."
 )
+@click.option(
+    "--cache", metavar="SIZE", help="Of a store at an address: what may lie here. [default: 50GB, or half of the disk]"
+)
 @click.option("--torch", is_flag=True, help="Batches as torch tensors.")
 @click.option("--workers", type=int, metavar="N", help="Through a torch DataLoader with N worker processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def feed(store: Path, as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any) -> None:
+def feed(store: str, as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any) -> None:
     """Measure what a loader delivers here: time to the first batch, tokens/s, memory.
 
     STORE: anything that `milldam.open` opens. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.
@@ -131,7 +133,7 @@ class _Feeding:
     """The data, and how it is to be fed."""
 
     open: Callable[..., Trainable]
-    path: Path
+    path: str
     options: dict[str, Any]
     free: tuple[int, str]
     """Bytes of memory, and who leaves so many."""
@@ -140,7 +142,7 @@ class _Feeding:
     def batches(self) -> Batches:
         """Open the data and make its loader: what is measured."""
         given = self.options
-        data = self._data = self.open(self.path, split=given["split"], dtype=given["dtype"])
+        data = self._data = self.open(self.path, split=given["split"], dtype=given["dtype"], cache=given["cache"])
         samples: Samples
         if given["streams"]:
             return data.streams(given["batch_size"], given["seq_len"], read=given["read"]).batches(**self.how)
@@ -184,7 +186,12 @@ def _facts(feeding: _Feeding, figures: Figures) -> dict[str, Any]:
 def _what(feeding: _Feeding, figures: Figures) -> str:
     given = feeding.options
     kind = {"windows": "windows", "streams": "stretches"}.get(feeding.view, f"rows ({feeding.view})")
-    order = {"full": "any order", "block": "blocks in any order", "none": "in sequence"}[feeding.shuffle]
+    order = {
+        "full": "any order",
+        "block": "blocks in any order",
+        "shard": "any order in some shards",
+        "none": "in sequence",
+    }[feeding.shuffle]
     return f"{figures.samples:,} {kind} of {given['seq_len']:,} tokens, {order}, batches of {given['batch_size']:,}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,21 +19,24 @@ _COLOURS = ("on #3b4252", "on #5e4b3c", "on #3c5e4b", "on #4b3c5e")
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store")
 @click.option("--start", default=0, show_default=True, help="First document; negative counts from the end.")
 @click.option("--documents", default=3, show_default=True, help="How many documents.")
 @click.option("--tokens", default=200, show_default=True, help="Tokens shown of each document.")
 @click.option("--ids", is_flag=True, help="Show each token's id behind it.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a document.")
-def inspect(store: Path, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
+def inspect(store: str, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
     """Show documents decoded, token by token, with their boundaries.
+
+    STORE: a folder, or an address such as s3://bucket/corpus.milldam, of which the shards are fetched that hold them.
 
     \b
     milldam inspect corpus.milldam --start 1000 --ids
     """
+    from milldam.remote import place_at
     from milldam.store import open_store
 
-    opened = open_store(store)
+    opened = open_store(place_at(store))
     first = start + len(opened) if start < 0 else start
     for number in range(max(0, first), min(len(opened), first + documents)):
         if as_json:
@@ -60,7 +62,7 @@ def _coloured(store: Store, tokens: list[int], ids: bool, *, marks: bool) -> Tex
     from rich.text import Text
 
     text = Text()
-    special = {store.manifest.tokenizer["eos"], store.manifest.tokenizer["bos"]}
+    special = {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
     for position, token in enumerate(tokens):
         style = "bold red" if token in special else _COLOURS[position % len(_COLOURS)]
         text.append(visible(store.decode([token])).replace("\n", "⏎\n"), style=style)

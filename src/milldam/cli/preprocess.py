@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.engine import engine_options
+
 if TYPE_CHECKING:
     from milldam.config import Config
-    from milldam.job import PlannedJob
+    from milldam.job.stages import PlannedJob
 
 _config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 _set = click.option(
@@ -26,6 +28,7 @@ _set = click.option(
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
 @click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: memory of the file]")
 @click.option("--workers", type=int, help="Cores to use. [default: workers of the file]")
+@engine_options
 @click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -48,9 +51,9 @@ def preprocess(
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
     from milldam.cli.tokenize import run_and_show
-    from milldam.job import run_job
+    from milldam.job.stages import run_job
 
-    loaded = _load(config, overrides, quiet=quiet, options=options)
+    loaded = load(config, overrides, quiet=quiet, options=options)
     if dry_run:
         _show_plan(loaded, as_json=as_json)
         return
@@ -69,10 +72,11 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     \b
     milldam plan config.yaml
     """
-    _show_plan(_load(config, overrides, quiet=False, options={}), as_json=as_json)
+    _show_plan(load(config, overrides, quiet=False, options={}), as_json=as_json)
 
 
-def _load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
+def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
+    """The configuration of a file, with options put over it."""
     from milldam.config_file import load_config
 
     chosen = {name: value for name, value in options.items() if value is not None and value is not False}
@@ -85,7 +89,7 @@ def _load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[
 
 
 def _show_plan(config: Config, *, as_json: bool) -> None:
-    from milldam.job import plan_job
+    from milldam.job.stages import plan_job
 
     planned = plan_job(config)
     if as_json:

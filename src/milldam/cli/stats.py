@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,17 +15,20 @@ _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def stats(store: Path, as_json: bool) -> None:
+def stats(store: str, as_json: bool) -> None:
     """Show counts, sizes and the lengths of documents.
+
+    STORE: a folder, or an address such as s3://bucket/corpus.milldam, of which only the indexes are fetched.
 
     \b
     milldam stats corpus.milldam
     """
+    from milldam.remote import place_at
     from milldam.store import open_store
 
-    figures = collect(open_store(store))
+    figures = collect(open_store(place_at(store)))
     if as_json:
         click.echo(json.dumps(figures))
         return
@@ -44,7 +46,7 @@ def collect(store: Store) -> dict[str, Any]:
     manifest = store.manifest
     lengths = _lengths(store)
     return {
-        "store": str(store.path),
+        "store": store.name,
         "documents": len(store),
         "tokens": store.tokens,
         "characters": manifest.characters,
@@ -53,9 +55,9 @@ def collect(store: Store) -> dict[str, Any]:
         "bytes_per_token": round(manifest.text_bytes / max(1, store.tokens), 4),
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
-        "tokenizer": manifest.tokenizer["name"],
-        "eos": manifest.tokenizer["eos_token"],
-        "bos": manifest.tokenizer["bos_token"],
+        "tokenizer": manifest.tokenizer.get("name"),
+        "eos": manifest.tokenizer.get("eos_token"),
+        "bos": manifest.tokenizer.get("bos_token"),
         "engine": manifest.engine,
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},

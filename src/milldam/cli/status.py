@@ -53,9 +53,13 @@ def read_status(out: Path) -> dict[str, Any]:
 
 
 def _run_of(out: Path) -> Run:
-    """The run in a folder: of tokens, or of question answering."""
-    from milldam.run import QA_MANIFEST, Run
+    """The run in a folder: of tokens, of a table, or of question answering."""
+    from milldam.run import QA_MANIFEST, RUN_FOLDER, TABLE_MANIFEST, TABLE_RECORDS, Run
 
+    if (out / TABLE_MANIFEST).exists() or (out / RUN_FOLDER / TABLE_RECORDS).exists():
+        from milldam.mapping.map_run import MapRun
+
+        return MapRun(out)
     run = Run(out)
     unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
     if not unfinished and not (out / QA_MANIFEST).exists():

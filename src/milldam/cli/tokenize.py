@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from milldam.cli.engine import engine_options
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,12 +84,11 @@ EXIT_INTERRUPTED = 130
 )
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
 @click.option(
-    "--engine",
+    "--encoder",
     type=click.Choice(["auto", "gigatoken", "huggingface"]),
-    default="auto",
-    show_default=True,
-    help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers.",
+    help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. [default: auto]",
 )
+@engine_options
 @click.option(
     "--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write."
 )
@@ -115,8 +115,8 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.job import run_job
-    from milldam.npy import npy_path, tokenize_to_npy, work_folder
+    from milldam.job.npy import npy_path, tokenize_to_npy, work_folder
+    from milldam.job.stages import run_job
     from milldam.tokenize_options import tokenize_config
 
     if options["separator"] is not None:

@@ -6,22 +6,33 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-QA_MANIFEST = "milldam-qa.json"
+if TYPE_CHECKING:
+    from milldam.store.place import Place
+
+QA_MANIFEST, TABLE_MANIFEST = "milldam-qa.json", "milldam-table.json"
 
 
 @click.command()
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify(store: Path, as_json: bool) -> None:
+def verify(store: str, as_json: bool) -> None:
     """Check every file of a store: hashes, counts, indexes and token ids. Exits with 1 when something is wrong.
+
+    STORE: a folder, or an address: then every file is streamed once, past the cache.
 
     \b
     milldam verify corpus.milldam
+    milldam verify s3://bucket/corpus.milldam
     """
-    facts, found = _features(store) if (store / QA_MANIFEST).exists() else _tokens(store)
+    from milldam.remote import place_at
+
+    place = place_at(store)
+    folder = place.folder
+    facts, found = _look(place)
     problems = []
     for problem in found:
         problems.append(problem)
@@ -31,18 +42,37 @@ def verify(store: Path, as_json: bool) -> None:
         click.echo(json.dumps({"ok": not problems, "problems": problems, **facts}))
     elif not problems:
         counted = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-        click.echo(f"{store}: whole. {counted}; all hashes, indexes and ids are right.")
+        click.echo(f"{place.name}: whole. {counted}; all hashes, indexes and ids are right.")
     else:
-        click.echo(f"{store}: {len(problems)} problems. Make the store again with --overwrite.", err=True)
+        again = "Make the store again with --overwrite." if folder is not None else "Push it again."
+        click.echo(f"{place.name}: {len(problems)} problems. {again}", err=True)
     sys.exit(1 if problems else 0)
 
 
-def _tokens(store: Path) -> tuple[dict[str, int], Iterator[str]]:
+def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
+    """What a store counts, and what is wrong with it, by its kind."""
+    folder = place.folder
+    if folder is not None and (folder / QA_MANIFEST).exists():
+        return _features(folder)
+    if folder is not None and (folder / TABLE_MANIFEST).exists():
+        return _table(folder)
+    return _tokens(place)
+
+
+def _table(store: Path) -> tuple[dict[str, int], Iterator[str]]:
+    from milldam.table import TableManifest
+    from milldam.table.verify import verify as find_problems
+
+    table = TableManifest.read(store)
+    return {"shards": len(table.shards), "rows": table.rows}, find_problems(store)
+
+
+def _tokens(store: Place) -> tuple[dict[str, int], Iterator[str]]:
     """What a store of tokens counts, and what is wrong with it."""
     from milldam.store.manifest import Manifest
     from milldam.store.verify import verify as find_problems
 
-    manifest = Manifest.read(store)
+    manifest = Manifest.read_at(store)
     facts = {"shards": len(manifest.shards), "documents": manifest.documents, "tokens": manifest.tokens}
     return facts, find_problems(store)
 

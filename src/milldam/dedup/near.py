@@ -1,6 +1,7 @@
 """Signatures of all documents -> near-duplicates to drop, in bounded memory.
 
-Four steps, each streamed:
+Four steps, each streamed. The first is done for some bands at a time, each on its own, so that bands can be worked on
+in parallel and on several machines (`find_pairs`); the others bring together what it left (`join_pairs`).
 
 1. Bands. Documents whose signatures are equal in a whole band fall into one bucket: (hash of the band, position) as
    one 64-bit key, sorted on disk. Within a bucket each document is paired with the one before it and with the first.
@@ -13,7 +14,8 @@ Four steps, each streamed:
 
 Documents dropped as exact duplicates and those without words take no part. The result depends on the signatures and
 the rules alone, not on how documents are cut into units, on memory or threads. Nothing is kept of a broken attempt:
-call again. Besides the signatures, disk while it works: 65 bytes a document and 8 for each band that makes a pair.
+call again. Besides the signatures, disk while it works: 65 bytes a document for each call of `find_pairs` that is at
+work, and 8 for each band that makes a pair.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,12 +40,11 @@ from milldam.dedup.drops import BLOOM, EXACT, NEAR, DropWriter, drop_file_name
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import Hashes, Int64s, mix
-from milldam.files import explain_os_errors
+from milldam.files import NewFile, explain_os_errors
 
 DEVIATIONS = 2.5
 _BANDS_AT_ONCE = 8
 _SMALLEST_BLOCK = 1024
-_WORK_FOLDER = "near-work"
 _EXACT_SIZES = 64
 
 
@@ -61,17 +63,45 @@ class NearResolved:
 
 
 def resolve_near(folder: Path, rules: NearRules, *, exempt_below: int, memory_bytes: int, threads: int) -> NearResolved:
-    """Find near-duplicates among the signatures in a folder and write the drop file there.
+    """Find near-duplicates among the signatures in a folder and write the drop file there: all steps, one by one."""
+    for step in range(pair_steps(rules)):
+        find_pairs(folder, rules, step, memory_bytes=memory_bytes, threads=threads)
+    return join_pairs(folder, rules, exempt_below=exempt_below, memory_bytes=memory_bytes, threads=threads)
+
+
+def pair_steps(rules: NearRules) -> int:
+    """How many calls of `find_pairs` there are.
+
+    >>> pair_steps(NearRules(bands=32, rows=8))
+    4
+    """
+    return -(-rules.bands // _BANDS_AT_ONCE)
+
+
+def find_pairs(folder: Path, rules: NearRules, step: int, *, memory_bytes: int, threads: int) -> int:
+    """Write the pairs of documents that share a bucket of some band of this step; how many there are."""
+    bands = range(step * _BANDS_AT_ONCE, min((step + 1) * _BANDS_AT_ONCE, rules.bands))
+    with _work_folder(folder / f"near-work-{step}") as work:
+        return _Search(folder, work, rules, memory_bytes, threads).find_pairs(bands, step)
+
+
+def join_pairs(folder: Path, rules: NearRules, *, exempt_below: int, memory_bytes: int, threads: int) -> NearResolved:
+    """From the pairs of all steps to the drop file; the pairs are removed.
 
     Documents of units below `exempt_below` are never dropped; what is like them is.
     """
-    work = folder / _WORK_FOLDER
+    with _work_folder(folder / "near-work") as work:
+        return _Search(folder, work, rules, memory_bytes, threads).join(exempt_below)
+
+
+@contextmanager
+def _work_folder(work: Path) -> Iterator[Path]:
+    """A folder for the time of the work, anew when a killed run left it."""
     shutil.rmtree(work, ignore_errors=True)
     with explain_os_errors(work):
         work.mkdir()
     try:
-        search = _Search(folder, work, rules, memory_bytes, threads)
-        return search.run(exempt_below)
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -97,19 +127,20 @@ class _Search:
         self._signatures = SignatureFiles(folder, rules.bands * rules.rows)
         self._layout = KeyLayout(self._signatures.documents)
 
-    def run(self, exempt_below: int) -> NearResolved:
+    def join(self, exempt_below: int) -> NearResolved:
         documents = self._signatures.documents
         if not documents:
             return self._write_drops(None, exempt_below, 0)
-        pairs = self._candidates()
         clusters = Clusters(self._work, documents, self._share(64))
         candidates = 0
-        for first, second in self._compared(pairs):
+        for first, second in self._compared():
             candidates += len(first)
             clusters.join(*self._alike(first, second))
-        for group in pairs:
-            group.remove()
-        return self._write_drops(clusters, exempt_below, candidates)
+        found = self._write_drops(clusters, exempt_below, candidates)
+        for group in range(self._layout.pair_groups):
+            for path in self._pair_files(group):
+                path.unlink()
+        return found
 
     def _share(self, bytes_each: int) -> int:
         """How many things of a size to hold at once. Half of the memory is left to what numpy makes on the way."""
@@ -117,7 +148,22 @@ class _Search:
 
     # ---- bands to candidates ----
 
-    def _candidates(self) -> list[SortedKeys]:
+    def find_pairs(self, bands: range, step: int) -> int:
+        """The pairs of some bands, each once and in order, a file for each group of documents."""
+        count = 0
+        for group, keys in enumerate(self._candidates(bands) if self._signatures.documents else []):
+            with NewFile(self._folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
+                for unique in _each_once(keys.blocks(self._share(100))):
+                    new.write(unique.data)
+                    count += len(unique)
+                new.commit()
+            keys.remove()
+        return count
+
+    def _pair_files(self, group: int) -> list[Path]:
+        return sorted(self._folder.glob(f"pairs-{group:05d}-*.keys"))
+
+    def _candidates(self, bands: range) -> list[SortedKeys]:
         """The pairs of documents that share a bucket of some band."""
         groups = range(self._layout.pair_groups)
         pairs = [SortedKeys(self._work / f"pairs-{k}", self._share(96 * len(groups))) for k in groups]
@@ -130,11 +176,8 @@ class _Search:
                         self._layout.add_pairs(pairs, first, second)
                 part.remove()
 
-        for start in range(0, self._rules.bands, _BANDS_AT_ONCE):
-            bands = range(start, min(start + _BANDS_AT_ONCE, self._rules.bands))
-            keys = self._band_keys(bands)
-            with ThreadPoolExecutor(self._threads) as pool:
-                list(pool.map(pair_up, keys))
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(pair_up, self._band_keys(bands)))
         return pairs
 
     def _band_keys(self, bands: range) -> list[list[SortedKeys]]:
@@ -182,13 +225,13 @@ class _Search:
 
     # ---- candidates to clusters ----
 
-    def _compared(self, pairs: list[SortedKeys]) -> Iterator[tuple[Int64s, Int64s]]:
+    def _compared(self) -> Iterator[tuple[Int64s, Int64s]]:
         """The candidates, each once, as many at a time as their signatures fit."""
         at_once = self._share(8 * self._signatures.size)
-        for group, keys in enumerate(pairs):
-            keys.flush()
-            for block in keys.blocks(self._share(100)):
-                unique = block[np.concatenate(([True], block[1:] != block[:-1]))]
+        for group in range(self._layout.pair_groups):
+            files = [path for path in self._pair_files(group) if path.stat().st_size]
+            runs = [np.asarray(np.memmap(path, np.uint64, "r")) for path in files]
+            for unique in _each_once(_in_order(runs, 0, 1 << 64, self._share(100))):
                 for start in range(0, len(unique), at_once):
                     yield self._layout.pairs(group, unique[start : start + at_once])
 
@@ -328,6 +371,12 @@ class SortedKeys:
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
         self._stops = [0]
+
+
+def _each_once(blocks: Iterator[Hashes]) -> Iterator[Hashes]:
+    """Sorted numbers without repetitions; equal ones come in one block."""
+    for block in blocks:
+        yield block[np.concatenate(([True], block[1:] != block[:-1]))]
 
 
 def _in_order(runs: list[Hashes], low: int, high: int, block_keys: int) -> Iterator[Hashes]:

@@ -1,4 +1,4 @@
-"""Where units are worked on: in this process (serial), or in several (local).
+"""Where units are worked on: in this process (serial), in several (local), on a cluster (Ray), in shares (Slurm).
 
 An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state
 once, and the callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
@@ -6,6 +6,7 @@ once, and the callable it returns works on one assignment at a time, reporting w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,6 +37,16 @@ class Event:
     unit: int
     kind: str
     value: Any = None
+    host: str = ""
+    """The machine it is on, when it is another one."""
+
+
+def cores() -> int:
+    """Of this machine, those that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
 
 
 class Executor(Protocol):

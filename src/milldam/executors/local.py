@@ -19,6 +19,7 @@ from typing import Any
 
 from milldam.errors import WorkerError
 from milldam.executors import CRASH, DONE, TASK, WORK, Event, Task
+from milldam.memory import usage
 
 RETRIES = 1
 
@@ -32,17 +33,21 @@ class _Worker:
 
 
 class LocalExecutor:
-    """`keep`: the processes stay for the next task, until `close`; starting them takes half a second."""
+    """`keep`: the processes stay for the next task, until `close`; starting them takes half a second.
 
-    def __init__(self, workers: int, threads: int = 1, *, keep: bool = False) -> None:
-        self.workers, self.threads = workers, threads
+    `worker_bytes`: a worker that holds more memory than this after a unit makes room for a fresh one: what a user's
+    function keeps must not add up.
+    """
+
+    def __init__(self, workers: int, threads: int = 1, *, keep: bool = False, worker_bytes: int | None = None) -> None:
+        self.workers, self.threads, self.worker_bytes = workers, threads, worker_bytes
         self._keep = keep
         self._kept: list[_Worker] = []
 
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
-        job = _Job(task, iter(units), assign, on_event, self.threads)
+        job = _Job(task, iter(units), assign, on_event, self.threads, self.worker_bytes)
         kept, self._kept = self._kept, []
         try:
             job.run(self.workers, kept)
@@ -50,6 +55,11 @@ class LocalExecutor:
                 self._kept = job.release()
         finally:
             job.stop()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that are kept."""
+        return [worker.process.pid for worker in self._kept]
 
     def close(self) -> None:
         """End the processes that were kept."""
@@ -65,9 +75,10 @@ class _Job:
         assign: Callable[[int], Any],
         on_event: Callable[[Event], None],
         threads: int,
+        worker_bytes: int | None,
     ) -> None:
         self._task, self._units, self._assign, self._on_event = task, units, assign, on_event
-        self._threads = threads
+        self._threads, self._worker_bytes = threads, worker_bytes
         self._crashes: dict[int, int] = {}
         self._again: list[int] = []
         self._workers: dict[Connection, _Worker] = {}
@@ -140,7 +151,16 @@ class _Job:
         if worker.unit is not None:
             self._on_event(Event(worker.number, worker.process.pid, worker.unit, kind, value))
         if kind == DONE:
+            self._go_on(worker)
+
+    def _go_on(self, worker: _Worker) -> None:
+        """The next unit, for this worker or for a fresh one in its place."""
+        if self._worker_bytes is None or usage(worker.process.pid).anonymous <= self._worker_bytes:
             self._hand_out(worker)
+            return
+        del self._workers[worker.connection]
+        _end([worker])
+        self._start_worker(worker.number)
 
     def _replace(self, worker: _Worker) -> None:
         """A worker died: say so, and give its unit to a new one, unless it has killed one before."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from milldam.errors import MilldamError
 from milldam.executors import DONE, TASK, WORK, Work
+from milldam.memory import keep_arrow_light
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,6 +47,7 @@ def _serve(connection: Connection) -> None:
                 # What the task before held must be gone before this one takes its place.
                 work = None
                 gc.collect()
+                keep_arrow_light()
                 work = value.start()
                 continue
             assert kind == WORK and work is not None

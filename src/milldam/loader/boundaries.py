@@ -34,6 +34,7 @@ def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
     A document that the begin or the end of the stream cuts is a shorter document; empty ones are left out.
     """
     begin = 0
+    held = stream.hold_indexes()
     for file, path in zip(stream.files, require_documents(stream), strict=True):
         if begin < stream.stop and begin + file.tokens > stream.first:
             for lengths in _lengths_in(path):
@@ -43,6 +44,7 @@ def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
                 begin = int(ends[-1])
         else:
             begin += file.tokens
+    del held
 
 
 def _lengths_in(path: Path) -> Iterator[Int64s]:
@@ -55,6 +57,7 @@ class Documents:
     """Where the documents of a stream lie: `find` by position, `begins` by number."""
 
     def __init__(self, stream: TokenStream) -> None:
+        self._held = stream.hold_indexes()
         files = [_as_bytes(path) for path in require_documents(stream)]
         self._space, begins = map_side_by_side(files, 1)
         indexes = [_Places(self._space, int(at), file) for at, file in zip(begins, files, strict=True)]

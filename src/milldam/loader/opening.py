@@ -7,8 +7,9 @@ refused. Nothing is tokenized here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
@@ -23,7 +24,15 @@ from milldam.store.manifest import Manifest
 log = logging.getLogger("milldam")
 
 
-def open_data(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLike | None = None) -> Store | ForeignFile:
+def open_data(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    dtype: npt.DTypeLike | None = None,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Store | ForeignFile:
     """Open what can be trained on, in milliseconds whatever its size.
 
     a folder with milldam.json      a store
@@ -31,9 +40,11 @@ def open_data(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLik
     X.bin and X.idx, or X           a pair of Megatron-LM
     X.bin alone                     nanoGPT (uint16, or `dtype`); llm.c, known by its header
     corpus.txt, other input         what was prepared from it and lies beside it, when it is fresh
+    s3://bucket/corpus.milldam      a store at an address; `cache`, `cache_dir`, `storage_options`: see `milldam.remote`
     """
-    if "://" in str(path):
-        raise InputError(f"{path}: an address. Training reads files that lie here: copy it first.")
+    asked = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
+    if "://" in str(path) or any(value is not None for value in asked.values()):
+        return _open_remote(path, split, dtype, asked)
     given = Path(path)
     if (given / MANIFEST).exists():
         return _open_one(given, split, dtype)
@@ -44,6 +55,16 @@ def open_data(path: str | Path, *, split: str | None = None, dtype: npt.DTypeLik
         raise StoreError(f"{given}: no such file or folder.{_hint(given)}")
     # "." and ".." are no names, and what lies beside a folder is found by its name.
     return _open_for(given if given.name not in ("", "..") else given.resolve(), split, dtype)
+
+
+def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | None, asked: dict[str, Any]) -> Store:
+    """A store at an address: only those who have one pay for what reads it."""
+    from milldam.remote import place_at
+
+    place = place_at(path, **asked)
+    if dtype is not None:
+        raise ConfigError(f"{place.name}: a store knows its dtype; leave dtype out.")
+    return Store(place, split=split)
 
 
 def _open_one(path: Path, split: str | None, dtype: npt.DTypeLike | None) -> Store | ForeignFile:

@@ -16,7 +16,7 @@ import numpy as np
 from milldam.errors import ConfigError
 from milldam.loader.permutation import Int64s, Permutation, mix
 
-Shuffle = bool | Literal["block"]
+Shuffle = bool | Literal["block", "shard"]
 
 BLOCK_BYTES = 128 * 1024
 WINDOW_BLOCKS = 512
@@ -74,7 +74,9 @@ def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> 
         return InSequence(samples)
     if shuffle == "block":
         return BlockShuffled(samples, seed, max(1, BLOCK_BYTES // sample_bytes))
-    raise ConfigError(f'shuffle: {shuffle!r}; use True, "block" or False.')
+    if shuffle == "shard":
+        raise ConfigError('shuffle: "shard" is for windows and rows of tokens; use True, "block" or False.')
+    raise ConfigError(f'shuffle: {shuffle!r}; use True, "block", "shard" or False.')
 
 
 class InSequence(Stateless):
@@ -95,7 +97,7 @@ class Shuffled(Stateless):
         self._permutations = _kept(lambda epoch: Permutation(samples, mix(seed, epoch)))
 
     def numbers(self, places: Int64s) -> Int64s:
-        return _by_group(places, self._samples, lambda epoch, inside: self._permutations(epoch)(inside))
+        return by_group(places, self._samples, lambda epoch, inside: self._permutations(epoch)(inside))
 
 
 class BlockShuffled(Stateless):
@@ -114,7 +116,7 @@ class BlockShuffled(Stateless):
         self._window_orders = _kept(self._order_inside)
 
     def numbers(self, places: Int64s) -> Int64s:
-        return _by_group(places, self._samples, self._in_epoch)
+        return by_group(places, self._samples, self._in_epoch)
 
     def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
         windows = self._windows()
@@ -123,7 +125,7 @@ class BlockShuffled(Stateless):
             window, inside = self._join_last(window, inside, windows)
             return self._sample(epoch, window * self._in_window + self._window_orders(epoch * windows + window)(inside))
 
-        return _by_group(places, self._in_window, in_window)
+        return by_group(places, self._in_window, in_window)
 
     def _windows(self) -> int:
         """How many windows an epoch has; what is too little for one joins the last."""
@@ -174,7 +176,7 @@ def _kept(make: Callable[[int], Permutation]) -> Callable[[int], Permutation]:
     return lru_cache(maxsize=2)(make)
 
 
-def _by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]) -> Int64s:
+def by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]) -> Int64s:
     """Ascending places to numbers, a call for each group of `size` places that they lie in."""
     if not len(places):
         return places

@@ -94,10 +94,17 @@ def require_way(way: str) -> None:
 
 
 def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
-    """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned."""
+    """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned.
+
+    Where its files come through a cache, they are mapped once they all are here.
+    """
+    if stream.origin is not None:
+        from milldam.loader.cached_reading import open_cached
+
+        return open_cached(stream, way)
     if way == "map":
         return MappedReader(stream)
-    if way == "auto" and _fits(stream):
+    if way == "auto" and fits_memory(stream):
         try:
             return MappedReader(stream)
         except MappingError as error:
@@ -106,7 +113,8 @@ def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
     return PositionedReader(stream)
 
 
-def _fits(stream: TokenStream) -> bool:
+def fits_memory(stream: TokenStream) -> bool:
+    """Whether a stream is to be mapped."""
     if not _CAN_MAP or len(stream.files) > MOST_MAPPINGS or not _aligned(stream):
         return False
     return stream.size_bytes <= available_bytes()[0] // 2
@@ -149,6 +157,8 @@ class MappedReader:
     """Every file of a stream mapped into one stretch of addresses."""
 
     announces = False
+    held: object = None
+    """What keeps the files where they are, if anything must."""
 
     def __init__(self, stream: TokenStream) -> None:
         if not _aligned(stream):

@@ -187,6 +187,11 @@ class StreamSamples(Samples):
         last_starts, last_lengths = self._spans(stretches.firsts + stretches.counts - 1)
         return starts, last_starts + last_lengths - starts
 
+    def _extent(self, number: int) -> tuple[int, int]:
+        """Where a sample begins, and where the last token that it needs lies."""
+        starts, lengths = self._spans(np.array([number]))
+        return int(starts[0]), int((starts + lengths).max()) - 1
+
     def announce(self, numbers: Int64s) -> None:
         self._reader.announce(*self._spans(numbers))
 
@@ -197,6 +202,13 @@ class StreamSamples(Samples):
         self._reader.release(*self._stretch_spans(stretches))
 
     def order(self, shuffle: Shuffle, seed: int) -> Order:
+        if shuffle == "shard" or self._stream.origin is not None:
+            # Only those who need it pay for the module.
+            from milldam.loader.shard_order import ShardShuffled, require_cache
+
+            require_cache(self._stream, shuffle)
+            if shuffle == "shard":
+                return ShardShuffled(self._stream.files, len(self), seed, self._extent)
         return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 
 

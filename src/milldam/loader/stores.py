@@ -9,8 +9,7 @@ from milldam.errors import ConfigError
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
 from milldam.store import reader
-
-INDEX_FOLDER = "rows"
+from milldam.store.manifest import Shard
 
 
 class Store(reader.Store, Trainable):
@@ -27,33 +26,35 @@ class Store(reader.Store, Trainable):
     def stream(self) -> TokenStream:
         if self.split_name is None and len(self.splits) > 1:
             raise ConfigError(
-                f"{self.path}: has the splits {', '.join(self.splits)}; say which one is meant, such as "
+                f"{self.name}: has the splits {', '.join(self.splits)}; say which one is meant, such as "
                 f'split="{self.splits[0]}".'
             )
         # The only split is the whole store, named or not: a state of the one goes on with the other.
         part = self.split_name if len(self.splits) > 1 else None
-        files = tuple(self._file(shard.name, shard.tokens) for shard in self.shards)
+        files = tuple(self._file(shard) for shard in self.shards)
         return TokenStream(
-            name=str(self.path) if part is None else f"{self.path} ({part})",
+            name=self.name if part is None else f"{self.name} ({part})",
             files=files,
             dtype=self.dtype,
             first=0,
             stop=self.tokens,
             fingerprint=self.fingerprint if part is None else f"{self.fingerprint} {part}",
-            cache=self.path / INDEX_FOLDER,
+            cache=self.place.rows,
             pad_id=self.manifest.tokenizer.get("eos") or 0,
             tokenizer=self.manifest.tokenizer.get("xxh3"),
+            origin=self.place.origin,
         )
 
-    def _file(self, name: str, tokens: int) -> TokenFile:
-        return TokenFile(self.path / f"{name}.bin", tokens, index=self.path / f"{name}.idx")
+    def _file(self, shard: Shard) -> TokenFile:
+        index = self.place.local(f"{shard.name}.idx", shard.idx)
+        return TokenFile(self.place.local(f"{shard.name}.bin", shard.bin), shard.tokens, index=index)
 
     def named_part(self, name: str) -> Store:
         if self.split_name not in (None, name):
             raise ConfigError(
-                f'{self.path}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it anew.'
+                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it anew.'
             )
-        return Store(self.path, split=name)
+        return Store(self.place, split=name)
 
     def split(self, name: str | None = None, /, **parts: Any) -> Any:
         """A split of the store by its name, or disjoint parts by exact tokens.

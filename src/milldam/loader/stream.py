@@ -5,13 +5,15 @@ A position is that of a token, counted from the begin of the first file. Nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from milldam.errors import ConfigError
+from milldam.store.place import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class TokenStream:
     pad_id: int = 0
     tokenizer: str | None = None
     """Names the tokenizer by content, where that is known: tokens of another one mean other words."""
+    origin: Origin | None = field(default=None, repr=False)
+    """What fetches the files when they are needed; None: they lie here."""
 
     @property
     def tokens(self) -> int:
@@ -52,6 +56,25 @@ class TokenStream:
     @property
     def size_bytes(self) -> int:
         return self.tokens * self.dtype.itemsize
+
+    @property
+    def fits_cache(self) -> bool:
+        """Whether all files that it is made of can lie on this machine at once."""
+        if self.origin is None:
+            return True
+        ends = itertools.accumulate(file.tokens for file in self.files)
+        needed = (
+            file.tokens
+            for file, end in zip(self.files, ends, strict=True)
+            if end > self.first and end - file.tokens < self.stop
+        )
+        return sum(needed) * self.dtype.itemsize <= self.origin.cache_bytes
+
+    def hold_indexes(self) -> object:
+        """Let the index files lie here while the result lives."""
+        if self.origin is None:
+            return None
+        return self.origin.hold([file.index for file in self.files if file.index is not None])
 
     @property
     def identity(self) -> dict[str, Any]:

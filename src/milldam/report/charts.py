@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from milldam.memory import format_size
-from milldam.report.markup import duration, escape_plain, round_step, short_count, shorten
+from milldam.drawing import (
+    LETTER,
+    WIDTH,
+    Panel,
+    area,
+    drawn_limit,
+    limit_line,
+    line,
+    peak_mark,
+    size_axis,
+    svg,
+    text,
+    time_axis,
+)  # fmt: skip
+from milldam.markup import duration, escape_plain, short_count, shorten
 from milldam.report.timeline import Span, Timeline
-
-WIDTH = 920
-_LETTER = 7.0
-"""About the width of a letter at the charts' size, in pixels."""
-_TIME_STEPS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,62 +35,28 @@ class Column:
     tooltip: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """A plot's place in the picture, and its scales."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-    x_limit: float
-    y_limit: float
-
-    def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * value / self.x_limit
-
-    def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - self.top) * min(1.0, value / self.y_limit)
-
-
-def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
-    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
-    return f'<svg {size} role="img" aria-label="{escape_plain(label)}">{"".join(parts)}</svg>'
-
-
-def _text(x: float, y: float, content: str, kind: str = "tick", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape_plain(content)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
-
-
 # ---- memory over time ----
 
 
 def memory_chart(timeline: Timeline, budget: int | None) -> str:
     """Anonymous memory against the budget above, file-backed memory below, both over the same time and stages."""
     peak = timeline.peak.anonymous
-    # A budget far above the use would press the curve flat: then it is named, not drawn.
-    drawn = budget if budget is not None and budget <= 8 * peak else None
-    above = _Panel(66, WIDTH - 8, 40, 280, timeline.seconds, max(peak, drawn or 0, 1) * 1.12)
-    below = _Panel(66, WIDTH - 8, 318, 388, timeline.seconds, max(timeline.peak_file, 1) * 1.12)
-    parts = [*_stage_bands(timeline.spans, above, below), *_size_axis(above, 4), *_size_axis(below, 2)]
-    parts += _area(above, [(p.seconds, p.anonymous) for p in timeline.points], "anonymous")
-    parts += _area(below, [(p.seconds, p.file) for p in timeline.points], "file")
-    parts += [*_restart_lines(timeline, above, below), *_time_axis(below)]
-    parts += [_text(above.left, below.top - 10, "file-backed", "name"), *_peak_mark(timeline, above, drawn)]
-    if drawn is not None:
-        parts += _budget_line(above, drawn)
-    elif budget is not None:
-        parts.append(
-            _text(above.right - 6, above.top + 16, f"budget {format_size(budget)}, far above", "budget", "end")
-        )
-    return _svg(WIDTH, 414, "Memory over time", parts)
+    drawn = drawn_limit(budget, peak)
+    above = Panel(66, WIDTH - 8, 40, 280, timeline.seconds, max(peak, drawn or 0, 1) * 1.12)
+    below = Panel(66, WIDTH - 8, 318, 388, timeline.seconds, max(timeline.peak_file, 1) * 1.12)
+    parts = [*_stage_bands(timeline.spans, above, below), *size_axis(above, 4), *size_axis(below, 2)]
+    parts += area(above, [(p.seconds, p.anonymous) for p in timeline.points], "anonymous")
+    parts += area(below, [(p.seconds, p.file) for p in timeline.points], "file")
+    parts += [*_restart_lines(timeline, above, below), *time_axis(below)]
+    parts += [
+        text(above.left, below.top - 10, "file-backed", "name"),
+        *peak_mark(above, timeline.peak.seconds, peak, drawn),
+    ]
+    parts += limit_line(above, budget, drawn, "budget")
+    return svg(WIDTH, 414, "Memory over time", parts)
 
 
-def _stage_bands(spans: Sequence[Span], above: _Panel, below: _Panel) -> list[str]:
+def _stage_bands(spans: Sequence[Span], above: Panel, below: Panel) -> list[str]:
     parts = []
     for number, span in enumerate(spans):
         left, width = above.x(span.start), above.x(span.stop) - above.x(span.start)
@@ -91,81 +65,32 @@ def _stage_bands(spans: Sequence[Span], above: _Panel, below: _Panel) -> list[st
             place = f'x="{left:.1f}" y="{panel.top:.1f}" width="{max(width, 0.5):.1f}"'
             height = f'height="{panel.bottom - panel.top:.1f}"'
             parts.append(f'<rect {place} {height} class="band{number % 2}">{tooltip}</rect>')
-        parts.append(_line(left, above.top - 6, left, above.top, "axis"))
+        parts.append(line(left, above.top - 6, left, above.top, "axis"))
     return parts + _stage_labels(spans, above)
 
 
-def _stage_labels(spans: Sequence[Span], panel: _Panel) -> list[str]:
+def _stage_labels(spans: Sequence[Span], panel: Panel) -> list[str]:
     """Names above the bands, those of the longest first; what finds no room is left to the tooltips and the table."""
     taken: list[tuple[float, float]] = []
     parts = []
     for span in sorted(spans, key=lambda one: one.start - one.stop):
         name = shorten(span.stage, 24)
-        half = len(name) * _LETTER / 2
+        half = len(name) * LETTER / 2
         middle = (panel.x(span.start) + panel.x(span.stop)) / 2
         middle = min(max(middle, panel.left + half), panel.right - half)
         if all(middle + half + 8 <= left or middle - half - 8 >= right for left, right in taken):
             taken.append((middle - half, middle + half))
-            parts.append(_text(middle, panel.top - 12, name, "stage", "middle"))
+            parts.append(text(middle, panel.top - 12, name, "stage", "middle"))
     return parts
 
 
-def _size_axis(panel: _Panel, parts: int) -> list[str]:
-    step = round_step(panel.y_limit, parts)
-    found = []
-    for k in range(int(panel.y_limit / step) + 1):
-        y = panel.y(k * step)
-        label = format_size(k * step) if k else "0"
-        found += [_line(panel.left, y, panel.right, y, "grid"), _text(panel.left - 8, y + 4, label, anchor="end")]
-    return found
-
-
-def _time_axis(panel: _Panel) -> list[str]:
-    fitting = (step for step in _TIME_STEPS if panel.x_limit / step <= 8)
-    step = next(fitting, None) or round_step(panel.x_limit / 86400, 8) * 86400
-    found = []
-    for k in range(int(panel.x_limit / step + 1e-9) + 1):
-        x = panel.x(k * step)
-        anchor = "end" if x > panel.right - 20 else "middle" if k else "start"
-        found += [_line(x, panel.bottom, x, panel.bottom + 4, "axis")]
-        found += [_text(x, panel.bottom + 18, duration(k * step) if k else "0", anchor=anchor)]
-    return found
-
-
-def _area(panel: _Panel, values: Sequence[tuple[float, int]], kind: str) -> list[str]:
-    """A filled curve, drawn from edge to edge."""
-    values = [(0.0, values[0][1]), *values, (panel.x_limit, values[-1][1])]
-    curve = " ".join(f"{panel.x(x):.1f},{panel.y(y):.1f}" for x, y in values)
-    foot = f"{panel.right:.1f},{panel.bottom:.1f} {panel.left:.1f},{panel.bottom:.1f}"
-    return [f'<polygon points="{curve} {foot}" class="{kind}-fill"/>', f'<polyline points="{curve}" class="{kind}"/>']
-
-
-def _restart_lines(timeline: Timeline, above: _Panel, below: _Panel) -> list[str]:
+def _restart_lines(timeline: Timeline, above: Panel, below: Panel) -> list[str]:
     parts = []
     for at in timeline.restarts:
         x = above.x(at)
-        parts.append(_line(x, above.top, x, below.bottom, "restart"))
-        parts.append(_text(x + 4, above.bottom - 8, "resumed"))
+        parts.append(line(x, above.top, x, below.bottom, "restart"))
+        parts.append(text(x + 4, above.bottom - 8, "resumed"))
     return parts
-
-
-def _peak_mark(timeline: Timeline, panel: _Panel, budget: int | None) -> list[str]:
-    peak = timeline.peak
-    x, y = panel.x(peak.seconds), panel.y(peak.anonymous)
-    label = f"peak {format_size(peak.anonymous)}"
-    room = len(label) * _LETTER
-    anchor = "end" if x + room + 10 > panel.right else "start"
-    beside = -8 if anchor == "end" else 8
-    # Above the curve, unless the budget's line is there.
-    near_line = budget is not None and -4 < y - panel.y(budget) < 24
-    dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="peak"/>'
-    return [dot, _text(x + beside, y + 18 if near_line else y - 7, label, "name", anchor)]
-
-
-def _budget_line(panel: _Panel, budget: int) -> list[str]:
-    y = panel.y(budget)
-    label = _text(panel.right - 6, y - 6, f"budget {format_size(budget)}", "budget", "end")
-    return [_line(panel.left, y, panel.right, y, "budget-line"), label]
 
 
 # ---- histograms ----
@@ -177,21 +102,21 @@ def column_chart(columns: Sequence[Column], label: str, unit: str, *, width: int
     most = max((column.value for column in columns), default=0)
     # Few bars stay slim, at the left.
     limit = max(len(columns), (width - 8) / 84)
-    panel = _Panel(4, width - 4, 24, height - 44, limit, max(most, 1))
+    panel = Panel(4, width - 4, 24, height - 44, limit, max(most, 1))
     slot = panel.x(1) - panel.x(0)
     bar = slot - min(8.0, slot * 0.14)
-    widest = max((len(column.label) for column in columns), default=0) * _LETTER + 6
+    widest = max((len(column.label) for column in columns), default=0) * LETTER + 6
     every = max(1, -(-int(widest) // max(1, int(slot))))
-    parts = [_line(panel.left, panel.bottom, panel.right, panel.bottom, "axis")]
-    parts.append(_text(panel.left, panel.bottom + 38, unit))
+    parts = [line(panel.left, panel.bottom, panel.right, panel.bottom, "axis")]
+    parts.append(text(panel.left, panel.bottom + 38, unit))
     for number, column in enumerate(columns):
         middle = panel.x(number + 0.5)
         top = min(panel.y(column.value), panel.bottom - 2) if column.value else panel.bottom
         shape = f'x="{middle - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" height="{panel.bottom - top:.1f}" rx="2"'
         parts.append(f'<rect {shape} class="column"><title>{escape_plain(column.tooltip)}</title></rect>')
         value = short_count(column.value)
-        if column.value and len(value) * _LETTER <= slot + 2:
-            parts.append(_text(middle, top - 6, value, "value", "middle"))
+        if column.value and len(value) * LETTER <= slot + 2:
+            parts.append(text(middle, top - 6, value, "value", "middle"))
         if number % every == 0:
-            parts.append(_text(middle, panel.bottom + 18, column.label, "tick", "middle"))
-    return _svg(width, height, label, parts)
+            parts.append(text(middle, panel.bottom + 18, column.label, "tick", "middle"))
+    return svg(width, height, label, parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from milldam.report.markup import escape
+from milldam.markup import escape
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib import resources
 
+from milldam.markup import duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.memory import format_size
 from milldam.report.contents import duplicates, lengths, packing, samples, splits
 from milldam.report.facts import Facts, as_number
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
-from milldam.report.markup import duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.report.record import configuration, versions
 from milldam.report.work import flow, memory, throughput
 

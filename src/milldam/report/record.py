@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
+from milldam.markup import escape
 from milldam.memory import format_size
 from milldam.report.facts import Facts, as_dict
 from milldam.report.layout import Section, facts_table, paragraphs
-from milldam.report.markup import escape
 
 _SHOWN_CHARACTERS = 20_000
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milldam.report.markup import shorten
+from milldam.markup import shorten
 from milldam.store import Store
 
 CHARACTERS = 500

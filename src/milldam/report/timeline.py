@@ -106,7 +106,8 @@ def _read_rows(path: Path) -> Iterator[tuple[float, str, str, int, int]]:
         while line := lines.readline(_LINE_BYTES):
             fields = line.rstrip("\n").split(",")
             try:
-                time, stage, pid, anonymous, file = fields
+                # Behind these, `milldam watch` names the process.
+                time, stage, pid, anonymous, file = fields[:5]
                 row = (float(time), stage, pid, int(anonymous), int(file))
             except ValueError:
                 continue

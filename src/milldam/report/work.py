@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from milldam.markup import duration, escape, share, short_count, shorten
 from milldam.memory import format_size
 from milldam.report.charts import memory_chart
 from milldam.report.facts import Facts, Passage, as_dict, as_number
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
-from milldam.report.markup import duration, escape, share, short_count, shorten
 
 _REASONS_SHOWN = 40
 _NOTHING = '<span class="gone">none dropped</span>'

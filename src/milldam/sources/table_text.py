@@ -29,7 +29,7 @@ from milldam.sources.records import BLOCK_BYTES
 from milldam.sources.units import Slice, whole
 
 _LARGEST_FIELD = 64 << 20
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _ROW_BYTES = 100
 
@@ -65,7 +65,7 @@ def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
         for lines in _whole_lines(read_blocks(source, None, BLOCK_BYTES), file.path):
             array = np.frombuffer(lines, dtype=np.uint8)
             quotes = np.flatnonzero(array == _QUOTE)
-            if not _well_placed(array, quotes, ord(_DELIMITERS[file.format]), inside):
+            if not _well_placed(array, quotes, ord(DELIMITERS[file.format]), inside):
                 return None
             ends = position + _record_ends(array, quotes, inside)
             after = ends[ends >= wanted]
@@ -131,7 +131,7 @@ def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     """The column names in the first record."""
     with open_head(path) as file:
         try:
-            return next(_rows(_text_lines(file, compression, None, path), _DELIMITERS[format]), (1, []))[1]
+            return next(csv_records(text_lines(file, compression, None, path), DELIMITERS[format]), (1, []))[1]
         except TruncatedError:
             return []
 
@@ -146,7 +146,7 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
         if slice.start:
             file.seek(slice.start)
         size = None if slice.stop is None else slice.stop - slice.start
-        lines = _text_lines(file, slice.compression, size, slice.path)
+        lines = text_lines(file, slice.compression, size, slice.path)
         try:
             yield from reader.read(lines)
         except TruncatedError as error:
@@ -154,7 +154,7 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
 
-def _text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
+def text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
     """Lines with their ends; bytes that are no UTF-8 come as lone surrogates."""
     first = True
     for block in _whole_lines(_limited(read_blocks(file, compression, BLOCK_BYTES), size), path):
@@ -172,7 +172,7 @@ def _limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
                 return
 
 
-def _rows(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def csv_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line, fields); a record that csv can't read gives no fields but its error."""
     reader = csv.reader(lines, delimiter=delimiter)
     while True:
@@ -196,7 +196,7 @@ class _Reader:
         self._gathered = _Gathered([], [])
 
     def read(self, lines: Iterator[str]) -> Iterator[Batch]:
-        rows = _rows(lines, _DELIMITERS[self._slice.format])
+        rows = csv_records(lines, DELIMITERS[self._slice.format])
         if self._slice.start == 0:
             next(rows, None)
         size = 0
@@ -232,7 +232,7 @@ class _Reader:
         detail = f"{len(row)} fields where the header has {self._width}"
         if len(row) == 1 and row[0].startswith("\0"):
             detail = row[0][1:]
-        self._reject(line, "bad_row", detail, _DELIMITERS[self._slice.format].join(row))
+        self._reject(line, "bad_row", detail, DELIMITERS[self._slice.format].join(row))
 
     def _reject(self, line: int, reason: str, detail: str, record: str) -> None:
         shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

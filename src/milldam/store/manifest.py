@@ -14,6 +14,7 @@ from typing import Any
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, json_bytes, write_file
 from milldam.store.format import DTYPE_CODES
+from milldam.store.place import Folder, Place
 
 NAME = "milldam.json"
 FORMAT_VERSION = 1
@@ -40,7 +41,10 @@ class Manifest:
     dtype: str
     vocab_size: int
     tokenizer: dict[str, Any]
-    """Name, hash of `tokenizer.json`, and its special tokens with their ids and the policy used."""
+    """Name, hash of `tokenizer.json`, and its special tokens with their ids and the policy used.
+
+    A store that was made without one has no hash, and no `tokenizer.json`.
+    """
     engine: str
     """What encoded it, with its version."""
     settings: dict[str, Any]
@@ -87,17 +91,22 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        path = folder / NAME
+        return cls.read_at(Folder(folder))
+
+    @classmethod
+    def read_at(cls, place: Place) -> Manifest:
+        """The manifest of a store, wherever it lies."""
+        data, path = place.read(NAME), f"{place.name}/{NAME}"
+        if data is None:
+            raise StoreError(place.not_a_store(NAME))
         try:
-            value = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise StoreError(_not_a_store(folder)) from None
-        except (OSError, ValueError) as error:
+            value = json.loads(data)
+        except ValueError as error:
             raise StoreError(f"{path}: can't be read ({error}).") from None
         return cls._parse(value, path)
 
     @classmethod
-    def _parse(cls, value: Any, path: Path) -> Manifest:
+    def _parse(cls, value: Any, path: str) -> Manifest:
         if not isinstance(value, dict) or value.get("format") != "milldam store":
             raise StoreError(f"{path}: not a milldam manifest.")
         if value.get("format_version") != FORMAT_VERSION:
@@ -117,15 +126,7 @@ class Manifest:
             raise StoreError(f"{path}: damaged manifest ({error}).") from None
 
 
-def _refuse_outside(name: str, path: Path) -> None:
+def _refuse_outside(name: str, path: str) -> None:
     """A manifest may come from anywhere: it must not make us open files elsewhere."""
     if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name:
         raise StoreError(f'{path}: the shard name "{name}" leaves the folder; refused.')
-
-
-def _not_a_store(folder: Path) -> str:
-    if not folder.exists():
-        return f"{folder}: no such folder."
-    if (folder / "run").exists():
-        return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to go on."
-    return f"{folder}: not a store (no {NAME} in it)."

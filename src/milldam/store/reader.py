@@ -2,6 +2,9 @@
 
 Opening reads the manifest alone. A document is a numpy view into the mapping. At most `MAPPED_SHARDS` shards are mapped
 at a time, since a mapping holds a file open and systems allow as few as 1,024 of those. A store pickles as its path.
+
+A store may lie at an address (`milldam.remote`): then a shard is fetched when it is first touched, and no more are kept
+mapped than fit in half of the cache.
 """
 
 from __future__ import annotations
@@ -17,17 +20,19 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.errors import ConfigError, MismatchError, StoreError, did_you_mean
 from milldam.memory import format_size
 from milldam.store.format import Index
 from milldam.store.manifest import Manifest, Shard
+from milldam.store.place import Folder, Place
 
 MAPPED_SHARDS = 256
+TOKENIZER = "tokenizer.json"
 
 TokenArray = npt.NDArray[np.integer[Any]]
 
 
-def open_store(path: str | Path, *, split: str | None = None) -> Store:
+def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
     """Open a store for reading, in milliseconds and a few megabytes whatever its size.
 
     >>> store = milldam.open("corpus.milldam")            # doctest: +SKIP
@@ -41,6 +46,8 @@ def open_store(path: str | Path, *, split: str | None = None) -> Store:
 class _MappedShard:
     tokens: TokenArray
     index: Index
+    size: int
+    """Bytes of both files."""
 
     def document(self, number: int) -> TokenArray:
         first, last = self.index.documents[number], self.index.documents[number + 1] - 1
@@ -53,9 +60,10 @@ class _MappedShard:
 class Store:
     """Documents of tokens, by number: `store[i]`, `len(store)`, `for document in store`."""
 
-    def __init__(self, path: str | Path, *, split: str | None = None) -> None:
-        self.path = Path(path)
-        self.manifest = Manifest.read(self.path)
+    def __init__(self, path: str | Path | Place, *, split: str | None = None) -> None:
+        self.place: Place = Folder(Path(path)) if isinstance(path, str | Path) else path
+        """Where it lies."""
+        self.manifest = Manifest.read_at(self.place)
         self.split_name = split
         self.shards = self._select(split)
         """The shards that are meant, in order."""
@@ -68,8 +76,22 @@ class Store:
         known = self.manifest.splits
         if split is not None and split not in known:
             hint = did_you_mean(split, known)
-            raise ConfigError(f'{self.path}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
+            raise ConfigError(f'{self.name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
         return tuple(s for s in self.manifest.shards if split in (None, s.split))
+
+    @property
+    def name(self) -> str:
+        """Its path, or its address."""
+        return self.place.name
+
+    @property
+    def path(self) -> Path:
+        """Its folder on this machine; an error when it lies at an address."""
+        if self.place.folder is None:
+            raise ConfigError(
+                f"{self.name}: lies at an address, and this needs its files here. `milldam pull` brings them."
+            )
+        return self.place.folder
 
     @property
     def tokens(self) -> int:
@@ -111,19 +133,19 @@ class Store:
 
     def __iter__(self) -> Iterator[TokenArray]:
         for k, shard in enumerate(self.shards):
-            mapped = self._map(k)
+            mapped = self._map_in_turn(k)
             for number in range(shard.documents):
                 yield mapped.document(number)
 
     def shard_tokens(self) -> Iterator[TokenArray]:
         """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
         for k in range(len(self.shards)):
-            yield self._map(k).tokens
+            yield self._map_in_turn(k).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
         """Tokens per document, an array a shard."""
-        for k in range(len(self.shards)):
-            index = self._map(k).index
+        for shard in self.shards:
+            index = self._open_index(shard)
             if len(index.lengths):
                 yield index.document_lengths()
 
@@ -135,43 +157,77 @@ class Store:
     def tokenizer(self) -> Any:
         """The store's tokenizer, as a `tokenizers.Tokenizer`."""
         if self._tokenizer is None:
+            data = self.place.read(TOKENIZER)
+            if data is None:
+                raise StoreError(
+                    f"{self.name}: has no {TOKENIZER}, so its tokens can't be turned into text. Decode them with the "
+                    "tokenizer that made them."
+                )
             import tokenizers
 
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(self.path / "tokenizer.json"))
+            self._tokenizer = tokenizers.Tokenizer.from_str(data.decode())
         return self._tokenizer
 
     def _map(self, k: int) -> _MappedShard:
         mapped = self._mapped.get(k)
         if mapped is None:
+            self._give_back(self.shards[k])
             mapped = self._open_shard(self.shards[k])
             self._mapped[k] = mapped
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
         return mapped
 
-    def _open_shard(self, shard: Shard) -> _MappedShard:
-        path = self.path / f"{shard.name}.bin"
-        index = Index.map(self.path / f"{shard.name}.idx")
-        if shard.tokens == 0:
-            return _MappedShard(np.empty(0, self.manifest.dtype), index)
+    def _map_in_turn(self, k: int) -> _MappedShard:
+        """Shard k of all in order: the next one is fetched meanwhile, where it has to be."""
+        mapped = self._map(k)
+        origin = self.place.origin
+        if origin is not None and k + 1 < len(self.shards) and self.shards[k + 1].tokens:
+            shard = self.shards[k + 1]
+            origin.announce([self.place.local(f"{shard.name}.bin", shard.bin)])
+        return mapped
+
+    def _give_back(self, coming: Shard) -> None:
+        """Before another shard comes: what is mapped can't be removed from a cache."""
+        limit = self.place.mapped_bytes
+        if limit is not None:
+            held = sum(mapped.size for mapped in self._mapped.values()) + _size(coming)
+            while self._mapped and held > limit:
+                held -= self._mapped.popitem(last=False)[1].size
+
+    def _open_index(self, shard: Shard) -> Index:
+        name = f"{shard.name}.idx"
         try:
-            tokens = np.memmap(path, dtype=self.manifest.dtype, mode="r")
+            buffer = self.place.map(name, shard.idx)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.name}/{name}: can't be read as an index ({error}).") from None
+        return Index.parse(buffer, Path(self.name) / name)
+
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        name = f"{shard.name}.bin"
+        index = self._open_index(shard)
+        if shard.tokens == 0:
+            return _MappedShard(np.empty(0, self.manifest.dtype), index, _size(shard))
+        try:
+            tokens = np.frombuffer(self.place.map(name, shard.bin), self.manifest.dtype)
         except (OSError, ValueError) as error:
             raise StoreError(
-                f"{path}: can't be mapped ({error}). `milldam verify {self.path}` checks the store."
+                f"{self.name}/{name}: can't be mapped ({error}). `milldam verify {self.name}` checks the store."
             ) from None
         if len(tokens) != shard.tokens:
-            raise StoreError(f"{path}: {len(tokens):,} tokens where the manifest says {shard.tokens:,}. Make it again.")
-        # A plain array over the same mapping: np.memmap's slicing costs several times as much.
-        return _MappedShard(np.asarray(tokens), index)
+            found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
+            raise StoreError(f"{self.name}/{name}: {found}. Make it again.")
+        return _MappedShard(tokens, index, _size(shard))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopen, (type(self), self.path, self.split_name))
+        if self.place.folder is not None:
+            return _reopen, (type(self), self.place.folder, self.split_name)
+        return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)
 
     def _facts(self) -> dict[str, str]:
         manifest = self.manifest
         facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": manifest.dtype}
-        facts |= {"vocabulary": f"{manifest.vocab_size:,}", "tokenizer": str(manifest.tokenizer["name"])}
+        facts |= {"vocabulary": f"{manifest.vocab_size:,}", "tokenizer": str(manifest.tokenizer.get("name"))}
         size = sum(shard.bin["bytes"] for shard in self.shards)
         return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
 
@@ -179,14 +235,26 @@ class Store:
         facts = self._facts()
         split = "" if self.split_name is None else f", split {self.split_name}"
         counted = f"{facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']}"
-        return f"Store({str(self.path)!r}{split}: {counted})"
+        return f"Store({self.name!r}{split}: {counted})"
 
     def _repr_html_(self) -> str:
         import html
 
         rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts().items())
-        return f"<table><caption>{html.escape(str(self.path))}</caption>{rows}</table>"
+        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+
+def _size(shard: Shard) -> int:
+    return int(shard.bin["bytes"]) + int(shard.idx["bytes"])
 
 
 def _reopen(kind: type[Store], path: Path, split: str | None) -> Store:
     return kind(path, split=split)
+
+
+def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:
+    """In another process: what lies at an address may have been replaced meanwhile."""
+    store = kind(place, split=split)
+    if store.fingerprint != fingerprint:
+        raise MismatchError(f"{store.name}: another store lies there than when it was opened. Open it anew.")
+    return store

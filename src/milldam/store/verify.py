@@ -1,61 +1,111 @@
 """Check a store against its own manifest: hashes, counts, indexes, token ids.
 
-Reads every file once, in blocks: constant memory. Yields a problem at a time, each a sentence that names the file.
+Reads every file once, in blocks, wherever the store lies: constant memory. Of a store at an address nothing goes into
+the cache; one index at a time is a temporary file. Yields a problem at a time, each a sentence that names the file.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import hash_file
+from milldam.files import hash_bytes
 from milldam.store.format import Index
 from milldam.store.manifest import Manifest, Shard
+from milldam.store.place import BLOCK_BYTES, Folder, Place
 
-_BLOCK_TOKENS = 1 << 20
+_TOKENIZER = "tokenizer.json"
 _BLOCK_DOCUMENTS = 1 << 17
 
 
-def verify(folder: Path) -> Iterator[str]:
+def verify(folder: Path | Place) -> Iterator[str]:
     """Every problem found; none means that the store is whole."""
-    manifest = Manifest.read(folder)
-    yield from _verify_tokenizer(folder, manifest)
+    place = Folder(folder) if isinstance(folder, Path) else folder
+    manifest = Manifest.read_at(place)
+    yield from _verify_tokenizer(place, manifest)
     for shard in manifest.shards:
-        problems = list(_verify_files(folder, shard))
-        yield from problems
+        tokens, index = _Tokens(place, shard, manifest), f"{shard.name}.idx"
+        problems = [*_verify_size(place, tokens.name, shard.bin), *_verify_size(place, index, shard.idx)]
+        yield from problems or tokens.verify()
         if not problems:
-            yield from _verify_index(folder / f"{shard.name}.idx", shard, manifest.dtype)
-            yield from _verify_ids(folder / f"{shard.name}.bin", manifest)
+            yield from _verify_index(place, index, shard, manifest.dtype)
 
 
-def _verify_tokenizer(folder: Path, manifest: Manifest) -> Iterator[str]:
-    path = folder / "tokenizer.json"
-    if not path.exists():
+def _verify_tokenizer(place: Place, manifest: Manifest) -> Iterator[str]:
+    path, made_with = f"{place.name}/{_TOKENIZER}", manifest.tokenizer.get("xxh3")
+    if made_with is None:
+        # Made without one: then nothing can be said of a file of that name.
+        return
+    data = place.read(_TOKENIZER)
+    if data is None:
         yield f"{path}: missing"
-    elif hash_file(path) != manifest.tokenizer["xxh3"]:
+    elif hash_bytes(data) != made_with:
         yield f"{path}: not the tokenizer that made this store (its hash differs)"
 
 
-def _verify_files(folder: Path, shard: Shard) -> Iterator[str]:
-    for suffix, record in (("bin", shard.bin), ("idx", shard.idx)):
-        path = folder / f"{shard.name}.{suffix}"
-        if not path.exists():
-            yield f"{path}: missing"
-        elif path.stat().st_size != record["bytes"]:
-            yield f"{path}: {path.stat().st_size:,} bytes where the manifest says {record['bytes']:,}"
-        elif hash_file(path) != record["xxh3"]:
-            yield f"{path}: its bytes have changed since it was written (hash differs)"
+def _verify_size(place: Place, name: str, record: dict[str, Any]) -> Iterator[str]:
+    size = place.size(name)
+    if size is None:
+        yield f"{place.name}/{name}: missing"
+    elif size != record["bytes"]:
+        yield f"{place.name}/{name}: {size:,} bytes where the manifest says {record['bytes']:,}"
 
 
-def _verify_index(path: Path, shard: Shard, dtype: str) -> Iterator[str]:
-    try:
-        index = Index.map(path)
-    except StoreError as error:
-        yield str(error)
-        return
+_CHANGED = "its bytes have changed since it was written (hash differs)"
+
+
+class _Tokens:
+    """The token file of a shard: its hash and its ids, in one pass."""
+
+    def __init__(self, place: Place, shard: Shard, manifest: Manifest) -> None:
+        self.name = f"{shard.name}.bin"
+        self._place, self._manifest, self._record = place, manifest, shard.bin
+        self._wrong: int | None = None
+
+    def verify(self) -> Iterator[str]:
+        digest = xxhash.xxh3_128()
+        for block in self._place.blocks(self.name):
+            digest.update(block)
+            self._look_at(block)
+        path = f"{self._place.name}/{self.name}"
+        if digest.hexdigest() != self._record["xxh3"]:
+            yield f"{path}: {_CHANGED}"
+        elif self._wrong is not None:
+            yield f"{path}: token id {self._wrong} outside the vocabulary of {self._manifest.vocab_size:,}"
+
+    def _look_at(self, block: bytes) -> None:
+        # Blocks are a multiple of any dtype's width, but for what a damaged file has at its end.
+        ids = np.frombuffer(block, self._manifest.dtype, len(block) // np.dtype(self._manifest.dtype).itemsize)
+        if self._wrong is None and len(ids):
+            smallest, largest = int(ids.min()), int(ids.max())
+            if smallest < 0 or largest >= self._manifest.vocab_size:
+                self._wrong = smallest if smallest < 0 else largest
+
+
+def _verify_index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator[str]:
+    path = Path(place.name) / name
+    with place.spooled(name) as file:
+        digest = xxhash.xxh3_128()
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+        if digest.hexdigest() != shard.idx["xxh3"]:
+            yield f"{place.name}/{name}: {_CHANGED}"
+            return
+        try:
+            index = Index.parse(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+        except (StoreError, ValueError) as error:
+            yield str(error)
+            return
+        yield from _verify_arrays(f"{place.name}/{name}", index, shard, dtype)
+
+
+def _verify_arrays(path: str, index: Index, shard: Shard, dtype: str) -> Iterator[str]:
     if index.dtype != np.dtype(dtype):
         yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
     if len(index.documents) != shard.documents + 1:
@@ -66,7 +116,7 @@ def _verify_index(path: Path, shard: Shard, dtype: str) -> Iterator[str]:
     yield from _verify_offsets(path, index, shard)
 
 
-def _verify_offsets(path: Path, index: Index, shard: Shard) -> Iterator[str]:
+def _verify_offsets(path: str, index: Index, shard: Shard) -> Iterator[str]:
     position = 0
     for start in range(0, len(index.lengths), _BLOCK_DOCUMENTS):
         lengths = index.lengths[start : start + _BLOCK_DOCUMENTS].astype(np.int64)
@@ -77,15 +127,3 @@ def _verify_offsets(path: Path, index: Index, shard: Shard) -> Iterator[str]:
         position = int(expected[-1])
     if position != shard.tokens:
         yield f"{path}: lengths add up to {position:,} tokens where the manifest says {shard.tokens:,}"
-
-
-def _verify_ids(path: Path, manifest: Manifest) -> Iterator[str]:
-    with path.open("rb", buffering=0) as file:
-        width = np.dtype(manifest.dtype).itemsize
-        while block := file.read(_BLOCK_TOKENS * width):
-            ids = np.frombuffer(block, manifest.dtype)
-            smallest, largest = int(ids.min()), int(ids.max())
-            if smallest < 0 or largest >= manifest.vocab_size:
-                wrong = smallest if smallest < 0 else largest
-                yield f"{path}: token id {wrong} outside the vocabulary of {manifest.vocab_size:,}"
-                return

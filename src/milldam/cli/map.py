@@ -1,0 +1,147 @@
+"""`milldam map`: any function over the rows of any source."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from milldam.cli.terminal import visible
+from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
+from milldam.errors import ConfigError
+
+if TYPE_CHECKING:
+    from milldam.mapping.job import MapSummary
+
+
+@click.command()
+@click.argument("function", metavar="SCRIPT.PY:FUNCTION")
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder for the table.")
+@click.option("--rows", "rows", is_flag=True, help="The function takes and returns one row, not a batch.")
+@click.option("--batch-size", type=int, metavar="N", help="Rows a call. [default: 1000]")
+@click.option("--batch-bytes", metavar="SIZE", help="Bytes a call, at most. [default: 8MB]")
+@click.option("--columns", metavar="NAMES", help="Read only these columns: a,b,c. [default: all]")
+@click.option("--remove-columns", metavar="NAMES", help='Input columns to leave out: a,b,c or "all".')
+@click.option(
+    "--format", type=click.Choice(["python", "numpy", "arrow"]), help="What the function gets. [default: python]"
+)
+@click.option("--with-indices", is_flag=True, help="Give the numbers of the rows as a second argument.")
+@click.option("--args", "arguments", multiple=True, metavar="NAME=VALUE", help="A further argument; JSON or text.")
+@click.option("--on-error", type=click.Choice(["raise", "reject"]), help="When the function fails. [default: raise]")
+@click.option("--key", metavar="NAME", help="Names the function where what it depends on can't be hashed.")
+@click.option("--shard-size", metavar="SIZE", help="Input of a unit, about. [default: 64MB]")
+@click.option("--shards", type=int, metavar="N", help="So many units of even size instead.")
+@click.option(
+    "--documents",
+    type=click.Choice(["file", "line", "paragraph"]),
+    help="In .txt files: what is a row. [default: file]",
+)
+@click.option("--separator", metavar="TEXT", help="In .txt files: rows end at this text. \\n and \\t are understood.")
+@click.option(
+    "--invalid-utf8",
+    type=click.Choice(["reject", "drop", "replace", "strict"]),
+    help="Records that are not UTF-8. [default: reject]",
+)
+@click.option(
+    "--input-format",
+    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    help="What the input is, when its name does not say.",
+)
+@click.option("--split", metavar="NAME", help="Of a data set: which split is read.")
+@click.option("--subset", metavar="NAME", help="Of a data set on the Hub: which configuration is read.")
+@click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
+@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
+@click.option("--workers", type=int, help="Cores to use. [default: all]")
+@click.option("--overwrite", is_flag=True, help="Do everything again, also what is up to date.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+    """Put a Python function over all rows of the input, in a fixed amount of memory; a table comes out.
+
+    The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
+    JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Interrupted or killed,
+    the same command goes on where it stopped; after a change it does again what the change touches, and nothing else.
+
+    \b
+    milldam map clean.py:clean books/ -o clean.table
+    milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
+    milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
+    """
+    from milldam.cli.progress import make_observer
+    from milldam.mapping import run_map
+    from milldam.mapping.settings import settings_of
+
+    settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
+    signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        with make_observer(quiet=quiet) as observer:
+            summary = run_map(settings, observer)
+    except KeyboardInterrupt:
+        _explain_interrupt(Path(settings.out))
+    if as_json:
+        click.echo(json.dumps(summary.as_json()))
+    elif not quiet:
+        click.echo(visible("\n".join(summary_lines(summary))))
+
+
+def _said(options: dict[str, Any]) -> dict[str, Any]:
+    """The options as settings."""
+    found = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+    if found.pop("rows", False):
+        found["batched"] = False
+    if "arguments" in found:
+        found["fn_kwargs"] = dict(_argument(text) for text in found.pop("arguments"))
+    for name in ("columns", "remove_columns"):
+        if name in found and found[name] != "all":
+            found[name] = [one.strip() for one in found[name].split(",")]
+    if "separator" in found:
+        found["separator"] = found["separator"].replace("\\n", "\n").replace("\\t", "\t")
+    return found
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """
+    >>> _argument("limit=500"), _argument("mode=fast")
+    (('limit', 500), ('mode', 'fast'))
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise ConfigError(f"--args {text}: write it as name=value, such as --args limit=500.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _explain_interrupt(out: Path) -> NoReturn:
+    from milldam.mapping.map_run import MapRun
+
+    click.echo("\nInterrupted. Every finished unit is safe.", err=True)
+    click.echo(f"{len(MapRun(out).made())} units are done. To go on, run the same command again:", err=True)
+    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
+    sys.exit(EXIT_INTERRUPTED)
+
+
+def summary_lines(summary: MapSummary) -> list[str]:
+    """The closing lines: what was made, what was reused and why not more, at what rate, in how much memory."""
+    from milldam.memory import format_size
+
+    if summary.up_to_date:
+        return [f"{summary.out} is up to date: {summary.rows:,} rows; {summary.reuse}."]
+    columns = ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items())
+    lines = [
+        f"{summary.out}: {summary.rows:,} rows from {summary.read:,}, {format_size(summary.bytes)}; {summary.reuse}",
+        f"Columns: {columns}",
+        f"{summary.seconds:.1f} s, {summary.workers} workers",
+    ]
+    lines += [f"Changed: {what}" for what in summary.changed]
+    if summary.rejected:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in summary.rejected.items())
+        lines.append(f"Rejected: {sum(summary.rejected.values()):,} ({reasons}), in {summary.out / 'rejects.jsonl'}")
+    return lines + memory_lines(summary.memory)

@@ -1,0 +1,60 @@
+"""`milldam slurm`: a job as arrays of tasks, with the barriers between its stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Shares of each stage, a machine each.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
+@click.option("--cpus", type=int, help="Cores of each task (sbatch --cpus-per-task).")
+@click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")
+@click.option("--time", "limit", metavar="TIME", help="Time limit of each task (sbatch --time).")
+@click.option("--partition", metavar="NAME", help="Where to queue (sbatch --partition).")
+@click.option("--account", metavar="NAME", help="Who pays (sbatch --account).")
+@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch, as it is.")
+@click.option("--setup", default="", metavar="COMMANDS", help="Shell commands first: source .venv/bin/activate")
+@click.option("--milldam", "program", default="milldam", show_default=True, help="How milldam is started there.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
+def slurm(
+    config: Path,
+    nodes: int,
+    out: Path | None,
+    cpus: int | None,
+    mem: str | None,
+    limit: str | None,
+    partition: str | None,
+    account: str | None,
+    more: tuple[str, ...],
+    setup: str,
+    program: str,
+    overrides: tuple[str, ...],
+) -> None:
+    """Write a script that queues a job on Slurm: every stage an array of shares, each stage behind the one before.
+
+    Checks the configuration first, as `milldam plan` does. The output folder must be on a file system that all
+    machines share. What each task runs is `milldam run-units`; a task that is queued again does what is left.
+
+    \b
+    milldam slurm config.yaml --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh
+    bash job.sh
+    """
+    from milldam.array_jobs import ArraySettings, slurm_script
+    from milldam.cli.preprocess import load
+    from milldam.files import write_file
+    from milldam.job.stages import plan_job
+
+    stages = plan_job(load(config, overrides, quiet=False, options={})).plan.stages
+    named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
+    options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
+    settings = ArraySettings(nodes, options, setup, milldam=program)
+    script = slurm_script(str(config.absolute()), overrides, stages, settings)
+    if out is None:
+        click.echo(script, nl=False)
+        return
+    write_file(out, script.encode())
+    click.echo(f"{out}: {len(stages)} stages for {nodes} machines. Queue it: bash {out}")

@@ -1,0 +1,386 @@
+"""What every export has in common: its plan, its ledger, its lock, and how its files get their names.
+
+An exporter is a module with
+
+    NAME       what `--to` calls it
+    KIND       "file": OUT;  "pair": OUT.bin and OUT.idx;  "folder": OUT/
+    OPTIONS    which of seq_len, dtype and shard_size it knows; they are part of the plan, and others are refused
+    check(store, out, options) -> None     refuses what it can't write, before anything is made
+    write(export) -> dict                  makes the files in `export.folder`, durably; counts for the summary
+
+All files are made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a rename is enough):
+
+    plan.json        format, store and options; another plan is refused
+    records.jsonl    the ledger: what is durable already, a line each
+    lock             held while an export is at work
+    files/           what will be OUT; a folder is renamed in one step, a file or pair file by file
+
+So OUT is whole or not there. What it was made from is kept, in `OUT/.milldam-export.json` for a folder (pyarrow,
+datasets, MDS and litdata pass over it) and in `OUT.milldam-export.json` beside a file or pair; then the work folder is
+removed. Without that file nobody could tell whether an export is up to date.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from milldam.errors import ConfigError, MismatchError, did_you_mean
+from milldam.exporters import EXPORTERS
+from milldam.files import explain_os_errors, remove_temporaries, sync_folder, write_json
+from milldam.loader.stores import Store
+
+PLAN_VERSION = 1
+RECORD_NAME = "milldam-export.json"
+_SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
+_COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for."""
+
+    split: str | None = None
+    seq_len: int | None = None
+    """Tokens of a row; None: a document a row."""
+    dtype: str | None = None
+    shard_size: int = 256_000_000
+    """Bytes of a file, about, in formats of several files."""
+
+
+class Exporter(Protocol):
+    """A module that writes one format."""
+
+    NAME: str
+    KIND: str
+    OPTIONS: tuple[str, ...]
+
+    def check(self, store: Store, out: Path, options: Options) -> None: ...
+    def write(self, export: Export) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSummary:
+    """What a finished export tells."""
+
+    out: Path
+    to: str
+    up_to_date: bool
+    documents: int
+    tokens: int
+    """In the store's part that was exported."""
+    bytes: int
+    """Of all files."""
+    files: int
+    counts: dict[str, Any] = field(default_factory=dict)
+    """What the format has beside these, such as rows and the tokens left over at the end."""
+    seconds: float = 0.0
+    resumed: bool = False
+    """Went on from what an earlier call had done."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"out": str(self.out)}
+
+
+class Ledger:
+    """What is done already: a record a line, durable when `add` returns. A torn last line is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records = self._recover()
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records, those of earlier runs first."""
+        return list(self._records)
+
+    def add(self, record: dict[str, Any]) -> None:
+        with explain_os_errors(self._path), self._path.open("ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._records.append(record)
+
+    def _recover(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            with explain_os_errors(self._path):
+                self._path.touch()
+                sync_folder(self._path.parent)
+            return []
+        records: list[dict[str, Any]] = []
+        good = 0
+        with self._path.open("r+b") as file:
+            for line in file:
+                record = _parsed(line)
+                if record is None:
+                    break
+                records.append(record)
+                good += len(line)
+            file.truncate(good)
+        return records
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An export at work: what an exporter's `write` gets."""
+
+    store: Store
+    """Of the chosen split, or the whole store where it has one split or the format takes several."""
+    out: Path
+    """Where the user wants it; write nothing there."""
+    folder: Path
+    """Where the files are made, under the names that they will have; for a folder, what will be OUT."""
+    options: Options
+    ledger: Ledger
+
+
+def run_export(store: Store, to: str, out: Path, options: Options, *, overwrite: bool = False) -> ExportSummary:
+    """Do the export, or what is left of it."""
+    started = time.monotonic()
+    exporter = load_exporter(to)
+    chosen = _checked(exporter, store, out, options)
+    place = _Place(exporter, chosen, out)
+    plan = _plan(exporter, chosen, options)
+    if not overwrite and not place.work.exists() and place.finished(plan):
+        return place.summary(up_to_date=True)
+    with place.locked():
+        if not overwrite and place.finished(plan):
+            # Killed when all was done but the clearing up, or finished by another while we waited.
+            place.clear()
+            return place.summary(up_to_date=True)
+        place.prepare(plan, overwrite=overwrite)
+        export = Export(chosen, out, place.files, options, Ledger(place.work / "records.jsonl"))
+        resumed = bool(export.ledger.records())
+        place.publish(plan, _written(exporter, export))
+        place.clear()
+    return place.summary(seconds=time.monotonic() - started, resumed=resumed)
+
+
+def _written(exporter: Exporter, export: Export) -> dict[str, Any]:
+    """The exporter's counts. Once it is through, it is not asked again: its files may have their names already."""
+    for record in export.ledger.records():
+        if _COMPLETE in record:
+            counts: dict[str, Any] = record[_COMPLETE]
+            return counts
+    counts = exporter.write(export)
+    sync_folder(export.folder)
+    export.ledger.add({_COMPLETE: counts})
+    return counts
+
+
+def load_exporter(to: str) -> Exporter:
+    if to not in EXPORTERS:
+        raise ConfigError(f'No format "{to}"; there are {", ".join(EXPORTERS)}.{did_you_mean(to, EXPORTERS)}')
+    module: Any = importlib.import_module(EXPORTERS[to])
+    exporter: Exporter = module
+    return exporter
+
+
+def takes_splits(exporter: Exporter) -> bool:
+    """Whether a store of several splits is exported whole, as a folder with a part for each."""
+    return bool(getattr(exporter, "ALL_SPLITS", False))
+
+
+def _checked(exporter: Exporter, store: Store, out: Path, options: Options) -> Store:
+    """The part of the store that is meant, when all that was asked for can be done."""
+    for name in ("seq_len", "dtype"):
+        if getattr(options, name) is not None and name not in exporter.OPTIONS:
+            option = name.replace("_", "-")
+            raise ConfigError(f"{exporter.NAME}: --{option} does not apply to this format. Leave it out.")
+    if options.seq_len is not None and options.seq_len < 1:
+        raise ConfigError(f"--seq-len {options.seq_len}: a row has at least one token.")
+    if options.shard_size < 1:
+        raise ConfigError(f"--shard-size {options.shard_size}: a size such as 256MB is wanted.")
+    if out.name in ("", ".."):
+        raise ConfigError(f"-o {out}: name what is to be made, such as {exporter.NAME}-data.")
+    chosen = store if options.split is None else store.named_part(options.split)
+    if not takes_splits(exporter):
+        chosen.stream()  # which refuses several splits where one must be named
+    if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
+        raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
+    if chosen.tokens == 0:
+        raise ConfigError(f"{chosen.name}: has no tokens. There is nothing to export.")
+    exporter.check(chosen, out, options)
+    return chosen
+
+
+def _plan(exporter: Exporter, store: Store, options: Options) -> dict[str, Any]:
+    """What the result depends on. The only split is the whole store, named or not."""
+    part = store.split_name if len(store.splits) > 1 else None
+    asked = {name: getattr(options, name) for name in exporter.OPTIONS}
+    plan = {"version": PLAN_VERSION, "format": exporter.NAME, "store": store.fingerprint, "split": part}
+    return plan | {"options": asked}
+
+
+class _Place:
+    """Where an export goes, and the work folder beside it."""
+
+    def __init__(self, exporter: Exporter, store: Store, out: Path) -> None:
+        several = takes_splits(exporter) and store.split_name is None and len(store.splits) > 1
+        self.kind = "folder" if several else exporter.KIND
+        self.exporter, self.store, self.out = exporter, store, out
+        self.work = out.with_name(f".{out.name}.milldam-export")
+        self.files = self.work / "files"
+        beside = out.with_name(f"{out.name}.{RECORD_NAME}")
+        self.record = out / f".{RECORD_NAME}" if self.kind == "folder" else beside
+        self._outputs = [out.with_name(out.name + suffix) for suffix in _SUFFIXES[self.kind]]
+
+    def finished(self, plan: dict[str, Any]) -> bool:
+        """Whether OUT is there, with all its files at their sizes, and made by this plan."""
+        record = _read_json(self.record)
+        if record is None or record.get("plan") != plan:
+            return False
+        return all(_size(self._folder / name) == size for name, size in record["sizes"].items())
+
+    @property
+    def _folder(self) -> Path:
+        return self.out if self.kind == "folder" else self.out.parent
+
+    def summary(self, *, up_to_date: bool = False, seconds: float = 0.0, resumed: bool = False) -> ExportSummary:
+        record = _read_json(self.record) or {}
+        sizes = record.get("sizes", {})
+        figures = (len(self.store), self.store.tokens, sum(sizes.values()), len(sizes), record.get("counts", {}))
+        return ExportSummary(self.out, self.exporter.NAME, up_to_date, *figures, seconds, resumed)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        lock = FileLock(self.work / "lock")
+        with explain_os_errors(self.work):
+            self.work.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0.2, poll_interval=0.01)
+            except (Timeout, FileNotFoundError):
+                raise ConfigError(f"{self.out}: another export is at work on it. Wait for it, or change -o.") from None
+        try:
+            yield
+        finally:
+            if not (self.work / "plan.json").exists():
+                self.clear()
+            lock.release()
+
+    def prepare(self, plan: dict[str, Any], *, overwrite: bool) -> None:
+        """Make the work folder ready for this plan, or refuse: what is there is of another."""
+        begun = _read_json(self.work / "plan.json")
+        if begun != plan:
+            if begun is not None and not overwrite:
+                raise MismatchError(_begun_otherwise(self.out, begun, plan))
+            self._refuse_existing(overwrite=overwrite)
+            # The plan last: a kill on the way leaves nothing under another plan's name.
+            for path in (self.work / "plan.json", self.work / "records.jsonl", self.files):
+                _remove(path)
+            write_json(self.work / "plan.json", plan)
+        else:
+            self._refuse_existing(overwrite=True)
+        with explain_os_errors(self.files):
+            self.files.mkdir(exist_ok=True)
+            sync_folder(self.work)
+        remove_temporaries(self.files)
+
+    def _refuse_existing(self, *, overwrite: bool) -> None:
+        """Nothing is replaced unasked, and no folder that is not ours even then."""
+        there = next((path for path in self._outputs if path.exists()), None)
+        if there is None:
+            return
+        made = _read_json(self.record)
+        if self.kind == "folder":
+            if made is None and (not self.out.is_dir() or any(self.out.iterdir())):
+                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
+        elif there.is_dir():
+            raise ConfigError(f"{there}: is a folder; {self.exporter.NAME} is a file. Say which with -o.")
+        if not overwrite and not (self.kind == "folder" and made is None):
+            origin = "made from another store or with other options" if made else "no record says what it was made from"
+            raise MismatchError(f"{there}: exists ({origin}). Replace it with --overwrite, or change -o.")
+
+    def publish(self, plan: dict[str, Any], counts: dict[str, Any]) -> None:
+        """Give the files their names. Killed on the way, the next call goes on here."""
+        record = {"made_by": "milldam export", "plan": plan, "counts": counts}
+        with explain_os_errors(self.out):
+            if self.kind == "folder":
+                write_json(self.files / f".{RECORD_NAME}", record | {"sizes": _sizes_below(self.files)})
+                self._swap_folder()
+            else:
+                self._rename_files()
+                sizes = {path.name: path.stat().st_size for path in self._outputs}
+                # Made in the work folder, so that a kill leaves nothing beside OUT.
+                write_json(self.work / RECORD_NAME, record | {"sizes": sizes})
+                (self.work / RECORD_NAME).rename(self.record)
+                sync_folder(self.record.parent)
+
+    def _swap_folder(self) -> None:
+        replaced = self.work / "replaced"
+        if self.out.exists():
+            # Moved away in one step: nobody sees it half removed.
+            _remove(replaced)
+            self.out.rename(replaced)
+        self.files.rename(self.out)
+        sync_folder(self.out.parent)
+
+    def _rename_files(self) -> None:
+        """The last, which readers of a pair look for, goes first and comes last: it never says of other files."""
+        waiting = [path for path in self._outputs if (self.files / path.name).exists()]
+        self.record.unlink(missing_ok=True)
+        for path in waiting[1:]:
+            path.unlink(missing_ok=True)
+        for path in waiting:
+            (self.files / path.name).rename(path)
+            sync_folder(self.out.parent)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def _begun_otherwise(out: Path, begun: dict[str, Any], plan: dict[str, Any]) -> str:
+    """What differs from the export that was begun here."""
+    before = begun | begun.get("options", {})
+    now = plan | plan["options"]
+    names = [name for name in now if name not in ("options", "version") and before.get(name) != now[name]]
+    changes = "".join(f"\n  {name}: {before.get(name)} -> {now[name]}" for name in names)
+    return (
+        f"{out}: an export was begun here from another store or with other options:{changes}\n"
+        "Go on with those, or start anew with --overwrite."
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _sizes_below(folder: Path) -> dict[str, int]:
+    """Every file of an export with its size, in order of their names."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != f".{RECORD_NAME}")
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""The tokens and documents of a store in order, in blocks of bounded size: what exports of one file read from.
+
+Files are read, not mapped, so nothing stays resident. A block holds at most BLOCK_TOKENS tokens or BLOCK_DOCUMENTS
+documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.errors import ConfigError, StoreError
+from milldam.loader.reading import TokenArray, open_reader
+from milldam.loader.stores import Store
+from milldam.store.format import Index, Int64s
+
+BLOCK_TOKENS = 1 << 20
+BLOCK_DOCUMENTS = 1 << 17
+
+
+def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:
+    """The tokens from `first` on. A block is valid until the next is asked for."""
+    reader = open_reader(store.stream(), "pread")
+    for start in range(first, store.tokens, BLOCK_TOKENS):
+        ahead = start + BLOCK_TOKENS
+        if reader.announces and ahead < store.tokens:
+            # The disk reads the next block while this one is written.
+            reader.announce(*_stretch(ahead, store.tokens))
+        yield reader.runs(*_stretch(start, store.tokens))
+
+
+def _stretch(start: int, end: int) -> tuple[Int64s, Int64s]:
+    return np.array([start]), np.array([min(BLOCK_TOKENS, end - start)])
+
+
+def document_lengths(store: Store) -> Iterator[Int64s]:
+    """Tokens of the documents in order; one shard's index is mapped at a time."""
+    for shard in store.shards:
+        name = f"{shard.name}.idx"
+        try:
+            index = Index.parse(store.place.map(name, shard.idx), Path(store.name) / name)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{store.name}/{name}: can't be read as an index ({error}).") from None
+        for start in range(0, shard.documents, BLOCK_DOCUMENTS):
+            yield index.document_lengths(start, min(start + BLOCK_DOCUMENTS, shard.documents))
+
+
+def as_dtype(blocks: Iterator[TokenArray], dtype: np.dtype[Any]) -> Iterator[TokenArray]:
+    """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
+    limits = np.iinfo(dtype)
+    for block in blocks:
+        if block.dtype == dtype:
+            yield block
+            continue
+        smallest, largest = int(block.min(initial=0)), int(block.max(initial=0))
+        if smallest < limits.min or largest > limits.max:
+            wrong = largest if largest > limits.max else smallest
+            raise StoreError(
+                f"Token id {wrong:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
+                "damaged. `milldam verify` says where."
+            )
+        yield block.astype(dtype)
+
+
+def chosen_dtype(store: Store, asked: str | None, default: str, known: tuple[str, ...]) -> np.dtype[Any]:
+    """The dtype to write: asked for or the default, one that the format knows and that holds the vocabulary."""
+    name = default if asked is None else asked
+    if name not in known:
+        raise ConfigError(f"--dtype {name}: this format has {', '.join(known)}.")
+    dtype = np.dtype(name).newbyteorder("<")
+    if store.vocab_size - 1 > np.iinfo(dtype).max:
+        wider = [other for other in known if np.iinfo(other).max >= store.vocab_size - 1]
+        raise ConfigError(
+            f"--dtype {name}: holds ids up to {np.iinfo(dtype).max:,}, and the vocabulary of {store.name} has "
+            f"{store.vocab_size:,}. Take {' or '.join(wider)}."
+        )
+    return dtype

@@ -1,0 +1,183 @@
+"""Values of well known libraries -> plain values and bytes that say what they are.
+
+For what plain pickling would tell wrongly: too much (a tokenizer's caches, what its last call set), too little, or
+nothing at all. Imports none of the libraries: who has such a value has the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+Described = tuple[Any, ...]
+
+# What calls change or what only says where a tokenizer came from.
+_PASSING = {
+    "_in_target_context_manager",
+    "_tokenizer",
+    "cache",
+    "deprecation_warnings",
+    "files_loaded",
+    "init_inputs",
+    "init_kwargs",
+    "name_or_path",
+    "sp_model",
+    "tokens_trie",
+    "verbose",
+    "vocab_file",
+}
+_BLOCK = 1 << 16
+
+
+class NoContentError(Exception):
+    """A value of a kind this room knows, but which has nothing to go by."""
+
+
+def describe(value: Any) -> Described | None:
+    """The value in plain terms; None for what this room does not know."""
+    for base in type(value).__mro__:
+        top, name = base.__module__.partition(".")[0], base.__name__
+        known = _KNOWN.get((top, name))
+        if known is not None:
+            return (f"{top}.{name}", known(value))
+    return None
+
+
+def _array(value: Any) -> Described:
+    import numpy as np
+
+    kind = str(value.dtype.descr) if value.dtype.names else value.dtype.str
+    if value.dtype.hasobject:
+        return (kind, value.shape, value.tolist())
+    digest = hashlib.blake2b(digest_size=16)
+    flags = ["external_loop", "buffered", "zerosize_ok"]
+    for block in np.nditer(value, flags=flags, order="C", buffersize=_BLOCK):  # type: ignore[call-overload]
+        digest.update(block.tobytes())
+    return (kind, value.shape, digest.digest())
+
+
+def _scalar(value: Any) -> Described:
+    return (value.dtype.str, value.item() if value.dtype.hasobject else value.tobytes())
+
+
+def _dtype(value: Any) -> Described:
+    return (str(value.descr) if value.names else value.str,)
+
+
+def _tensor(value: Any) -> Described:
+    import torch
+
+    if value.is_sparse or value.is_quantized or value.is_meta:
+        raise NoContentError
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return (str(value.dtype), tuple(value.shape), hashlib.blake2b(memoryview(flat.numpy()), digest_size=16).digest())
+
+
+def _by_text(value: Any) -> Described:
+    return (str(value),)
+
+
+def _arrow_type(value: Any) -> Described:
+    import pyarrow as pa
+
+    return (pa.schema([pa.field("", value)]).serialize().to_pybytes(),)
+
+
+def _arrow_schema(value: Any) -> Described:
+    return (value.serialize().to_pybytes(),)
+
+
+def _arrow_field(value: Any) -> Described:
+    import pyarrow as pa
+
+    return _arrow_schema(pa.schema([value]))
+
+
+def _arrow_scalar(value: Any) -> Described:
+    return (_arrow_type(value.type), value.as_py())
+
+
+def _arrow_column(value: Any) -> Described:
+    import pyarrow as pa
+
+    return _arrow_rows(pa.table({"": value}))
+
+
+def _arrow_rows(value: Any) -> Described:
+    import pyarrow as pa
+
+    rows = value.combine_chunks() if isinstance(value, pa.Table) else value
+    sink = _Sink()
+    with pa.PythonFile(sink, "w") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+        stream.write(rows)
+    return (sink.digest.digest(),)
+
+
+class _Sink:
+    """A file that keeps only the hash of what is written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _tokenizer(value: Any) -> Described:
+    return (value.to_str(), getattr(value, "encode_special_tokens", False))
+
+
+def _huggingface_tokenizer(value: Any) -> Described:
+    """Class and settings; of the backend all but padding and truncation, which every call sets anew."""
+    settings = {name: one for name, one in vars(value).items() if name not in _PASSING}
+    backend = getattr(value, "_tokenizer", None)
+    if backend is not None and hasattr(backend, "to_str"):
+        state = json.loads(backend.to_str())
+        state["padding"] = state["truncation"] = None
+        return (type(value), sorted(settings.items()), json.dumps(state, sort_keys=True))
+    pieces: Any = getattr(value, "sp_model", None)
+    model = pieces.serialized_model_proto() if hasattr(pieces, "serialized_model_proto") else None
+    return (type(value), sorted(settings.items()), sorted(value.get_vocab().items()), model)
+
+
+def _data_set(value: Any) -> Described:
+    return (value._fingerprint, str(value.split))
+
+
+def _fingerprinted(value: Any) -> Described:
+    return (type(value).__qualname__, value.fingerprint, getattr(value, "split", None))
+
+
+_KNOWN: dict[tuple[str, str], Callable[[Any], Described]] = {
+    ("numpy", "ndarray"): _array,
+    ("numpy", "generic"): _scalar,
+    ("numpy", "dtype"): _dtype,
+    ("torch", "Tensor"): _tensor,
+    ("torch", "dtype"): _by_text,
+    ("torch", "device"): _by_text,
+    ("pyarrow", "DataType"): _arrow_type,
+    ("pyarrow", "Field"): _arrow_field,
+    ("pyarrow", "Schema"): _arrow_schema,
+    ("pyarrow", "Scalar"): _arrow_scalar,
+    ("pyarrow", "Array"): _arrow_column,
+    ("pyarrow", "ChunkedArray"): _arrow_column,
+    ("pyarrow", "RecordBatch"): _arrow_rows,
+    ("pyarrow", "Table"): _arrow_rows,
+    ("tokenizers", "Tokenizer"): _tokenizer,
+    ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
+    ("sentencepiece", "SentencePieceProcessor"): lambda value: (value.serialized_model_proto(),),
+    ("datasets", "Dataset"): _data_set,
+    ("milldam", "TextEncoder"): lambda value: value.identity,
+    ("milldam", "Store"): _fingerprinted,
+    ("milldam", "FeatureStore"): _fingerprinted,
+    ("milldam", "Table"): _fingerprinted,
+}

@@ -1,0 +1,59 @@
+"""The Hugging Face Hub: a store as a data set repository, and back.
+
+    contents    which files make a store, from its manifest alone
+    client      calls of huggingface_hub: tried again where that helps, errors in a few words, the token in none of them
+    tree        what a repository has, and whether a file there is ours byte by byte
+    card        the data set card, of which one marked section is ours
+    pushing     a folder -> a repository, the manifest in the last commit
+    pulling     a repository -> a folder, every file checked, the manifest last
+
+Needs the extra `hf`, which is imported when something is asked of the Hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from milldam.hub.pushing import PushSummary
+
+__all__ = ["pull", "push"]
+
+
+def push(
+    store: Any,
+    repo: str,
+    *,
+    public: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    dry_run: bool = False,
+) -> PushSummary:
+    """Push a store of tokens, of features or a table to the Hub as a data set; what `milldam push` does.
+
+    Private unless `public`. Finds what is there already and sends the rest; the manifest comes last, so that half a
+    push is no store. The token is what huggingface_hub finds: HF_TOKEN, or `hf auth login`.
+
+    >>> milldam.push("corpus.milldam", "user/corpus").url      # doctest: +SKIP
+    'https://huggingface.co/datasets/user/corpus'
+    """
+    from milldam.hub.pushing import PushRequest, push_store
+
+    folder = Path(getattr(store, "path", store))
+    return push_store(PushRequest(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run))
+
+
+def pull(repo: str, out: str | Path | None = None, *, revision: str | None = None, split: str | None = None) -> Any:
+    """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
+
+    `out`: a folder; default, one of the repository's name. Every file is checked against the manifest before it has its
+    name. What is there and whole is kept.
+
+    >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
+    Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
+    """
+    from milldam.hub.pulling import PullRequest, pull_store
+
+    folder = None if out is None else Path(out)
+    return pull_store(PullRequest(repo, folder, revision=revision, split=split)).open()

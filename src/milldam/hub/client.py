@@ -1,0 +1,189 @@
+"""Calls of huggingface_hub: tried again where that helps, errors in a few words, and the token in none of them.
+
+The token is never asked for here: huggingface_hub finds it (HF_TOKEN, `hf auth login`) and sends it. We look at it
+for one thing, to take it out of whatever text might repeat it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
+
+log = logging.getLogger("milldam")
+
+WAITS = (1.0, 2.0, 4.0)
+"""Seconds before a call is tried again, on top of what huggingface_hub tries by itself."""
+REPO_TYPE = "dataset"
+_TRANSIENT = {408, 409, 412, 425, 429, 500, 502, 503, 504}
+_REPO_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_LIKE_A_TOKEN = re.compile(r"hf_\w{6,}|(?<=[Bb]earer )\S+")
+_NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+"""Packages whose errors mean the network; which of them is used depends on the version of huggingface_hub."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What went wrong with a call, whatever library told it."""
+
+    status: int | None
+    """Of the answer; None when there was none."""
+    network: bool
+    text: str
+    """One line, without the token."""
+
+    @property
+    def transient(self) -> bool:
+        """Whether trying again may help."""
+        return self.network if self.status is None else self.status in _TRANSIENT
+
+
+def repo_name(repo: str) -> str:
+    """`user/name`, also out of `hf://datasets/user/name`.
+
+    >>> repo_name("hf://datasets/user/corpus")
+    'user/corpus'
+    """
+    name = repo.removeprefix("hf://").removeprefix("datasets/").strip("/")
+    if not _REPO_NAME.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git") or len(name) > 96:
+        raise ConfigError(f'"{repo}" is no name of a data set on the Hub. It is USER/NAME, such as anna/corpus.')
+    return name
+
+
+def hub_api() -> Any:
+    """An `HfApi`, where huggingface_hub is installed."""
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise ConfigError(
+            'The Hub needs the package huggingface_hub, which is not installed here: pip install "milldam[hf]"'
+        ) from None
+    from milldam import __version__
+
+    return HfApi(library_name="milldam", library_version=__version__)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars of huggingface_hub: the library does not print."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    were_shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_shown:
+            enable_progress_bars()
+
+
+def has_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def without_token(text: str) -> str:
+    """The text with the token, and whatever looks like one, taken out."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token:
+        text = text.replace(token, "***")
+    return _LIKE_A_TOKEN.sub("***", text)
+
+
+def tried(what: str, repo: str, function: Callable[[], T], *, passing: tuple[type[Exception], ...] = ()) -> T:
+    """The function's result; tried again after `WAITS` where that may help.
+
+    Errors become ours, told as "can't `what` `repo`"; those of the types `passing` are let through.
+    """
+    for wait in (*WAITS, None):
+        try:
+            return function()
+        except MilldamError:
+            raise
+        except Exception as error:
+            if isinstance(error, passing) and not _is_offline(error):
+                raise
+            trouble = trouble_of(error)
+            if wait is None or not trouble.transient:
+                raise explained(what, repo, trouble, error) from None
+            log.info("Can't %s %s (%s); trying again in %.0f s.", what, repo, trouble.text, wait)
+            time.sleep(wait)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """What an error of huggingface_hub means, also when it is wrapped in others."""
+    chain = list(_chain(error))
+    for one in chain:
+        status = getattr(getattr(one, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return Trouble(status, False, _line(getattr(one, "server_message", None) or str(one)))
+    # What is wrapped says more than what wraps it.
+    text = _line(": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3])))
+    return Trouble(None, any(_is_network(one) for one in chain), text)
+
+
+def _is_network(error: BaseException) -> bool:
+    return isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.split(".")[0] in _NETWORK
+
+
+def _line(text: str) -> str:
+    """On one line, not too long, without the token."""
+    return without_token(" ".join(text.split()))[:300]
+
+
+def explained(what: str, repo: str, trouble: Trouble, error: BaseException) -> MilldamError:
+    """The error in our words: what, where, what to do."""
+    head = f"Can't {what} {repo}"
+    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in _chain(error)):
+        return ResourceError(f"{head}: the disk is full.\nFree some space and run the same command again.")
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return ConfigError(f"{head}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it.")
+    if trouble.status is None and trouble.network:
+        return InputError(
+            f"{head}: the Hub does not answer ({trouble.text}).\n"
+            "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it goes on from there."
+        )
+    advice = _ADVICE.get(trouble.status or 0)
+    if advice is None and (trouble.status or 0) >= 500:
+        advice = "The Hub has a problem. Run the same command later; it goes on from there."
+    said = f"it answers {trouble.status}" if trouble.status else "huggingface_hub says"
+    return InputError(f"{head}: {said}: {trouble.text}" + (f"\n{advice}" if advice else ""))
+
+
+_ADVICE = {
+    401: "The token is missing, wrong or expired. Make one at https://huggingface.co/settings/tokens,"
+    " then `hf auth login` or set HF_TOKEN.",
+    403: "The token may not do that. Use one that may write, and a name that is yours or your organisation's.",
+    404: "Check the name and the revision. A private repository is not found without a token that may read it.",
+    409: "Someone else is changing this repository. Run the same command again; it goes on from there.",
+    412: "Someone else is changing this repository. Run the same command again; it goes on from there.",
+    413: "The Hub does not take so much at once.",
+    429: "Too many requests. Wait some minutes and run the same command again; it goes on from there.",
+}
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _is_offline(error: Exception) -> bool:
+    """huggingface_hub tells "no answer" as "no such entry here"."""
+    return type(error).__name__ == "LocalEntryNotFoundError"

@@ -1,0 +1,344 @@
+"""The end of a job: what workers left in parts is gathered, the manifest written, then rows, summary and report.
+
+The manifest makes the folder a store. What comes after it (rows for trainers that want them, the report) is made again
+when it is missing; what was needed only on the way is removed last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from milldam.config import TRAIN, VAL, Config
+from milldam.errors import InputError
+from milldam.files import NewFile, write_json
+from milldam.job.arranging import RECORDS as ARRANGED
+from milldam.job.preparing import Preparation, Prepared
+from milldam.job.rejects import gather_rejects
+from milldam.memory import Monitor, format_size
+from milldam.packing.rows import pack
+from milldam.passes.pipeline import STAGES
+from milldam.passes.shelf import STAGED
+from milldam.planning import WorkPlan, cores
+from milldam.progress import Summary
+from milldam.run import (
+    DEDUP_FOLDER,
+    PACKED_FOLDER,
+    RECORDS,
+    PartRecord,
+    Run,
+    in_plan_order,
+    require_complete,
+    shards_in_order,
+)
+from milldam.store.format import token_dtype
+from milldam.store.manifest import Manifest
+from milldam.workforce import Workforce
+
+DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
+_BLOCK = 1 << 20
+_REASONS_SHOWN = 10
+_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    config: Config
+    run: Run
+    prepared: Prepared
+    plan: WorkPlan
+    workforce: Workforce
+    monitor: Monitor
+    report: bool
+    """Make the report."""
+
+    def make_manifest(self, preparation: Preparation, *, require_all: bool) -> Manifest:
+        """Gather what workers left in parts; raises when something is missing, changed, or nothing is left."""
+        run, prepared = self.run, self.prepared
+        if require_all:
+            require_complete(run, self.plan.units)
+        gather_rejects(run)
+        _gather_dropped(run)
+        run.tidy()
+        if preparation.list_input() != prepared.identity.input:
+            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
+        shards = shards_in_order(in_plan_order(final_files(run)))
+        if not any(shard.split == TRAIN for shard in shards):
+            raise InputError(_nothing_left(self.config, run, flow_of(final_records(run)), other_splits=bool(shards)))
+        tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
+        return Manifest(
+            dtype=token_dtype(prepared.vocab_size),
+            vocab_size=prepared.vocab_size,
+            tokenizer=tokenizer | dataclasses.asdict(prepared.special),
+            engine=_engine_version(self.plan.engine),
+            settings=prepared.identity.settings,
+            input=prepared.identity.input,
+            shards=shards,
+            dropped=_all_dropped(final_records(run)),
+            inexact_cuts=sum(record.inexact_cuts for record in run.records()),
+        )
+
+    def wind_up(self, manifest: Manifest) -> Summary:
+        """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
+        # Before the manifest: what it tells can't be found out again once the folder is a store.
+        summary = self._summary(manifest)
+        self._write(summary)
+        manifest.write(self.run.out)
+        summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
+        self._write(summary)
+        remove_intermediate(self.run)
+        if self.report:
+            self.workforce.enter("report")
+            make_report(self.run)
+            # Once more: what the report took is part of the figures.
+            summary = dataclasses.replace(summary, **self._measured(), report=str(self.run.folder / REPORT))
+            self._write(summary)
+        self.run.write_status({"stage": "finished", "units": self.plan.units, "units_done": self.plan.units})
+        return summary
+
+    def _pack(self) -> dict[str, Any]:
+        if self.config.packing_rules is None:
+            return {}
+        self.workforce.enter("pack")
+        return pack_store(self.config, self.run.out)
+
+    def _write(self, summary: Summary) -> None:
+        write_json(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
+
+    def _measured(self) -> dict[str, Any]:
+        return {
+            "seconds": self.workforce.elapsed,
+            "stages": dict(self.workforce.seconds),
+            "wall": self.workforce.wall,
+            "memory": self.monitor.summary() | {"budget": self.plan.budget.limit_bytes},
+            "finished": time.time(),
+        }
+
+    def _summary(self, manifest: Manifest) -> Summary:
+        flow = flow_of(final_records(self.run))
+        summary = finished_summary(self.run.out, manifest)
+        asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
+        none = {"documents": 0, "tokens": 0}
+        return dataclasses.replace(
+            summary,
+            up_to_date=False,
+            splits=summary.splits | {name: dict(none) for name in asked if name not in summary.splits},
+            workers=self.plan.workers,
+            read=flow[0]["documents_out"],
+            flow=flow,
+            dedup=self.workforce.dedup,
+            near=self.workforce.near,
+            config=_plain(dataclasses.asdict(self.config)),
+            machine=_machine(),
+            versions=_versions(),
+            started=self.run.plan()["started"],
+            **self._measured(),
+        )
+
+
+def complete(config: Config, run: Run, *, report: bool) -> Summary:
+    """A finished store: make what is missing beside it, and say that it is up to date."""
+    # A run that was killed while it wrote the report left a part of it.
+    run.tidy()
+    summary = finished_summary(run.out, Manifest.read(run.out))
+    if config.packing_rules is not None:
+        summary = dataclasses.replace(summary, packing=_packing_told(config, run) or pack_store(config, run.out))
+    if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
+        make_report(run)
+    remove_intermediate(run)
+    return summary
+
+
+def _packing_told(config: Config, run: Run) -> dict[str, Any]:
+    """The figures of rows that are not written, where the summary has them for these rules."""
+    path, rules = run.folder / SUMMARY, config.packing_rules
+    told: dict[str, Any] = json.loads(path.read_bytes()).get("packing", {}) if path.exists() else {}
+    wanted = rules and (rules.strategy, config.sequence_len)
+    same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
+    return told if rules is not None and not rules.write and same else {}
+
+
+def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
+    """Put the figures of rows that were made later into the summary; whether anything changed."""
+    path = run.folder / SUMMARY
+    told = json.loads(path.read_bytes()) if path.exists() else {}
+    if not told or told.get("packing") == packing:
+        return False
+    write_json(path, told | {"packing": packing})
+    return True
+
+
+def finished_summary(out: Path, manifest: Manifest) -> Summary:
+    """What the manifest alone tells."""
+    splits: dict[str, dict[str, int]] = {}
+    for shard in manifest.shards:
+        counted = splits.setdefault(shard.split, {"documents": 0, "tokens": 0})
+        counted["documents"] += shard.documents
+        counted["tokens"] += shard.tokens
+    return Summary(
+        out=out,
+        up_to_date=True,
+        documents=manifest.documents,
+        tokens=manifest.tokens,
+        text_bytes=manifest.text_bytes,
+        characters=manifest.characters,
+        dropped=manifest.dropped,
+        engine=manifest.engine,
+        inexact_cuts=manifest.inexact_cuts,
+        splits=splits,
+    )
+
+
+def make_report(run: Run) -> None:
+    from milldam.report import write_report
+
+    write_report(run.out)
+
+
+def pack_store(config: Config, out: Path) -> dict[str, Any]:
+    """Figures of the rows of every split; the rows themselves where they are wanted."""
+    rules = config.packing_rules
+    assert rules is not None and config.sequence_len is not None
+    return pack(out, rules, config.sequence_len, out / PACKED_FOLDER if rules.write else None)
+
+
+def remove_intermediate(run: Run) -> None:
+    """What a finished store no longer needs."""
+    shutil.rmtree(run.folder / DEDUP_FOLDER, ignore_errors=True)
+    for path in [*run.out.glob(f"{STAGED}-[0-9]*"), *run.folder.glob("dropped-*.jsonl.zst")]:
+        path.unlink(missing_ok=True)
+
+
+def final_records(run: Run) -> Iterator[PartRecord]:
+    """Every part as the last stage that touched it left it."""
+    arranged = bool(run.appended_files(ARRANGED))
+    yield from (PartRecord(**line) for line in run.appended(ARRANGED))
+    yield from (record for record in run.records() if not (arranged and record.shards))
+
+
+def final_files(run: Run) -> list[Path]:
+    """Where the records of all shards are."""
+    return run.appended_files(ARRANGED) or run.appended_files(RECORDS)
+
+
+def _gather_dropped(run: Run) -> None:
+    """Put the dropped documents of all parts end to end, in plan order."""
+    parts = sorted(run.folder.glob("dropped-*.jsonl.zst"))
+    if not parts:
+        return
+    with NewFile(run.out / DROPPED) as new:
+        for part in parts:
+            with part.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    new.write(block)
+        new.commit()
+
+
+# ---- what became of the documents ----
+
+
+def flow_of(records: Iterable[PartRecord]) -> list[dict[str, Any]]:
+    """Documents into and out of each stage, with the reasons of what was dropped there."""
+    read = 0
+    dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+    for record in records:
+        read += record.read
+        for stage, counts in record.dropped.items():
+            dropped[stage].update(counts)
+    documents = read + dropped[STAGES[0]].total()
+    flow = []
+    for stage in STAGES:
+        left = documents - dropped[stage].total()
+        reasons = dict(dropped[stage].most_common())
+        flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
+        documents = left
+    return flow
+
+
+def _all_dropped(records: Iterable[PartRecord]) -> dict[str, int]:
+    dropped: Counter[str] = Counter()
+    for record in records:
+        for counts in record.dropped.values():
+            dropped.update(counts)
+    return dict(sorted(dropped.items()))
+
+
+def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
+    if not flow[0]["documents_in"]:
+        sliced = any(one.split is not None or one.max_documents is not None for one in config.sources)
+        return "No documents in the input" + (
+            ", or in the slice of it that was asked for." if sliced else ": nothing to write."
+        )
+    if other_splits:
+        lost = "\n".join(f"  {line}" for line in _losses(flow))
+        return (
+            f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
+        )
+    stages = "\n".join(f"  {line}" for line in _losses(flow))
+    where = (
+        f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if (run.out / "rejects.jsonl").exists() else ""
+    )
+    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{where}"
+
+
+def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:
+    for stage in flow:
+        if stage["dropped"]:
+            reasons = [f"{reason.splitlines()[0][:60]} {count:,}" for reason, count in stage["dropped"].items()]
+            more = f" and {len(reasons) - _REASONS_SHOWN:,} reasons more" if len(reasons) > _REASONS_SHOWN else ""
+            yield f"{stage['stage']}: {', '.join(reasons[:_REASONS_SHOWN])}{more}"
+
+
+# ---- where and with what ----
+
+
+def _machine() -> dict[str, str]:
+    return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": _memory()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory() -> str:
+    import psutil
+
+    return format_size(psutil.virtual_memory().total)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _engine_version(engine: str) -> str:
+    return f"{engine} {version({'huggingface': 'tokenizers'}.get(engine, engine))}"
+
+
+def _plain(value: Any) -> Any:
+    """As JSON knows it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    # A path need not be UTF-8.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

@@ -1,0 +1,469 @@
+"""The job of `milldam preprocess` and `milldam tokenize`. Each step leaves a state from which the same call goes on.
+
+prepare      tokenizer, input listing, text columns, engine: everything that can be wrong is found here
+plan         units from the input, workers from the budget
+count        only for slices of data sets: how many documents each unit has
+fingerprint  only with dedup, the first pass: hashes and signatures of every unit
+group        only with dedup: drop sets
+tokenize     the second pass: every finished part of a unit is recorded
+arrange      only for splits and limits in tokens
+finish       rejects gathered, manifest written last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from milldam.config import Config
+from milldam.errors import ConfigError
+from milldam.executors.crews import Crew, LocalCrew, crew_for
+from milldam.executors.shares import ShareCrew, ShareDone
+from milldam.job.arranging import RECORDS as ARRANGED
+from milldam.job.arranging import ArrangeTask, Staged, find_boundaries, find_cap
+from milldam.job.counting import CountTask, RowCounts
+from milldam.job.deduplicating import Deduplication
+from milldam.job.estimating import TYPICAL, Estimate, estimate, measure, require_disk, survey
+from milldam.job.finishing import Finish, complete
+from milldam.job.preparing import Preparation, pick_engine, planned_units
+from milldam.job.resolving import (
+    GROUP,
+    JOIN,
+    NEAR,
+    check_index,
+)
+from milldam.memory import Budget, Monitor, usage
+from milldam.passes.assignments import Assignment
+from milldam.passes.pipeline import Selection, TokenizeTask
+from milldam.planning import (
+    FILTER_BYTES,
+    FUNCTION_BYTES,
+    LANGUAGE_BYTES,
+    SMALL_INPUT,
+    WorkPlan,
+    fit_workers,
+    require_room_for_grouping,
+)
+from milldam.progress import Observer, Quiet, Summary
+from milldam.run import (
+    FINISHED,
+    NEW,
+    RECORDS,
+    UNFINISHED,
+    Identity,
+    Run,
+    Share,
+    in_plan_order,
+    refuse_foreign,
+)
+from milldam.sources.opening import STDIN
+from milldam.sources.units import Unit
+from milldam.store.format import token_dtype
+from milldam.tokenizers.proof import Choice
+from milldam.workforce import Staff, Stage, Workforce
+
+
+def run_job(
+    config: Config,
+    observer: Observer | None = None,
+    *,
+    name: Path | None = None,
+    held_bytes: int = 0,
+    report: bool = True,
+) -> Summary:
+    """Do the job, or what is left of it.
+
+    `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
+    holds already; the limit comes on top of it. `report`: make the page about it.
+    """
+    with Run(Path(config.out), name) as run:
+        return _Job(config, run, observer or Quiet(), held_bytes).run(report=report)
+
+
+def prepare_job(config: Config, observer: Observer | None = None) -> None:
+    """Check and plan the job in its output folder, for shares to work on; what is there of it already stays."""
+    with Run(Path(config.out)) as run:
+        _Job(config, run, observer or Quiet(), 0).prepare()
+
+
+def work_share(config: Config, share: Share, observer: Observer | None = None) -> None:
+    """Do what is left of a share of a stage, beside others that do theirs. The job must be prepared."""
+    with Run(Path(config.out), share=share) as run, contextlib.suppress(ShareDone):
+        _Job(config, run, observer or Quiet(), 0).run(report=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What a job would do and take."""
+
+    plan: WorkPlan
+    estimate: Estimate
+    state: str
+    """What is in the output folder."""
+
+
+def plan_job(config: Config) -> PlannedJob:
+    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder."""
+    with tempfile.TemporaryDirectory(prefix="milldam-plan-") as folder, Run(Path(folder) / "plan") as run:
+        return _Job(config, run, Quiet(), 0).look_ahead()
+
+
+class _Job:
+    def __init__(self, config: Config, run: Run, observer: Observer, held_bytes: int) -> None:
+        self._config, self._run, self._observer = config, run, observer
+        self._budget = Budget.of(config.memory, held_bytes)
+        self._crew: Crew = LocalCrew(self._budget.limit_bytes)
+
+    def run(self, *, report: bool) -> Summary:
+        with self._at_work() as monitor:
+            preparation = Preparation(self._config, self._run)
+            if not self._begin(preparation, monitor):
+                return complete(self._config, self._run, report=report and self._run.share is None)
+            self._observer.planned(self._plan)
+            self._ranges = self._count()
+            self._deduplicate()
+            self._tokenize()
+            self._arrange()
+            if self._run.share is not None:
+                raise ShareDone
+            self._workforce.close()
+            self._workforce.enter("finish")
+            finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
+            manifest = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            # Between what can still be refused and what makes it a store: the index knows finished runs only.
+            if self._dedup is not None:
+                self._dedup.commit_to_index()
+            return finish.wind_up(manifest)
+
+    def prepare(self) -> None:
+        """As far as other machines can go on from."""
+        with self._at_work() as monitor:
+            if not self._begin(Preparation(self._config, self._run), monitor):
+                return
+            self._observer.planned(self._plan)
+            if self._dedup is not None:
+                self._dedup.pin()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[Monitor]:
+        self._crew = crew_for(self._config.engine, self._config.address, self._budget.limit_bytes)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._crew.leave)
+            monitor = stack.enter_context(Monitor(self._run.own / "memory.csv", stage="prepare"))
+            self._workforce = Workforce(self._run, self._observer, monitor, self._budget, self._crew)
+            self._crew.require_shared(self._run.folder)
+            yield monitor
+
+    def _begin(self, preparation: Preparation, monitor: Monitor) -> bool:
+        """Prepare and plan; False when there is nothing to do."""
+        self._prepared = preparation.prepare()
+        begin = self._where_to_begin(self._prepared.identity)
+        if begin == FINISHED:
+            return False
+        # All that can be refused is refused before anything in the folder is replaced.
+        choice = self._choose_engine()
+        if begin == NEW:
+            monitor.restart()
+        self._plan = self._plan_work(choice, self._plan_units(choice.engine, fresh=begin == NEW))
+        self._dedup = self._plan_dedup()
+        share = self._run.share
+        if share is not None:
+            self._workforce.hire(ShareCrew(self._crew, share.stage, share.holds, self._plan.stages))
+        return True
+
+    def look_ahead(self) -> PlannedJob:
+        config = self._config
+        self._prepared = Preparation(config, self._run).prepare()
+        state = _state_of(config, self._prepared.identity)
+        choice = self._choose_engine()
+        units = self._run.stage(planned_units(self._run, self._prepared.sources, self._prepared.shard_size))
+        plan = self._plan_work(choice, units)
+        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
+        sample = measure(config, self._prepared, some, plan.engine)
+        expected = estimate(config, self._prepared, input_bytes, sample, plan.workers)
+        require_disk(expected, config.out)
+        return PlannedJob(plan, expected, state)
+
+    # ---- prepare and plan ----
+
+    def _where_to_begin(self, identity: Identity) -> str:
+        """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
+        run, config = self._run, self._config
+        state = run.state()
+        if run.share is not None and state == NEW:
+            raise ConfigError(f"{config.out}: not prepared. First: milldam run-units CONFIG --stage prepare")
+        if run.share is not None:
+            run.require_same(identity)
+            return state
+        same = state != NEW and not run.identity().differences(identity)
+        if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
+            return NEW
+        if state == UNFINISHED and not same and not run.has_results():
+            return NEW  # it was planned, and nothing came of it
+        run.require_same(identity)
+        if self._from_stdin:
+            if state == FINISHED:
+                raise ConfigError(
+                    f"{config.out} exists, and standard input can't be compared with it. Use --overwrite."
+                )
+            return NEW
+        return state
+
+    @property
+    def _from_stdin(self) -> bool:
+        return any(STDIN in one.paths for one in self._config.sources)
+
+    def _choose_engine(self) -> Choice:
+        choice = pick_engine(self._config, self._prepared)
+        if choice.warning is not None:
+            self._observer.warn(choice.warning)
+        fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
+        if self._config.dedup_rules is not None:
+            require_room_for_grouping(self._budget, usage().anonymous)
+            check_index(self._config.dedup_rules, self._prepared.identity, self._out)
+        return choice
+
+    @property
+    def _loaded_bytes(self) -> int:
+        """What a worker of the second pass holds besides its batches."""
+        filters, clean = self._config.filters, self._config.clean_rules
+        text_rules = FILTER_BYTES if filters.on_text else 0
+        language = LANGUAGE_BYTES if filters.language is not None else 0
+        function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
+        return self._prepared.tokenizer_bytes + text_rules + language + function + self._crew.overhead_bytes
+
+    def _plan_units(self, engine: str, *, fresh: bool) -> int:
+        run, prepared = self._run, self._prepared
+        units = planned_units(run, prepared.sources, prepared.shard_size)
+        if fresh:
+            count = run.stage(units)
+            self._require_disk(engine)
+            run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
+            return count
+        if run.share is None and run.has_moved():
+            run.replan(units)
+        return run.resume()
+
+    def _require_disk(self, engine: str) -> None:
+        """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
+        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
+        typical = estimate(self._config, self._prepared, input_bytes, TYPICAL, 1)
+        if typical.disk_bytes > typical.free_bytes:
+            sample = measure(self._config, self._prepared, some, engine)
+            require_disk(estimate(self._config, self._prepared, input_bytes, sample, 1), self._config.out)
+
+    @property
+    def _out(self) -> str:
+        return str(Path(self._config.out).resolve())
+
+    def _plan_work(self, choice: Choice, units: int) -> WorkPlan:
+        done = len(self._run.progress.complete)
+        wanted = self._cores
+        useful = 1 if self._one_process else max(1, min(wanted, units - done))
+        parent = usage().anonymous
+        workers = fit_workers(self._budget, parent, self._loaded_bytes, useful)
+        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        return WorkPlan(
+            budget=self._budget,
+            units=units,
+            done=done,
+            input_bytes=self._prepared.identity.input["bytes"],
+            shard_size=self._prepared.shard_size,
+            workers=workers,
+            threads=max(1, wanted // workers),
+            share_bytes=left // workers,
+            engine=choice.engine,
+            engine_note=choice.note,
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+            stages=self._stages,
+        )
+
+    @property
+    def _stages(self) -> tuple[str, ...]:
+        """The stages that this job has, in order."""
+        config = self._config
+        packing, dedup = config.packing_rules, config.dedup_rules
+        near = dedup is not None and dedup.near is not None
+        has = {
+            "count": any(source.counted for source in self._prepared.sources),
+            "fingerprint": dedup is not None,
+            GROUP: dedup is not None and dedup.method != "off",
+            NEAR: near,
+            JOIN: near,
+            "tokenize": True,
+            "arrange": self._staged,
+            "index": dedup is not None and dedup.index is not None,
+            "pack": packing is not None and packing.write,
+            "report": True,
+        }
+        return tuple(stage for stage, there in has.items() if there)
+
+    @property
+    def _one_process(self) -> bool:
+        """Whether other processes are not worth their start, or could not open the input or know when it is enough."""
+        if self._config.limit is not None:
+            return True
+        small = self._prepared.identity.input["bytes"] < SMALL_INPUT
+        if self._config.engine == "local" and self._config.workers is None and small:
+            return True
+        paths = (path for one in self._config.sources for path in one.paths)
+        return any(path == STDIN or path.startswith("memory://") for path in paths)
+
+    def _readers(self) -> Staff:
+        """Who reads without encoding: no tokenizer takes memory."""
+        wanted = 1 if self._one_process else self._cores
+        overhead = self._crew.overhead_bytes
+        workers = fit_workers(self._budget, usage().anonymous, overhead, min(wanted, self._plan.units))
+        return Staff(workers, max(1, self._cores // workers), here=self._one_process)
+
+    @property
+    def _cores(self) -> int:
+        """To use, on each machine."""
+        return self._config.workers or self._crew.cores
+
+    # ---- which documents ----
+
+    def _count(self) -> dict[int, tuple[int, int]]:
+        counts = RowCounts(self._run, self._prepared.sources)
+        if not counts.needed:
+            return {}
+        task = CountTask(self._prepared.sets, str(self._run.folder))
+        stage = Stage("count", task, counts.missing(), lambda index: Assignment(self._unit(index)), total=counts.units)
+        self._workforce.work(stage, self._readers(), counts.add)
+        return counts.ranges()
+
+    def _units(self) -> Iterator[Unit]:
+        return self._run.all_units(Unit.from_json)
+
+    def _unit(self, number: int) -> Unit:
+        unit: Unit = self._run.unit(number, Unit.from_json)
+        return unit
+
+    def _rows(self, unit: Unit) -> tuple[int, int] | None:
+        return self._ranges.get(unit.origin)
+
+    # ---- dedup ----
+
+    def _plan_dedup(self) -> Deduplication | None:
+        rules = self._config.dedup_rules
+        if rules is None:
+            return None
+        job = (self._config, rules, self._run, self._prepared)
+        return Deduplication(*job, self._workforce, self._budget, self._cores)
+
+    def _deduplicate(self) -> None:
+        if self._dedup is not None:
+            readers = self._readers()
+            self._dedup.find_drops(readers, lambda index: Assignment(unit := self._unit(index), rows=self._rows(unit)))
+
+    # ---- tokenize ----
+
+    def _tokenize(self) -> None:
+        run, plan = self._run, self._plan
+
+        def assign(index: int) -> Assignment:
+            parts, batches = run.done_so_far(index)
+            left = None if self._config.limit is None else self._config.limit - run.progress.documents
+            unit = self._unit(index)
+            return Assignment(unit, parts, batches, left, self._rows(unit))
+
+        stage = Stage(
+            "tokenize",
+            self._tokenize_task(),
+            itertools.takewhile(lambda _: not self._limit_reached(), run.pending()),
+            assign,
+            total=plan.units,
+            done=plan.done,
+            input_bytes=run.pending_bytes(),
+        )
+        self._workforce.work(stage, Staff(plan.workers, plan.threads, here=self._one_process), run.add)
+
+    def _tokenize_task(self) -> TokenizeTask:
+        config, prepared, plan = self._config, self._prepared, self._plan
+        return TokenizeTask(
+            out=self._run.out,
+            sets=prepared.sets,
+            selection=Selection(
+                clean=config.clean_rules,
+                drops=self._dedup.folder if self._dedup is not None else None,
+                seen_by=tuple(self._dedup.index) if self._dedup is not None else (),
+                filters=config.filters,
+                shares=config.split_shares,
+                staged=self._staged,
+                seed=config.seed,
+                write_dropped=config.write_dropped,
+            ),
+            engine=plan.engine,
+            plain_specials=config.tokenizer_rules.special_text == "plain",
+            special=prepared.special,
+            dtype=token_dtype(prepared.vocab_size),
+            shard_size=prepared.shard_size,
+            share_bytes=plan.share_bytes,
+            threads=plan.threads,
+        )
+
+    @property
+    def _staged(self) -> bool:
+        return self._config.counts_tokens
+
+    def _limit_reached(self) -> bool:
+        return self._config.limit is not None and self._run.progress.documents >= self._config.limit
+
+    # ---- splits and limits in tokens ----
+
+    def _arrange(self) -> None:
+        if not self._staged:
+            return
+        self._workforce.enter("arrange")
+        config, run = self._config, self._run
+        staged = self._capped(self._staged_shards())
+        if not staged:
+            return
+        validation = len(config.validation_sets)
+        free = [one for one in staged if one.dataset >= validation]
+        task = ArrangeTask(
+            out=run.out,
+            splits=tuple(config.split_tokens),
+            boundaries=tuple(find_boundaries(run.out, lambda: iter(free), config.split_tokens)),
+            shares=config.split_shares,
+            validation=frozenset(range(validation)),
+            dtype=token_dtype(self._prepared.vocab_size),
+        )
+        done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
+        todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
+        stage = Stage("arrange", task, iter(todo), lambda k: staged[k], total=len(todo))
+        self._workforce.work(stage, self._readers(), lambda record: run.append(ARRANGED, asdict(record)))
+
+    def _staged_shards(self) -> list[Staged]:
+        datasets = np.fromiter((unit.dataset for unit in self._units()), np.int64)
+        records = in_plan_order(self._run.appended_files(RECORDS))
+        return [Staged(record, int(datasets[record.unit])) for record in records if record.shards]
+
+    def _capped(self, staged: list[Staged]) -> list[Staged]:
+        rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
+        capped = []
+        for one in staged:
+            if one.dataset in rooms:
+                cap, rooms[one.dataset] = find_cap(self._run.out, one, rooms[one.dataset])
+                one = replace(one, cap=cap)
+            capped.append(one)
+        return capped
+
+
+def _state_of(config: Config, identity: Identity) -> str:
+    """What is in the output folder, in words; refuses what another job made."""
+    refuse_foreign(Path(config.out))
+    there = Run(Path(config.out))
+    state = there.state()
+    if state == NEW:
+        return state
+    if config.overwrite and (state == FINISHED or there.identity().differences(identity)):
+        return "there is something already: it will be replaced"
+    there.require_same(identity)
+    return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"

@@ -1,0 +1,275 @@
+"""Calling the user's function on a batch of rows, and putting what it returns over the columns that it was given.
+
+As `datasets.map` has it: columns that are not in `remove_columns` stay, those that the function returns take their
+place or are added. Columns that are passed through keep their Arrow type and are not copied. Holds the batch, what the
+function is given (Python lists, numpy arrays, or Arrow) and what it returns.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from milldam.errors import did_you_mean
+from milldam.mapping.rows import Rows, column_names, row_count, take
+from milldam.table.formats import columns_as
+
+ALL = "all"
+_FRAMES = 8
+
+Columns = dict[str, Any]
+"""Name -> values: a list, a numpy array, a tensor, an Arrow array; of one length."""
+
+
+class FunctionError(Exception):
+    """The function raised: its traceback in user code, as lines."""
+
+
+class ResultError(Exception):
+    """The function returned something that can't be used; a sentence that says what to return instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """How the function is called, and what becomes of the columns that it was given."""
+
+    batched: bool = True
+    format: str = "python"
+    with_indices: bool = False
+    input_columns: tuple[str, ...] | None = None
+    """Give these as positional arguments, in place of a dict."""
+    remove_columns: tuple[str, ...] | str = ()
+    """Input columns that the result leaves out; "all": all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Calls `function` on batches of rows."""
+
+    function: Callable[..., Any]
+    rules: CallRules = CallRules()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, rows: Rows, first_row: int | None = None) -> Columns:
+        """The columns of the result: of as many rows as the function made of these."""
+        self._check_columns(rows)
+        return self._batch(rows, first_row) if self.rules.batched else self._rows(rows, first_row)
+
+    def kept(self, rows: Rows) -> list[str]:
+        """The input columns that the result has, unless the function puts others in their place."""
+        removed = self.rules.remove_columns
+        return [] if removed == ALL else [name for name in column_names(rows) if name not in removed]
+
+    def _check_columns(self, rows: Rows) -> None:
+        known = column_names(rows)
+        removed = () if isinstance(self.rules.remove_columns, str) else self.rules.remove_columns
+        for option, names in (("remove_columns", removed), ("input_columns", self.rules.input_columns or ())):
+            for name in names:
+                if name not in known:
+                    hint = did_you_mean(name, known)
+                    raise ResultError(f'{option}: there is no column "{name}"; there are {", ".join(known)}.{hint}')
+
+    # ---- a batch at a time ----
+
+    def _batch(self, rows: Rows, first_row: int | None) -> Columns:
+        count = row_count(rows)
+        indices = None if first_row is None else list(range(first_row, first_row + count))
+        returned = self._call(_given(rows, self.rules.format), indices, rows)
+        kept = {name: _column(rows, name) for name in self.kept(rows)}
+        if returned is None:
+            return kept
+        made = _as_columns(returned)
+        length = _common_length(made)
+        left = [name for name in kept if name not in made]
+        if made and left and length != count:
+            raise ResultError(
+                f"{length:,} rows were returned for {count:,}, and columns of the input stay: {', '.join(left)}. "
+                f'Leave those out with remove_columns={left!r} or remove_columns="all", or return values for them too.'
+            )
+        return kept | made
+
+    def _call(self, given: Any, indices: Any, rows: Rows) -> Any:
+        names = self.rules.input_columns
+        arguments = [given] if names is None else [given[name] for name in names]
+        if self.rules.with_indices:
+            arguments.append(indices)
+        try:
+            return self.function(*arguments, **self.kwargs)
+        except Exception as error:
+            raise FunctionError(_user_lines(error, column_names(rows))) from error
+
+    # ---- a row at a time ----
+
+    def _rows(self, rows: Rows, first_row: int | None) -> Columns:
+        results: list[Mapping[str, Any] | None] = []
+        origins: list[int] = []
+        for number, given in enumerate(_given_rows(rows, self.rules.format)):
+            index = None if first_row is None else first_row + number
+            for result in _as_rows(self._call(given, index, rows)):
+                results.append(result)
+                origins.append(number)
+        names = list(dict.fromkeys(name for result in results if result is not None for name in result))
+        made = {name: _gather(name, results, origins, rows) for name in names}
+        kept = {name: _at(rows, name, origins) for name in self.kept(rows) if name not in made}
+        order = [*(name for name in self.kept(rows)), *(name for name in made if name not in self.kept(rows))]
+        return {name: made[name] if name in made else kept[name] for name in order}
+
+
+# ---- what the function is given ----
+
+
+def _given(rows: Rows, format: str) -> Any:
+    if isinstance(rows, dict):
+        if format == "python":
+            return dict(rows)
+        rows = _as_arrow(rows, format)
+    return columns_as(rows, format)
+
+
+def _as_arrow(rows: dict[str, list[Any]], format: str) -> pa.RecordBatch:
+    try:
+        return pa.RecordBatch.from_pydict(rows)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ResultError(
+            f'the input has values that Arrow can\'t hold in one column ({error}), so that format="{format}" '
+            'is not possible. Use format="python", or read other columns with columns=[...].'
+        ) from None
+
+
+def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
+    if format == "arrow":
+        table = _given(rows, format)
+        yield from (table.slice(number, 1) for number in range(table.num_rows))
+    elif format == "python" and not isinstance(rows, dict):
+        yield from rows.to_pylist()
+    else:
+        columns = _given(rows, format)
+        names = list(columns)
+        for values in zip(*columns.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def _column(rows: Rows, name: str) -> Any:
+    return rows[name] if isinstance(rows, dict) else rows.column(name)
+
+
+def _at(rows: Rows, name: str, origins: list[int]) -> Any:
+    column = _column(rows, name)
+    if origins == list(range(row_count(rows))):
+        return column
+    return (
+        [column[number] for number in origins] if isinstance(column, list) else column.take(pa.array(origins, "int64"))
+    )
+
+
+# ---- what it returned ----
+
+
+def _as_columns(returned: Any) -> Columns:
+    """A dict of columns from whatever has columns: a dict, HF's BatchEncoding, Arrow, pandas, polars."""
+    if isinstance(returned, Mapping):
+        return {str(name): values for name, values in returned.items()}
+    table = _as_table(returned)
+    if table is None:
+        raise ResultError(
+            f"a {type(returned).__name__} was returned. In batched mode return a dict of columns, such as "
+            '{"length": [3, 5]}, an Arrow table, or None to leave the rows as they are'
+            f"{_row_hint(returned)}."
+        )
+    return {name: table.column(name) for name in table.schema.names}
+
+
+def _row_hint(returned: Any) -> str:
+    is_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
+    return "; batched=False takes dicts and lists of dicts" if is_rows else ""
+
+
+def _as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
+    if isinstance(returned, pa.Table | pa.RecordBatch):
+        return returned
+    home = type(returned).__module__.partition(".")[0]
+    if home == "pandas" and hasattr(returned, "columns"):
+        return pa.Table.from_pandas(returned, preserve_index=False)
+    return returned.to_arrow() if home == "polars" and hasattr(returned, "to_arrow") else None
+
+
+def _common_length(columns: Columns) -> int:
+    lengths = {}
+    for name, values in columns.items():
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            raise ResultError(
+                f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a row. '
+                "With batched=False the function takes and returns one row."
+            )
+        lengths[name] = len(values)
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        raise ResultError(f"the columns that were returned are not of one length: {told}.")
+    return next(iter(lengths.values()), 0)
+
+
+def _as_rows(returned: Any) -> Sequence[Mapping[str, Any] | None]:
+    if returned is None or isinstance(returned, Mapping):
+        return [returned]
+    if isinstance(returned, list | tuple) and all(isinstance(one, Mapping) for one in returned):
+        return returned
+    table = _as_table(returned)
+    if table is not None:
+        rows: list[Mapping[str, Any] | None] = table.to_pylist()
+        return rows
+    flag = " To drop a row return [], to keep it None." if isinstance(returned, bool) else ""
+    raise ResultError(
+        f"a {type(returned).__name__} was returned. With batched=False return a dict (one row), a list of dicts "
+        f"(any number of rows), or None to leave the row as it is.{flag}"
+    )
+
+
+def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[int], rows: Rows) -> list[Any]:
+    """A column of the rows that were returned; what one of them leaves out is what the input has."""
+    known = column_names(rows)
+    found = []
+    for result, number in zip(results, origins, strict=True):
+        if result is not None and name in result:
+            found.append(result[name])
+        elif name in known:
+            value = _column(rows, name)[number]
+            found.append(value.as_py() if isinstance(value, pa.Scalar) else value)
+        else:
+            what = "None was returned" if result is None else f"{', '.join(map(str, result)) or 'nothing'} was returned"
+            raise ResultError(
+                f'column "{name}": returned for some rows and not for others ({what} for row {number} of the batch). '
+                "Return the same columns for every row; None where there is no value."
+            )
+    return found
+
+
+# ---- what it raised ----
+
+
+def _user_lines(error: Exception, columns: list[str]) -> str:
+    """The traceback from the user's function on, and the exception; for a wrong column, those there are."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    lines = []
+    for frame in frames[-_FRAMES:]:
+        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+        source = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        lines += [f"    {source}"] if source else []
+    lines.append("".join(traceback.format_exception_only(error)).rstrip())
+    if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
+        lines.append(f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}")
+    return "\n".join(lines)
+
+
+def row_by_row(call: Caller, rows: Rows, first_row: int | None) -> Iterator[tuple[int, Rows, Columns | FunctionError]]:
+    """The same, each row by itself: (its number, the row, its result or the exception that the function raised)."""
+    for number in range(row_count(rows)):
+        row = take(rows, number, number + 1)
+        try:
+            yield number, row, call(row, None if first_row is None else first_row + number)
+        except FunctionError as error:
+            yield number, row, error

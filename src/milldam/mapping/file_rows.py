@@ -1,0 +1,241 @@
+"""Files -> a plan of units: what `milldam.map` reads from paths, folders, globs, addresses, names on the Hub and tables
+of ours.
+
+Files are listed anew at each call, so that no list of a million is held (but for a split, which is a list of paths).
+Standard input is copied to the spool first, since workers could not read it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import ConfigError, InputError
+from milldam.files import NewFile, hash_bytes
+from milldam.input_files import COMPRESSIONS, InputState, version_of
+from milldam.mapping.cutting import Piece, gather, gather_evenly
+from milldam.mapping.pieces import Hashes, pieces_of
+from milldam.mapping.plan import Report, SourceOptions
+from milldam.mapping.reading import TEXT_COLUMNS, FileReader, csv_columns, json_columns
+from milldam.mapping.table_rows import require_columns
+from milldam.mapping.units import RowUnit
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.listing import InputFile, list_inputs
+from milldam.sources.opening import STDIN, open_bytes
+from milldam.sources.splits import RowSlice
+from milldam.sources.tables import open_schema
+from milldam.sources.units import whole
+from milldam.table.manifest import NAME as TABLE_MANIFEST
+from milldam.table.manifest import TableManifest
+
+_HASHES, _STDIN = "pieces.jsonl", "standard-input"
+_FINE = 16
+"""For a number of shards, pieces are so many times finer than shards."""
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What to list: paths with the format that they are said to have, and which of all rows to take."""
+
+    listed: tuple[tuple[tuple[str, ...], str | None] | Path, ...]
+    """Paths to list, and the format that they are said to have; or the folder of a table of ours."""
+    rows: RowSlice | None = None
+
+    @property
+    def has_stdin(self) -> bool:
+        return any(STDIN in given[0] for given in self.listed if not isinstance(given, Path))
+
+    def files(self) -> Iterator[InputFile]:
+        for given in self.listed:
+            yield from _shards(given) if isinstance(given, Path) else list_inputs(*given)
+
+
+def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
+    """Look up the names of data sets and tables."""
+    listed: list[tuple[tuple[str, ...], str | None] | Path] = []
+    rows = None
+    for path in paths:
+        if _is_table(Path(path)):
+            if options.split is not None or options.subset is not None:
+                raise ConfigError(f"{path}: a table has neither splits nor subsets. Leave them out.")
+            listed.append(Path(path))
+            continue
+        found = resolve_data_set(path, options.split, options.subset, input_format=options.input_format)
+        listed.append((found.inputs, found.input_format))
+        rows = found.rows
+    if rows is not None and len(listed) > 1:
+        raise ConfigError(f'split "{options.split}": a slice is of one data set; {len(listed)} are given. Give one.')
+    return Inputs(tuple(listed), rows)
+
+
+def _is_table(folder: Path) -> bool:
+    if (folder / TABLE_MANIFEST).is_file():
+        return True
+    if (folder / "run" / "lock").exists() and next(folder.glob("rows-*.arrow"), None) is not None:
+        raise InputError(f"{folder}: an unfinished table. Run the milldam.map that makes it again, to its end.")
+    return False
+
+
+def _shards(folder: Path) -> Iterator[InputFile]:
+    for shard in TableManifest.read(folder).shards:
+        # The version is the content: a shard that was made again as it was is the same input.
+        yield InputFile(str(folder / shard.name), "arrow", None, shard.bytes, shard.xxh3)
+
+
+class FilePlan:
+    """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
+
+    def __init__(self, paths: Sequence[str], options: SourceOptions, spool: Path) -> None:
+        self._inputs, self._options, self._spool = find_inputs(paths, options), options, spool
+        self.needs_spooling = self._inputs.has_stdin
+        self.unidentified = "standard input can't be read again" if self.needs_spooling else None
+        self.has_indices = options.numbered
+        self._hashes = Hashes(spool / _HASHES)
+        self.columns = self._columns()
+        self._counted: list[int] = []
+
+    # ---- what it reads ----
+
+    def files(self) -> Iterator[InputFile]:
+        for file in self._inputs.files():
+            yield self._spooled(file) if file.path == STDIN else file
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        state = InputState()
+        for file in self.files():
+            state.add(file.path, file.size, file.version)
+        return state.as_json()
+
+    def _columns(self) -> list[str] | None:
+        """The columns of the first file. Raises InputError when one that is wanted is not there."""
+        file = next(self._inputs.files(), None)
+        wanted = self._options.columns
+        there = _columns_of(file, self._spool) if file is not None else []
+        if file is not None and (there or file.format != "jsonl"):
+            require_columns(wanted, there, file.path)
+        return list(wanted) if wanted is not None else there or None
+
+    @property
+    def reader(self) -> FileReader:
+        self._spool.mkdir(parents=True, exist_ok=True)  # tables are unpacked into it
+        names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
+        return FileReader(self._options.rules, self._options.columns, str(self._spool), names)
+
+    # ---- standard input ----
+
+    def _stdin_path(self) -> Path:
+        """Where standard input lies once it is copied."""
+        file = next(file for file in self._inputs.files() if file.path == STDIN)
+        ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
+        return self._spool / f"{_STDIN}.{file.format}{ending}"
+
+    def _spooled(self, file: InputFile) -> InputFile:
+        path = self._stdin_path()
+        if not path.exists():
+            return file
+        status = path.stat()
+        return replace(file, path=str(path), size=status.st_size, version=version_of(status))
+
+    def spool(self, report: Report | None = None) -> None:
+        """Copy standard input, if it is one of the inputs. Holds a block."""
+        if not self.needs_spooling:
+            return
+        self._spool.mkdir(parents=True, exist_ok=True)
+        with NewFile(self._stdin_path()) as new:
+            source = open_bytes(STDIN)
+            while block := source.read(_BLOCK):
+                new.write(block)
+                if report is not None:
+                    report(0, new.size)
+            new.commit()
+
+    # ---- units ----
+
+    def units(self) -> Iterator[RowUnit]:
+        units = (self._unit(index, group) for index, group in enumerate(self._groups()))
+        if self._inputs.rows is None and not self._options.numbered:
+            return units
+        return self._chosen(units)
+
+    def _groups(self) -> Iterator[list[Piece]]:
+        options = self._options
+        if options.shards is None:
+            return gather(self._pieces(options.shard_size, self._hashes), options.shard_size)
+        stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
+        sizes = [piece.slice.size for piece in self._pieces(stride, None)]
+        pieces = self._pieces(stride, None)
+        return gather_evenly(pieces, options.shards, count=len(sizes), total=sum(sizes))
+
+    def _pieces(self, shard_size: int, hashes: Hashes | None) -> Iterator[Piece]:
+        for file in self.files():
+            yield from pieces_of(file, shard_size, self._options.rules, hashes)
+
+    def _unit(self, index: int, group: list[Piece]) -> RowUnit:
+        options = self._options
+        # What the rows depend on besides the bytes.
+        formats = list(dict.fromkeys(piece.slice.format for piece in group))
+        how = [formats, options.columns, options.documents, options.separator, options.invalid_utf8]
+        key = _hash([how, [piece.identity for piece in group]])
+        size = sum(piece.slice.size for piece in group)
+        return RowUnit(index, key, size, {"slices": [list(astuple(piece.slice)) for piece in group]})
+
+    # ---- a slice of all rows, and their numbers ----
+
+    def _chosen(self, units: Iterator[RowUnit]) -> Iterator[RowUnit]:
+        """The units that hold the wanted rows, with their numbers. Rows are counted as far as needed, and only once."""
+        first, last = self._bounds()
+        position = index = 0
+        for number, unit in enumerate(units):
+            if position >= last:
+                return
+            known = not self._options.numbered and position >= first and last == math.inf
+            count = self._count(number, unit) if not known else 0
+            start, stop = max(0, first - position), min(count, last - position)
+            if known or start < stop:
+                part = None if known or (start, stop) == (0, count) else (int(start), int(stop))
+                yield self._cut(unit, index, part, int(position + start - first))
+                index += 1
+            position += count
+
+    def _bounds(self) -> tuple[int, float]:
+        rows = self._inputs.rows
+        if rows is None:
+            return 0, math.inf
+        if not rows.needs_total:
+            return rows.start or 0, math.inf if rows.stop is None else rows.stop
+        units = (self._unit(index, group) for index, group in enumerate(self._groups()))
+        return rows.bounds(sum(self._count(number, unit) for number, unit in enumerate(units)))
+
+    def _count(self, number: int, unit: RowUnit) -> int:
+        if number == len(self._counted):
+            self._counted.append(self.reader.count(unit))
+        return self._counted[number]
+
+    def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:
+        place = unit.place if part is None else unit.place | {"rows": list(part)}
+        numbered = first_row if self._options.numbered else None
+        key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
+        return RowUnit(index, key, unit.size, place, numbered)
+
+
+def _hash(value: Any) -> str:
+    return hash_bytes(json.dumps(value).encode())
+
+
+def _columns_of(file: InputFile, spool: Path) -> list[str]:
+    if file.format == "txt":
+        return list(TEXT_COLUMNS)
+    if file.format == "jsonl":
+        return json_columns(file.path, file.compression)
+    if file.format in ("csv", "tsv"):
+        return csv_columns(file.path, file.compression, file.format)
+    if file.compression is not None:
+        spool.mkdir(parents=True, exist_ok=True)
+    return list(open_schema(whole(file), str(spool)).names)

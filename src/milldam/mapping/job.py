@@ -1,0 +1,426 @@
+"""The job of `milldam.map`: rows of any source through any function, to a table. The same call goes on after a stop.
+
+prepare   what the function depends on, what the source is, its units: nothing is read that need not be
+read      sources that can be read only once: their rows, to parts in the run folder
+probe     the first batches through the function: columns, and the memory of a worker
+map       units to shards, in worker processes; a unit with a record is never made again
+finish    rejects gathered, the manifest written last
+
+Memory: this process plans and keeps count; a worker holds one batch, in and out of the function. How many workers
+there are follows from the budget and the probe; what they make from function, settings and input alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.files import hash_bytes, write_json
+from milldam.function_identity import identify
+from milldam.job.rejects import gather_rejects
+from milldam.mapping.calling import CallRules
+from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.map_run import SCHEMA, SPOOL, MapRun, rejects_of
+from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.probing import Probed, ProbeTask
+from milldam.mapping.settings import MapSettings
+from milldam.mapping.sources import plan_source
+from milldam.mapping.turns import Turns
+from milldam.mapping.unit_list import UnitList, unit_key
+from milldam.mapping.working import Assigned, BatchRules, MapTask
+from milldam.memory import Budget, Monitor, format_size, usage
+from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, cores
+from milldam.progress import Observer, Quiet, log
+from milldam.run import UNFINISHED
+from milldam.table.manifest import MadeUnit, TableManifest, TableSchema
+from milldam.workforce import Staff, Stage, Workforce
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSION = 1
+"""Of the way from rows to rows: another one makes other keys."""
+SUMMARY = "summary.json"
+_MARGIN, _ROOM = 1.15, 12 * 10**6
+"""What is added to the probe's peak: batches differ, and a shard waits to be written."""
+_CHANGES_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class MapSummary:
+    """What a finished run tells."""
+
+    out: Path
+    up_to_date: bool
+    rows: int
+    read: int
+    """Rows that the function was given."""
+    units: int
+    cached: int
+    """Units that were not made again."""
+    changed: list[str]
+    """What made others stale."""
+    rejected: dict[str, int]
+    """Reason -> records that were set aside."""
+    columns: dict[str, str]
+    bytes: int
+    seconds: float = 0.0
+    wall: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Work by kind, summed over workers."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+
+    @property
+    def reuse(self) -> str:
+        """
+        >>> MapSummary(Path("t"), False, 1, 1, 16, 4, [], {}, {}, 1).reuse
+        'cached: 4 of 16 units'
+        """
+        return f"cached: {self.cached} of {self.units} units"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"out": str(self.out)}
+
+
+def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
+    """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
+    with MapRun(Path(settings.out)) as run:
+        return _Job(settings, run, observer or Quiet(), held_bytes).run()
+
+
+class _Job:
+    def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
+        self._settings, self._run, self._observer = settings, run, observer
+        self._budget = Budget.of(settings.memory, held_bytes)
+
+    def run(self) -> MapSummary:
+        run = self._run
+        with (
+            Monitor(run.folder / "memory.csv", stage="prepare") as self._monitor,
+            contextlib.closing(Workforce(run, self._observer, self._monitor, self._budget)) as self._workforce,
+        ):
+            self._prepare()
+            table = self._up_to_date()
+            if table is not None:
+                run.clear_up(table)
+                return _told_by(table, run.out)
+            self._begin()
+            self._units = self._list_units()
+            schema, probed = self._find_schema()
+            made = self._make(schema, probed)
+            self._workforce.close()
+            self._workforce.enter("finish")
+            return self._finish(schema, probed, made)
+
+    # ---- prepare ----
+
+    def _prepare(self) -> None:
+        settings = self._settings
+        self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+        self._source = self._plan_source()
+        if settings.with_indices and not self._source.has_indices:
+            raise ConfigError("map: with_indices: the rows of this source have no numbers. Leave it out.")
+        self._given = self._given_schema()
+        self._reusable = self._is_known()
+        self._recipe = hash_bytes(json.dumps([VERSION, self._function.hash, settings.parameters]).encode())
+        self._changed: list[str] = []
+
+    def _plan_source(self) -> SourcePlan:
+        settings = self._settings
+        options = SourceOptions(
+            columns=settings.columns,
+            **settings.cuts,
+            split=settings.split,
+            subset=settings.subset,
+            input_format=settings.input_format,
+            documents=settings.documents,
+            separator=settings.separator,
+            invalid_utf8=settings.invalid_utf8,
+            strict=settings.strict,
+            source_key=settings.source_key,
+            numbered=settings.with_indices,
+        )
+        return plan_source(settings.source, options, self._run.folder / SPOOL)
+
+    def _given_schema(self) -> TableSchema | None:
+        if self._settings.schema is None:
+            return None
+        from milldam.mapping.schema import given_schema
+
+        schema: pa.Schema = given_schema(self._settings.schema)
+        return TableSchema.of(schema)
+
+    def _is_known(self) -> bool:
+        """Whether equal keys mean equal rows. Says what stands against it, and how to name it."""
+        unhashable, unidentified = self._function.unhashable, self._source.unidentified
+        if unhashable:
+            self._observer.warn(
+                f"What {self._function.name} depends on can't be hashed: {'; '.join(unhashable)}. Nothing is reused "
+                'from an earlier run. Name it yourself with key="...", another one whenever it changes.'
+            )
+        if unidentified is not None:
+            self._observer.warn(
+                f"The source can't be identified: {unidentified}. Nothing is reused from an earlier run. "
+                'Name what it yields with source_key="...", another one whenever it changes.'
+            )
+        return not unhashable and unidentified is None
+
+    def _describe(self) -> dict[str, Any]:
+        """What this run is made from, for the manifest and for naming changes."""
+        schema = None if self._given is None else self._given.columns
+        settings = {**self._settings.parameters, **self._settings.cuts, "schema": schema}
+        return {"function": self._function.as_json(), "settings": settings, "input": self._source.identity}
+
+    def _up_to_date(self) -> TableManifest | None:
+        """The table, if it is what this call would make. What is spooled is known by its source."""
+        if self._settings.overwrite or not self._reusable:
+            return None
+        table = self._run.table()
+        description = self._describe()
+        if table is None or {name: getattr(table, name) for name in description} != description:
+            return None
+        if self._given is not None and self._given.ipc != table.schema.ipc:
+            return None
+        if not self._source.needs_spooling and list(self._keys(table.schema)) != [unit.key for unit in table.units]:
+            return None
+        return table if all(self._run.holds(unit) for unit in table.units) else None
+
+    def _keys(self, schema: TableSchema) -> Iterator[str]:
+        for unit in self._source.units():
+            numbered = unit.key if unit.first_row is None else f"{unit.key} {unit.first_row}"
+            yield unit_key(self._recipe, schema.hash, numbered)
+
+    # ---- begin ----
+
+    def _begin(self) -> None:
+        """Say what changed, put the old table aside, write down what this run is."""
+        run, description = self._run, self._describe()
+        run.write_inputs((0, file) for file in self._source.files())
+        self._changed = run.changes(description)
+        if not self._reusable or (self._settings.overwrite and not self._goes_on(description)):
+            run.forget()
+        if run.state() != UNFINISHED:
+            self._monitor.restart()
+        self._made = run.made()
+        run.begin(description | {"overwrite": self._settings.overwrite}, self._made.values())
+
+    def _goes_on(self, description: dict[str, Any]) -> bool:
+        """Whether what is unfinished here is this very run, begun with overwrite and interrupted."""
+        before = self._run.described() if self._run.state() == UNFINISHED else None
+        return before is not None and before.get("overwrite") is True and not self._changed
+
+    def _list_units(self) -> UnitList:
+        if self._source.needs_spooling:
+            self._workforce.enter("read")
+            self._source.spool(None)
+        units = UnitList.written(self._run.folder / "units.jsonl", self._source.units())
+        if not len(units):
+            raise InputError("No rows in the input: nothing to do.")
+        return units
+
+    # ---- probe ----
+
+    def _find_schema(self) -> tuple[TableSchema, Probed]:
+        """The columns, and what is known of a worker's memory: as found before, if that is what would be found now."""
+        probed = self._probed_before() or self._probe()
+        if probed.schema is None:
+            raise InputError(self._nothing_left())
+        return probed.schema, probed
+
+    def _probed_before(self) -> Probed | None:
+        path = self._run.folder / SCHEMA
+        known = json.loads(path.read_bytes()) if path.exists() else None
+        if known is None or known["made_from"] != self._probe_identity(known["units"]):
+            return None
+        memory = {name: known[name] for name in ("idle_bytes", "peak_bytes", "batch_bytes", "apart")}
+        return Probed(TableSchema(**known["schema"]), known["units"], **memory)
+
+    def _probe_identity(self, units: int) -> list[Any]:
+        return [self._recipe, None if self._given is None else self._given.ipc, self._units.keys[:units]]
+
+    def _probe(self) -> Probed:
+        run, found = self._run, list[Probed]()
+        apart = self._units.bytes > SMALL_INPUT and self._can_travel()
+        task = ProbeTask(run.folder / "units.jsonl", self._carried(), self._rules(), self._given, os.getpid())
+        stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
+        self._workforce.work(stage, Staff(1, 1, apart=apart), found.append)
+        probed = found[0]
+        if probed.schema is not None and self._reusable:
+            known = asdict(probed) | {"made_from": self._probe_identity(probed.units)}
+            write_json(run.folder / SCHEMA, known)
+        return probed
+
+    def _carried(self) -> Carried:
+        settings = self._settings
+        return Carried(Load(settings.function, settings.fn_kwargs, self._source.reader), settings.function_spec)
+
+    def _can_travel(self) -> bool:
+        """Whether the function reaches other processes; without that one worker, this process, does it all."""
+        try:
+            self._carried().pack()
+        except ConfigError as error:
+            if (self._settings.workers or 1) > 1:
+                raise
+            self._observer.warn(f"One worker, in this process. {error}")
+            return False
+        return True
+
+    def _rules(self) -> BatchRules:
+        settings = self._settings
+        call = CallRules(
+            settings.batched, settings.format, settings.with_indices, settings.input_columns, settings.remove_columns
+        )
+        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error)
+
+    # ---- map ----
+
+    def _make(self, schema: TableSchema, probed: Probed) -> list[MadeUnit]:
+        """Every unit made, in plan order."""
+        run, units, made = self._run, self._units, self._made
+        keys = [unit_key(self._recipe, schema.hash, key) for key in units.keys]
+        # Equal units, of an input that is named twice, are made once.
+        todo = list({key: number for number, key in reversed(list(enumerate(keys))) if key not in made}.values())[::-1]
+        self._cached = sum(key in made for key in keys)
+        self._plan = self._plan_work(probed, todo)
+        self._observer.planned(self._plan)
+        log.info("%s: cached: %d of %d units%s", run.out, self._cached, len(units), self._because())
+
+        def keep(one: MadeUnit) -> None:
+            run.add(one)
+            made[one.key] = one
+
+        first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
+        turns = Turns(run.folder, self._budget.limit_bytes, first, os.getpid())
+        task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns)
+        stage = Stage(
+            "map",
+            task,
+            iter(todo),
+            lambda number: Assigned(units[number], keys[number]),
+            total=len(units),
+            done=self._cached,
+            input_bytes=sum(units.size(number) for number in todo),
+        )
+        if todo:
+            self._workforce.work(stage, self._staff(probed), keep)
+        return [made[key] for key in keys]
+
+    def _plan_work(self, probed: Probed, todo: list[int]) -> WorkPlan:
+        units, wanted = self._units, self._settings.workers or cores()
+        small = self._settings.workers is None and sum(units.size(number) for number in todo) < SMALL_INPUT
+        useful = 1 if small else max(1, min(wanted, len(todo)))
+        if useful > 1 and not self._can_travel():
+            useful = 1
+        parent = usage().anonymous
+        workers = self._fit_workers(parent, probed, useful)
+        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        return WorkPlan(
+            budget=self._budget,
+            units=len(units),
+            done=self._cached,
+            input_bytes=units.bytes,
+            shard_size=units.bytes // max(1, len(units)),
+            workers=workers,
+            threads=max(1, wanted // workers),
+            share_bytes=left // workers,
+            engine="python",
+            engine_note=f"{self._function.name}; cached: {self._cached} of {len(units)} units{self._because()}",
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+            stages=("probe", "map"),
+        )
+
+    def _because(self) -> str:
+        if not self._changed:
+            return ""
+        shown = "; ".join(self._changed[:_CHANGES_SHOWN])
+        more = len(self._changed) - _CHANGES_SHOWN
+        return f"; changed: {shown}" + (f"; and {more} more" if more > 0 else "")
+
+    def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
+        """How many workers the budget holds; one works in this process."""
+        work = max(WORK_BYTES, 4 * self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM)
+        limit = self._budget.limit_bytes
+        if limit < parent + work:
+            smallest = (parent + work) * 103 // 100 // 10**6 + 1
+            raise ResourceError(
+                f"A budget of {format_size(limit)} is too small: {self._function.name} takes about "
+                f"{format_size(work)} on a batch, beside {format_size(parent)} that this process has. "
+                f"It takes at least --memory {smallest}MB, or a smaller batch_bytes "
+                f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
+            )
+        idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
+        return max(1, min(useful, (limit - parent) // (idle + work)))
+
+    def _staff(self, probed: Probed) -> Staff:
+        """A worker that holds so much after a unit that the next batch would not fit is replaced by a fresh one."""
+        most = self._plan.share_bytes - _work_bytes(probed) if probed.apart else None
+        return Staff(self._plan.workers, self._plan.threads, worker_bytes=most)
+
+    # ---- finish ----
+
+    def _finish(self, schema: TableSchema, probed: Probed, made: list[MadeUnit]) -> MapSummary:
+        run, description = self._run, self._describe()
+        if not self._source.needs_spooling and self._plan_source().identity != description["input"]:
+            raise InputError(
+                "The input changed while it was read. Run the same call again: what did not change is reused."
+            )
+        table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
+        gather_rejects(run, rejects_of(run.folder, made))
+        if not table.rows:
+            raise InputError(self._nothing_left(table))
+        summary = self._summary(table)
+        write_json(run.folder / SUMMARY, summary.as_json())
+        table.write(run.out)
+        run.clear_up(table)
+        if self._source.needs_spooling:
+            shutil.rmtree(run.folder / SPOOL, ignore_errors=True)
+        run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
+        return summary
+
+    def _nothing_left(self, table: TableManifest | None = None) -> str:
+        rejected = {} if table is None else table.counts["rejected"]
+        reasons = "".join(f"; {reason} {count:,}" for reason, count in rejected.items())
+        where = f"\nThe rejected records are in {self._run.out / 'rejects.jsonl'}." if rejected else ""
+        return f"No rows came out of {self._function.name}{reasons}: there is no table to make.{where}"
+
+    def _summary(self, table: TableManifest) -> MapSummary:
+        counts = table.counts
+        return MapSummary(
+            self._run.out,
+            False,
+            table.rows,
+            counts["read"],
+            len(table.units),
+            self._cached,
+            self._changed,
+            counts["rejected"],
+            table.schema.columns,
+            table.bytes,
+            seconds=self._workforce.elapsed,
+            wall=self._workforce.wall,
+            stages=dict(self._workforce.seconds),
+            memory=self._monitor.summary() | {"budget": self._budget.limit_bytes},
+            workers=self._plan.workers,
+        )
+
+
+def _work_bytes(probed: Probed) -> int:
+    """What the first batches took beside what stays."""
+    return max(0, probed.peak_bytes - probed.idle_bytes)
+
+
+def _told_by(table: TableManifest, out: Path) -> MapSummary:
+    counts, units = table.counts, len(table.units)
+    log.info("%s is up to date; cached: %d of %d units", out, units, units)
+    return MapSummary(
+        out, True, table.rows, counts["read"], units, units, [], counts["rejected"], table.schema.columns, table.bytes
+    )

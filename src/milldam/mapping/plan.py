@@ -1,0 +1,85 @@
+"""The contract between a source of rows and who maps them: options, the plan of units, the reader of a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from milldam.mapping.rows import Rows
+from milldam.mapping.units import RowUnit
+from milldam.sources.batch import OnReject, TextRules
+from milldam.sources.listing import InputFile
+
+SHARD_SIZE = 64 * 10**6
+
+Report = Callable[[int, int], None]
+"""(rows, bytes) spooled so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How a source is read and cut."""
+
+    columns: tuple[str, ...] | None = None
+    """Read only these; None: all."""
+    shard_size: int = SHARD_SIZE
+    """Bytes of input a unit has, about."""
+    shards: int | None = None
+    """So many units of even size instead."""
+    split: str | None = None
+    subset: str | None = None
+    input_format: str | None = None
+    documents: str = "file"
+    separator: str | None = None
+    invalid_utf8: str = "reject"
+    strict: bool = False
+    source_key: str | None = None
+    """Names what a source yields that can't be identified by itself."""
+    numbered: bool = False
+    """Units say the number of their first row. Files of lines are read once more for that."""
+
+    @property
+    def rules(self) -> TextRules:
+        return TextRules(
+            documents=self.documents, separator=self.separator, invalid_utf8=self.invalid_utf8, strict=self.strict
+        )
+
+
+class RowReader(Protocol):
+    """Reads units in any process; it pickles, by path where that can be."""
+
+    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
+        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time."""
+        ...
+
+
+class SourcePlan(Protocol):
+    unidentified: str | None
+    """Why the source can't be identified: what was made of it is not reused. None: it is identified."""
+    columns: list[str] | None
+    """The columns that a batch has; None: not known beforehand."""
+    has_indices: bool
+    """Whether units say the number of their first row."""
+    needs_spooling: bool
+    """Whether `spool` must be called before `units` and `reader` are used."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """{"files", "bytes", "fingerprint"}: equal ones mean equal rows. Lists the files at the first call."""
+        ...
+
+    @property
+    def reader(self) -> RowReader: ...
+
+    def units(self) -> Iterator[RowUnit]:
+        """In order, made from the input and the options alone; streamed, and the same at each call."""
+        ...
+
+    def files(self) -> Iterator[InputFile]:
+        """What is read, with versions, so that a change can be named."""
+        ...
+
+    def spool(self, report: Report | None = None) -> None:
+        """Write the rows to the spool, durably; nothing is done when they are there already."""
+        ...

@@ -1,0 +1,143 @@
+"""The first batches through the function, before the work begins: which columns it makes, and how much memory it takes.
+
+Reads units in order until every column has a type, and four at most once there are rows. What is found depends on the
+input and the settings alone. In a process of its own (for inputs that are worth it) its peak is that of a worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from milldam.executors import PART, Report, Work
+from milldam.mapping.batching import batches
+from milldam.mapping.calling import Caller, FunctionError, ResultError
+from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.rows import Rows, byte_size, column_names, row_count
+from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined
+from milldam.mapping.turns import PeakMeter
+from milldam.mapping.unit_list import read_units
+from milldam.mapping.units import RowUnit
+from milldam.mapping.working import BatchRules, call_batch, explained
+from milldam.memory import release, usage
+from milldam.sources.batch import Reject
+from milldam.table.manifest import TableSchema
+
+MOST_UNITS = 4
+"""Units that are looked at for a type of the last columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the first batches showed."""
+
+    schema: TableSchema | None
+    """None: no rows came out of any unit."""
+    units: int
+    """How many units it took."""
+    idle_bytes: int
+    """Memory of the process afterwards: what a worker holds between two units."""
+    peak_bytes: int
+    batch_bytes: int
+    """Of the largest batch."""
+    apart: bool
+    """It ran in a process of its own, as a worker does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    units: Path
+    """The list of units."""
+    carried: Carried
+    rules: BatchRules
+    schema: TableSchema | None
+    """Given by the user: then one batch is enough."""
+    parent: int
+    """The process that plans."""
+
+    def start(self) -> Work:
+        load = self.carried.open()
+
+        def work(assigned: int, report: Report) -> None:
+            release()
+            with PeakMeter() as meter:
+                probe = _Probe(self, load)
+                schema, units = probe.run()
+            release()
+            apart = os.getpid() != self.parent
+            report(PART, Probed(schema, units, usage().anonymous, meter.peak, probe.largest_batch, apart))
+
+        return work
+
+
+class _Probe:
+    """The first batches, through the function."""
+
+    def __init__(self, task: ProbeTask, load: Load) -> None:
+        self._task, self._load = task, load
+        self.largest_batch = 0
+        """In bytes."""
+
+    def run(self) -> tuple[TableSchema | None, int]:
+        """The columns, and how many units it took."""
+        task, load = self._task, self._load
+        caller = Caller(load.function, task.rules.call, load.kwargs)
+        given = None if task.schema is None else task.schema.to_arrow()
+        found: pa.Schema | None = given
+        rows_seen = False
+        looked_at = 0
+        for unit in read_units(task.units):
+            looked_at += 1
+            for schema in self._schemas(unit, caller, given):
+                rows_seen = True
+                found = given if given is not None else _agreed(found, schema, caller, unit)
+                if is_settled(found):
+                    return TableSchema.of(found), looked_at
+            if rows_seen and looked_at >= MOST_UNITS:
+                break
+        return (None if found is None else TableSchema.of(found)), looked_at
+
+    def _schemas(self, unit: RowUnit, caller: Caller, given: pa.Schema | None) -> Iterator[pa.Schema]:
+        """The schema of each batch that has rows."""
+        row = 0
+        rules = self._task.rules
+        for rows in batches(self._load.reader.read(unit, _ignore), rules.batch_size, rules.batch_bytes):
+            first = None if unit.first_row is None else unit.first_row + row
+            span = (row, row + row_count(rows))
+            row = span[1]
+            try:
+                self.largest_batch = max(self.largest_batch, byte_size(rows))
+                yield from _schemas_of(call_batch(caller, rows, first, rules.on_error).columns, rows, given)
+            except (FunctionError, ResultError, ColumnError) as error:
+                raise explained(error, caller, unit, span) from error
+            release()
+
+
+def _schemas_of(results: list[dict[str, object]], rows: Rows, given: pa.Schema | None) -> Iterator[pa.Schema]:
+    for columns in results:
+        if given is not None:
+            schema, count = given, fit(columns, given, optional=column_names(rows)).num_rows
+        else:
+            schema, count = infer(columns), _length(columns)
+        if count:
+            yield schema
+
+
+def _length(columns: dict[str, object]) -> int:
+    first = next(iter(columns.values()), ())
+    return len(first)  # type: ignore[arg-type]
+
+
+def _agreed(before: pa.Schema | None, now: pa.Schema, caller: Caller, unit: RowUnit) -> pa.Schema:
+    try:
+        return joined(before, now)
+    except ColumnError as error:
+        raise explained(error, caller, unit, (0, 1)) from error
+
+
+def _ignore(reject: Reject) -> None:
+    """It is set aside, and told, when its unit is worked on."""

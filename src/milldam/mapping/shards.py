@@ -1,0 +1,105 @@
+"""Batches of rows to one file: an Arrow IPC stream, of record batches of about 4 MB, as `datasets` maps it too.
+
+Holds at most one such batch besides what it is given. The bytes follow from the batches alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from milldam.files import NewFile
+from milldam.table.manifest import TableShard
+
+BATCH_BYTES = 4 << 20
+PREFIX, SUFFIX = "rows-", ".arrow"
+
+
+def shard_name(key: str) -> str:
+    """The file of the unit with this key."""
+    return f"{PREFIX}{key[:16]}{SUFFIX}"
+
+
+class _Sink:
+    """What Arrow needs of a file that is written from begin to end."""
+
+    closed = False
+
+    def __init__(self, file: NewFile) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        return view.nbytes
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TableShardWriter:
+    """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row."""
+
+    def __init__(self, folder: Path, key: str, schema: pa.Schema) -> None:
+        self._folder, self._name, self._schema = folder, shard_name(key), schema
+        self._file: NewFile | None = None
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self.rows = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        self.rows += batch.num_rows
+        if batch.nbytes >= BATCH_BYTES:
+            self._flush()
+            self._write(batch)
+            return
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= BATCH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+            self._waiting, self._waiting_bytes = [], 0
+            for batch in table.to_batches():
+                self._write(batch)
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        """In halves while it is too large: a reader of one row need not map more than about 4 MB."""
+        if batch.num_rows > 1 and batch.nbytes > 2 * BATCH_BYTES:
+            middle = batch.num_rows // 2
+            self._write(batch.slice(0, middle))
+            self._write(batch.slice(middle))
+            return
+        if self._writer is None:
+            self._file = NewFile(self._folder / self._name)
+            self._writer = pa.ipc.new_stream(pa.PythonFile(_Sink(self._file), mode="w"), self._schema)
+        self._writer.write_batch(batch)
+
+    def commit(self) -> TableShard | None:
+        """Make it durable under its name; None when there are no rows."""
+        self._flush()
+        if self._file is None:
+            return None
+        self._writer.close()
+        record = self._file.commit()
+        return TableShard(self._name, self.rows, record["bytes"], record["xxh3"])
+
+    def __enter__(self) -> TableShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.__exit__(kind, error, trace)

@@ -1,0 +1,207 @@
+"""Anything that has rows -> a plan: units, and a reader of their rows.
+
+    files        paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
+    data sets    datasets.Dataset: row ranges over its Arrow files                              mapping/data_set_rows.py
+    the rest     IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
+
+Reads no data but what the cuts and the identity take.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from milldam.errors import ConfigError
+from milldam.files import hash_bytes
+from milldam.function_identity import identify
+from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_in_memory, in_memory_rows
+from milldam.mapping.file_rows import FilePlan
+from milldam.mapping.plan import SHARD_SIZE, Report, RowReader, SourceOptions, SourcePlan
+from milldam.mapping.rows import Rows
+from milldam.mapping.spooling import SpooledPlan, Stream
+from milldam.mapping.units import RowUnit
+from milldam.sources.splits import ALL, parse_split
+
+__all__ = [
+    "SHARD_SIZE",
+    "Report",
+    "RowReader",
+    "RowUnit",
+    "Rows",
+    "SourceOptions",
+    "SourcePlan",
+    "plan_source",
+    "spool",
+]
+
+_KINDS = "paths, a datasets.Dataset or IterableDataset, a pa.Table, a list of dicts, or a function that yields dicts"
+_NO_KEY = "Give source_key a name for its content, and change that when the content changes"
+
+
+def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
+    """Look a source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping.
+
+    Raises ConfigError or InputError for what is no source, or can't be read as one.
+    """
+    if options.columns is not None and not options.columns:
+        raise ConfigError("columns is empty. Name at least one, or leave it out to read all.")
+    paths = _paths(source)
+    if paths is not None:
+        return FilePlan(paths, options, spool)
+    if type(source).__module__.split(".")[0] == "datasets":
+        return _plan_data_set(source, options, spool)
+    if options.split is not None or options.subset is not None:
+        raise ConfigError(
+            "split and subset are for files, the Hub and data sets; this source has none. Leave them out."
+        )
+    return SpooledPlan(_stream(source, options), options, spool)
+
+
+def spool(plan: SourcePlan, folder: Path | None = None, report: Report | None = None) -> None:
+    """Write to the spool what must go there before units are read; nothing for most sources."""
+    plan.spool(report)
+
+
+def _paths(source: Any) -> list[str] | None:
+    """What names files; None when the source is something else."""
+    table = sys.modules.get("milldam.table.reader")
+    if table is not None and isinstance(source, table.Table):
+        return [str(source.path)]
+    if isinstance(source, str | os.PathLike):
+        return [os.fspath(source)]
+    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
+        return [os.fspath(one) for one in source]
+    return None
+
+
+# ---- streams ----
+
+
+def _stream(source: Any, options: SourceOptions) -> Stream:
+    if inspect.isgenerator(source):
+        raise ConfigError(
+            "A generator can be gone through only once, so that nothing made of it could be resumed.\n"
+            "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
+        )
+    if isinstance(source, pa.Table | pa.RecordBatch):
+        names = tuple(source.schema.names)
+        return Stream("the table", lambda: [source], options.source_key or _hash_table(source), columns=names)
+    if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
+        return Stream("the list", lambda: source, options.source_key or _hash_rows(source))
+    if callable(source) and not inspect.isclass(source):
+        return _function_stream(source, options)
+    raise ConfigError(f"A {type(source).__name__} is no source of rows. Known are {_KINDS}.")
+
+
+def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:
+    """A generator function is known by its code and what that uses; what it reads from files can't be seen."""
+    found = identify(function)
+    name = f"the generator {found.name}"
+    parts = [options.source_key, None if found.unhashable else found.hash]
+    fingerprint = hash_bytes(repr(parts).encode()) if options.source_key is not None or not found.unhashable else None
+    why = f"{name} can't be identified: {'; '.join(found.unhashable)}. {_NO_KEY}"
+    rows = functools.partial(_call, function, name)
+    return Stream(name, rows, fingerprint, None if fingerprint is not None else why)
+
+
+def _call(function: Callable[[], Any], name: str) -> Iterator[Any]:
+    made = function()
+    if isinstance(made, Mapping | str | bytes) or not hasattr(made, "__iter__"):
+        raise ConfigError(f"{name} returned {type(made).__name__}. Let it yield rows, each a dict.")
+    return iter(made)
+
+
+def _hash_rows(rows: Sequence[dict[str, Any]]) -> str | None:
+    """A hash of the content, a row at a time; None where a value can't be pickled."""
+    digest = xxhash.xxh3_128()
+    try:
+        for row in rows:
+            digest.update(pickle.dumps(row, protocol=5))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
+    return digest.hexdigest()
+
+
+def _hash_table(table: pa.Table | pa.RecordBatch) -> str:
+    """A hash of the content as Arrow writes it; equal tables in other chunks have another one."""
+    digest = xxhash.xxh3_128(table.schema.serialize())
+    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+# ---- data sets ----
+
+
+def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
+    from datasets import Dataset, IterableDataset
+
+    if options.subset is not None:
+        raise ConfigError("subset is for names on the Hub; this data set is loaded already. Leave it out.")
+    source = _choose_split(source, options.split)
+    if isinstance(source, IterableDataset):
+        return SpooledPlan(_iterable_stream(source, options), options, spool)
+    if not isinstance(source, Dataset):
+        raise ConfigError(f"A {type(source).__name__} of datasets is no source of rows. Known are {_KINDS}.")
+    plan = DataSetPlan(source, options, spool)
+    if bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
+        return plan
+    columns = plan.columns or []
+    rows = functools.partial(in_memory_rows, source, columns)
+    fingerprint = hash_bytes(repr([plan.identity["fingerprint"], columns]).encode())
+    return SpooledPlan(Stream("the data set", rows, fingerprint, columns=tuple(columns)), options, spool)
+
+
+def _choose_split(source: Any, split: str | None) -> Any:
+    """A data set of a dict of them, or of the one there is, with the slice that is asked for."""
+    asked = None if split is None else parse_split(split)
+    if isinstance(source, dict):
+        there = ", ".join(f'"{name}"' for name in source)
+        if asked is None and len(source) != 1:
+            raise ConfigError(f"Which split? There are {there}. Set split.")
+        names = list(source) if asked is None or asked.names == (ALL,) else list(asked.names)
+        missing = next((name for name in names if name not in source), None)
+        if missing is not None:
+            raise ConfigError(f'No split "{missing}"; there are {there}. Set split.')
+        chosen = [source[name] for name in names]
+        source = chosen[0] if len(chosen) == 1 else _concatenated(chosen)
+    elif asked is not None and asked.names not in ((ALL,), (str(source.split),)):
+        raise ConfigError(f'split "{split}": the data set is split "{source.split}" alone. Leave split out.')
+    if asked is None or asked.rows is None:
+        return source
+    if not hasattr(source, "__len__"):
+        raise ConfigError(f'split "{split}": a streamed data set has no slices. Use .skip() and .take() on it.')
+    return source.select(range(*asked.rows.bounds(len(source))))
+
+
+def _concatenated(chosen: list[Any]) -> Any:
+    from datasets import concatenate_datasets
+
+    return concatenate_datasets(chosen)
+
+
+def _iterable_stream(source: Any, options: SourceOptions) -> Stream:
+    """A streamed data set carries no fingerprint, and what it streams from may change: only a key names it."""
+    columns = tuple(source.column_names) if source.column_names is not None else None
+    fingerprint = hash_bytes(options.source_key.encode()) if options.source_key is not None else None
+    why = None if fingerprint is not None else f"an IterableDataset has no fingerprint. {_NO_KEY}"
+    rows = functools.partial(_iterable_rows, source)
+    return Stream("the streamed data set", rows, fingerprint, why, columns)
+
+
+def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:
+    """Rows as Python values; pictures and sounds as their bytes."""
+    plain = source.with_format(None)
+    if plain.features is not None and any(hasattr(feature, "decode") for feature in plain.features.values()):
+        plain = plain.decode(False)
+    yield from plain

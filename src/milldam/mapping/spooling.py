@@ -1,0 +1,310 @@
+"""Rows that can be read only once -> Arrow files in the run folder, from which units are read.
+
+    part-00000.arrows   frames of about a megabyte, one after the other; each is an Arrow IPC stream with its own schema
+    parts.jsonl         a line per finished part: where its frames lie, how many rows each has, its hash
+    complete.json       rows, bytes and frames in all, written last; without it the rows are spooled anew
+
+A unit is a run of frames, known by their hashes: so it is the same unit when the same rows are spooled again. Holds one
+frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from milldam.errors import InputError
+from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries, write_json
+from milldam.mapping.cutting import Piece, gather_evenly
+from milldam.mapping.plan import Report, SourceOptions
+from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.mapping.table_rows import require_columns
+from milldam.mapping.units import RowUnit
+from milldam.sources.batch import OnReject
+from milldam.sources.listing import InputFile
+from milldam.sources.units import Slice
+
+FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
+PART_BYTES = 64 << 20
+_PARTS, _COMPLETE = "parts.jsonl", "complete.json"
+_REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+# ---- rows to frames ----
+
+
+def frames_of(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
+    """Dicts, and Arrow tables where they come, as record batches of about a megabyte.
+
+    Where the values of a column fit no common type, the batch ends: each has types of its own.
+    """
+    held: list[dict[str, Any]] = []
+    tables = _Tables()
+    size = number = 0
+    for row in rows:
+        if isinstance(row, pa.RecordBatch | pa.Table):
+            yield from _batches(held, number - len(held), name)
+            held, size, number = [], 0, number + row.num_rows
+            yield from tables.add(row)
+            continue
+        yield from tables.flush()
+        if not isinstance(row, dict):
+            raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts.")
+        held.append(row)
+        number += 1
+        size += sum(map(value_size, row.values()))
+        if size >= FRAME_BYTES or len(held) >= FRAME_ROWS:
+            yield from _batches(held, number - len(held), name)
+            held, size = [], 0
+    yield from _batches(held, number - len(held), name)
+    yield from tables.flush()
+
+
+class _Tables:
+    """Arrow tables cut and put together to the size of a frame, those of one schema."""
+
+    def __init__(self) -> None:
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def add(self, table: pa.RecordBatch | pa.Table) -> Iterator[pa.RecordBatch]:
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+            for part in cut_by_size(batch, FRAME_BYTES):
+                assert isinstance(part, pa.RecordBatch)
+                if self._held and not part.schema.equals(self._held[0].schema):
+                    yield from self.flush()
+                self._held.append(part)
+                self._bytes += byte_size(part)
+                if self._bytes >= FRAME_BYTES or len(self._held) >= FRAME_ROWS:
+                    yield from self.flush()
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        if self._held:
+            yield pa.concat_batches(self._held)
+        self._held, self._bytes = [], 0
+
+
+def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[pa.RecordBatch]:
+    if not records:
+        return
+    try:
+        yield _batch(records)
+        return
+    except _REFUSED as error:
+        problem = str(error)
+    if len(records) > 1:
+        half = len(records) // 2
+        yield from _batches(records[:half], first, name)
+        yield from _batches(records[half:], first + half, name)
+        return
+    try:
+        yield _batch([{key: _listed(value) for key, value in records[0].items()}])
+    except _REFUSED:
+        raise InputError(
+            f"{name}: row {first} can't be stored ({' '.join(problem.split())[:200]}).\n"
+            "Yield text, bytes, numbers, dates, None, arrays, and lists and dicts of them, under names of columns."
+        ) from None
+
+
+def _batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
+    columns = from_records(records)
+    if not all(isinstance(name, str) for name in columns):
+        raise TypeError("the name of a column is no string")
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
+    return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
+
+
+def _listed(value: Any) -> Any:
+    """Arrays and tensors of any shape as lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+# ---- frames to parts ----
+
+
+class _Spooler:
+    def __init__(self, folder: Path, report: Report | None) -> None:
+        self._folder, self._report = folder, report
+        self._part: NewFile | None = None
+        self._frames: list[tuple[int, int, str]] = []
+        self.rows = self.bytes = self.frames = self.parts = 0
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        frame = _frame(batch)
+        digest = xxhash.xxh3_128_hexdigest(frame)
+        if self._part is None:
+            self._part = NewFile(self._folder / f"part-{self.parts:05d}.arrows")
+        self._part.write(frame)
+        self._frames.append((len(frame), batch.num_rows, digest))
+        self._digest.update(digest.encode())
+        self.rows, self.bytes, self.frames = self.rows + batch.num_rows, self.bytes + len(frame), self.frames + 1
+        if self._part.size >= PART_BYTES:
+            self._end_part()
+        if self._report is not None:
+            self._report(self.rows, self.bytes)
+
+    def _end_part(self) -> None:
+        if self._part is None:
+            return
+        self._part.commit()
+        line = {"name": self._part.path.name, "frames": self._frames}
+        with explain_os_errors(self._folder), (self._folder / _PARTS).open("ab") as lines:
+            lines.write(json.dumps(line).encode() + b"\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+        self._part, self._frames, self.parts = None, [], self.parts + 1
+
+    def finish(self, identity: str | None) -> None:
+        """Everything is on disk; this says so."""
+        self._end_part()
+        facts = {"rows": self.rows, "bytes": self.bytes, "frames": self.frames, "identity": identity}
+        write_json(self._folder / _COMPLETE, facts | {"content": self._digest.hexdigest()})
+
+    def discard(self) -> None:
+        if self._part is not None:
+            self._part.discard()
+
+
+def _frame(batch: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+# ---- parts to rows ----
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolReader:
+    folder: str
+    columns: tuple[str, ...] | None
+
+    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
+        for fields in unit.place["slices"]:
+            slice = Slice(*fields)
+            with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
+                source.seek(slice.start)
+                while source.tell() < (slice.stop or 0):
+                    for batch in pa.ipc.open_stream(source):
+                        yield batch if self.columns is None else _select(batch, self.columns)
+
+
+def _select(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The wanted columns; null where the rows have none."""
+    there = set(batch.schema.names)
+    found = [batch.column(name) if name in there else pa.nulls(batch.num_rows) for name in columns]
+    return pa.record_batch(found, names=list(columns))
+
+
+# ---- the plan ----
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Rows that are made once."""
+
+    name: str
+    """For messages."""
+    rows: Callable[[], Iterable[Any]]
+    """Makes them: dicts, or Arrow tables."""
+    fingerprint: str | None
+    """What names them; None: they can't be identified."""
+    unidentified: str | None = None
+    columns: tuple[str, ...] | None = None
+    """The columns that they have, where that is known."""
+
+
+class SpooledPlan:
+    needs_spooling = True
+    has_indices = True
+
+    def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
+        self._stream, self._options, self._folder = stream, options, spool
+        self.unidentified = stream.unidentified
+        there = list(stream.columns) if stream.columns is not None else None
+        if there is not None:
+            require_columns(options.columns, there, stream.name)
+        self.columns = list(options.columns) if options.columns is not None else there
+        self._done = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Of a source that can't be identified: its content, once it is spooled."""
+        known = self._stream.fingerprint or (self._facts()["content"] if self._done else "")
+        return {"files": 0, "bytes": 0, "fingerprint": known}
+
+    def files(self) -> Iterator[InputFile]:
+        return iter(())
+
+    @property
+    def reader(self) -> SpoolReader:
+        return SpoolReader(str(self._folder), self._options.columns)
+
+    def spool(self, report: Report | None = None) -> None:
+        """Go through the rows once. What an identified source left complete is used as it is."""
+        wanted = self._stream.fingerprint
+        if self._done or (wanted is not None and self._facts().get("identity") == wanted):
+            self._done = True
+            return
+        self._clear()
+        spooler = _Spooler(self._folder, report)
+        try:
+            for batch in frames_of(self._stream.rows(), self._stream.name):
+                if row_count(batch):
+                    spooler.add(batch)
+            spooler.finish(wanted)
+        finally:
+            spooler.discard()
+        self._done = True
+
+    def _clear(self) -> None:
+        with explain_os_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        for path in (self._folder / _COMPLETE, self._folder / _PARTS, *self._folder.glob("part-*.arrows")):
+            path.unlink(missing_ok=True)
+        remove_temporaries(self._folder)
+
+    def _facts(self) -> dict[str, Any]:
+        path = self._folder / _COMPLETE
+        return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+    def units(self) -> Iterator[RowUnit]:
+        facts = self._facts()
+        if not self._done and not (facts and facts["identity"] == self._stream.fingerprint):
+            raise RuntimeError("spool the rows first")
+        shards = self._options.shards or max(1, round(facts["bytes"] / self._options.shard_size))
+        first_row = 0
+        groups = gather_evenly(self._pieces(), shards, count=facts["frames"], total=facts["bytes"])
+        for index, group in enumerate(groups):
+            # identity: (rows, hash) of each frame
+            digests = [one for piece in group for one in piece.identity]
+            rows = sum(digests[::2])
+            key = hash_bytes(json.dumps([self._options.columns, digests, self._numbered(first_row)]).encode())
+            place = {"slices": [list(astuple(piece.slice)) for piece in group]}
+            yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, first_row)
+            first_row += rows
+
+    def _numbered(self, first_row: int) -> int | None:
+        return first_row if self._options.numbered else None
+
+    def _pieces(self) -> Iterator[Piece]:
+        path = self._folder / _PARTS
+        if not path.exists():
+            return
+        with path.open("rb") as lines:
+            for line in lines:
+                part = json.loads(line)
+                at = 0
+                for size, rows, digest in part["frames"]:
+                    yield Piece(Slice(part["name"], "spool", None, at, at + size, size), [rows, digest])
+                    at += size

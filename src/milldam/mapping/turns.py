@@ -1,0 +1,167 @@
+"""Workers of a run on one machine take turns with large batches, so that together they stay within the budget.
+
+A batch may begin when the memory that all of them hold now, what those at work will still take, and what this batch
+will take fit into the budget; or when nobody else is at work. What a batch takes is learned as the work goes on: every
+worker notes the most that a batch of a size took. A batch larger than any before is taken to need as much more as it
+is larger. The result does not depend on any of this: only when a batch is worked on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milldam.memory import usage
+
+SMALL_BYTES = 1 << 18
+"""Batches of fewer bytes need no turn."""
+_POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
+
+
+class PeakMeter:
+    """The most anonymous memory that this process has while the block runs, looked at a hundred times a second."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="milldam-peak", daemon=True)
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLE_SECONDS):
+            self.peak = max(self.peak, usage().anonymous)
+
+    def __enter__(self) -> PeakMeter:
+        self.peak = usage().anonymous
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.peak = max(self.peak, usage().anonymous)
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What every worker needs to know; it pickles."""
+
+    folder: Path
+    """Of the run."""
+    limit_bytes: int
+    """For all of them, and the process that planned."""
+    first: tuple[int, int]
+    """Bytes of the first batch, and what it took."""
+    parent: int
+
+    @contextlib.contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        """Wait until a batch of so many bytes fits; then it is counted until the block is left."""
+        if size < SMALL_BYTES:
+            yield
+            return
+        while not self._enter(size):
+            time.sleep(_POLL_SECONDS)
+        before = usage().anonymous
+        try:
+            with PeakMeter() as meter:
+                yield
+        finally:
+            with self._table() as table:
+                table.at_work.pop(os.getpid(), None)
+                table.learn(size, meter.peak - before)
+
+    def _enter(self, size: int) -> bool:
+        with self._table() as table:
+            table.forget_the_dead()
+            wanted = table.expected(size)
+            held = usage().anonymous + usage(self.parent).anonymous + table.held()
+            if table.at_work and held + wanted > self.limit_bytes:
+                return False
+            table.at_work[os.getpid()] = (usage().anonymous, wanted)
+            return True
+
+    @contextlib.contextmanager
+    def _table(self) -> Iterator[_Table]:
+        with turns_path(self.folder).open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            table = _Table.parse(file.read()) or _Table()
+            if not table.taken:
+                table.learn(*self.first)
+            yield table
+            file.seek(0)
+            file.truncate()
+            file.write(table.as_bytes())
+
+
+@dataclass(slots=True)
+class _Table:
+    """Who is at work on this machine, and what was learned of batches."""
+
+    at_work: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Process -> memory when it began, and what its batch is expected to take."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """Size of a batch in bits -> the most that one took."""
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Table | None:
+        """None where there is none yet, or its writer was killed: then all that is at work enters anew."""
+        try:
+            found: dict[str, dict[str, Any]] = json.loads(data)
+        except ValueError:
+            return None
+        at_work = {int(pid): (entry[0], entry[1]) for pid, entry in found["at_work"].items()}
+        return cls(at_work, {int(bits): most for bits, most in found["taken"].items()})
+
+    def as_bytes(self) -> bytes:
+        return json.dumps({"at_work": self.at_work, "taken": self.taken}).encode()
+
+    def learn(self, size: int, taken: int) -> None:
+        bits = max(1, size).bit_length()
+        self.taken[bits] = max(self.taken.get(bits, 0), taken)
+
+    def expected(self, size: int) -> int:
+        """What a batch of a size takes: as much as those up to its size took; more where there was none so large."""
+        bits = size.bit_length()
+        most = max((taken for other, taken in self.taken.items() if other <= bits), default=0)
+        larger = [taken for other, taken in self.taken.items() if other >= bits]
+        if larger:
+            return max(most, min(larger))
+        return most << (bits - max(self.taken))
+
+    def forget_the_dead(self) -> None:
+        for pid in [pid for pid in self.at_work if not _is_alive(pid)]:
+            del self.at_work[pid]
+
+    def held(self) -> int:
+        """What those at work hold now, or will."""
+        entries = self.at_work.items()
+        return sum(max(usage(pid).anonymous, before + wanted) for pid, (before, wanted) in entries)
+
+
+def turns_path(folder: Path) -> Path:
+    return folder / f"turns-{os.uname().nodename}.json"
+
+
+def remove_turns(folder: Path) -> None:
+    """When nobody is at work any more."""
+    for path in folder.glob("turns-*.json"):
+        path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

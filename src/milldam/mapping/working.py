@@ -1,0 +1,241 @@
+"""A unit in a worker: its rows -> batches -> the function -> one shard.
+
+Holds one batch: what is read, what the function is given and returns, and a record batch of about 4 MB that waits to
+be written. Workers take turns with large batches (turns.py).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from milldam.errors import InputError
+from milldam.executors import PART, PROGRESS, Report, Work
+from milldam.files import NewFile
+from milldam.mapping.batching import batches
+from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, row_by_row
+from milldam.mapping.carrying import Carried
+from milldam.mapping.plan import RowReader
+from milldam.mapping.rows import Rows, byte_size, column_names, row_count
+from milldam.mapping.schema import ColumnError, fit
+from milldam.mapping.shards import TableShardWriter
+from milldam.mapping.turns import Turns
+from milldam.mapping.units import RowUnit
+from milldam.memory import release, usage
+from milldam.passes.assignments import REPORT_SECONDS
+from milldam.sources.batch import Reject
+from milldam.table.manifest import MadeUnit, TableSchema
+
+FAILED = "function_failed"
+RELEASE_BYTES = 4 << 20
+"""Freed memory is given back after so many bytes of input."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How rows become batches, and what happens when the function fails on one."""
+
+    call: CallRules
+    batch_size: int
+    batch_bytes: int
+    on_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A unit of work."""
+
+    unit: RowUnit
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapTask:
+    out: Path
+    folder: Path
+    """Of the run."""
+    carried: Carried
+    rules: BatchRules
+    schema: TableSchema
+    turns: Turns
+
+    def start(self) -> Work:
+        load, schema = self.carried.open(), self.schema.to_arrow()
+        caller = Caller(load.function, self.rules.call, load.kwargs)
+
+        def work(assigned: Assigned, report: Report) -> None:
+            _Unit(self, caller, load.reader, schema, report).make(assigned)
+
+        return work
+
+
+def rejects_path(folder: Path, key: str) -> Path:
+    return folder / f"rejects-{key[:16]}.jsonl"
+
+
+class RejectLog:
+    """The records of a unit that are set aside: a file that appears when the unit is done, if there are any."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: NewFile | None = None
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reject: Reject) -> None:
+        if self._file is None:
+            self._file = NewFile(self._path)
+        self.counts[reject.reason] += 1
+        self._file.write((json.dumps(reject.as_json()) + "\n").encode())
+
+    def commit(self) -> None:
+        if self._file is not None:
+            self._file.commit()
+        else:
+            self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> RejectLog:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._file is not None:
+            self._file.__exit__(*error)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the function made of a batch; more than one where it was called row by row."""
+
+    columns: list[Columns]
+    failed: list[tuple[int, Rows, FunctionError]]
+
+
+def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str) -> Results:
+    """The function on a batch; where it fails and rows may be set aside, on each row by itself."""
+    try:
+        return Results([caller(rows, first_row)], [])
+    except FunctionError:
+        if on_error != "reject":
+            raise
+    results = Results([], [])
+    for number, row, result in row_by_row(caller, rows, first_row):
+        if isinstance(result, FunctionError):
+            results.failed.append((number, row, result))
+        else:
+            results.columns.append(result)
+    return results
+
+
+def explained(error: Exception, caller: Caller, unit: RowUnit, rows: tuple[int, int]) -> InputError:
+    """An error of the function or its result, with where it was."""
+    name = getattr(caller.function, "__name__", type(caller.function).__name__)
+    where = f"rows {rows[0]:,} to {rows[1] - 1:,} of unit {unit.index} ({place_of(unit)})"
+    if isinstance(error, FunctionError):
+        return InputError(
+            f"{name} failed on {where}:\n{error}\n"
+            'Every finished unit is safe. Mend it and run again; or set such rows aside with on_error="reject".'
+        )
+    return InputError(f"{name}, {where}: {error}")
+
+
+def place_of(unit: RowUnit) -> str:
+    """What a unit reads, for a message."""
+    if "range" in unit.place:
+        begin, end = unit.place["range"]
+        return f"rows {begin:,} to {end - 1:,} of the data set"
+    paths = _paths(unit)
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}" if paths else "the source"
+
+
+def _paths(unit: RowUnit) -> list[str]:
+    """The files that it reads."""
+    return list(dict.fromkeys(str(slice[0]) for slice in unit.place.get("slices", ())))
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One unit, being made."""
+
+    task: MapTask
+    caller: Caller
+    reader: RowReader
+    schema: pa.Schema
+    report: Report
+    rows: int = 0
+    shown: Counter[str] = field(default_factory=Counter)
+    """For progress."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"read": 0.0, "call": 0.0, "write": 0.0})
+    told: float = 0.0
+    unreleased: int = 0
+
+    def make(self, assigned: Assigned) -> None:
+        task, unit, rules = self.task, assigned.unit, self.task.rules
+        with (
+            TableShardWriter(task.out, assigned.key, self.schema) as writer,
+            RejectLog(rejects_path(task.folder, assigned.key)) as rejects,
+        ):
+            begun = time.perf_counter()
+            for rows in batches(self.reader.read(unit, rejects.add), rules.batch_size, rules.batch_bytes):
+                self.seconds["read"] += time.perf_counter() - begun
+                size = byte_size(rows)
+                with task.turns.take(size):
+                    self._batch(rows, unit, writer, rejects)
+                    del rows
+                    self._give_back(size)
+                self._count(size, unit)
+                begun = time.perf_counter()
+            rejects.commit()
+            shard = writer.commit()
+        release()
+        self.shown["input_bytes"] = unit.size
+        self._tell(force=True)
+        self.report(PART, MadeUnit(assigned.key, self.rows, shard, dict(sorted(rejects.counts.items()))))
+
+    def _batch(self, rows: Rows, unit: RowUnit, writer: TableShardWriter, rejects: RejectLog) -> None:
+        span = (self.rows, self.rows + row_count(rows))
+        first = None if unit.first_row is None else unit.first_row + self.rows
+        begun = time.perf_counter()
+        try:
+            results = call_batch(self.caller, rows, first, self.task.rules.on_error)
+            made = time.perf_counter()
+            for columns in results.columns:
+                writer.append(fit(columns, self.schema, optional=column_names(rows)))
+        except (FunctionError, ResultError, ColumnError) as error:
+            raise explained(error, self.caller, unit, span) from error
+        for number, row, failure in results.failed:
+            rejects.add(_reject(unit, self.rows + number, row, failure))
+        self.rows = span[1]
+        self.seconds["call"] += made - begun
+        self.seconds["write"] += time.perf_counter() - made
+
+    def _give_back(self, size: int) -> None:
+        self.unreleased += size
+        if self.unreleased >= RELEASE_BYTES:
+            release()
+            self.unreleased = 0
+
+    def _count(self, size: int, unit: RowUnit) -> None:
+        self.shown["documents"] = self.rows
+        self.shown["input_bytes"] = min(unit.size, self.shown["input_bytes"] + size)
+        self._tell(force=False)
+
+    def _tell(self, *, force: bool) -> None:
+        if force or time.monotonic() - self.told > REPORT_SECONDS:
+            self.told = time.monotonic()
+            told = {"counts": dict(self.shown), "seconds": dict(self.seconds)}
+            self.report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
+
+
+def _reject(unit: RowUnit, number: int, row: Rows, failure: FunctionError) -> Reject:
+    record = row if isinstance(row, dict) else row.to_pydict()
+    shown = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
+    detail = str(failure).splitlines()[-1]
+    file = record.get("file", [None])[0]
+    path = file if isinstance(file, str) else (_paths(unit) or [""])[0]
+    return Reject(file=path, reason=FAILED, detail=detail, record=shown, row=number)

@@ -1,0 +1,130 @@
+"""The cleaned texts of a unit, kept by the first pass for the second, which then neither parses nor cleans again.
+
+Only a cache: without it the second pass reads the input once more, with the same result. It is written when it takes a
+small part of the free disk, and removed with the run's other intermediate files. Not compressed: that would take longer
+than reading the input again (docs/log.md). Disk: the texts, and 8 bytes a document.
+
+A frame per batch, exactly as the reader gave it: sizes, a description in JSON, offsets, text.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from milldam.files import NewFile
+from milldam.passes.documents import Documents, Reading, UnitReader
+from milldam.sources.batch import Reject
+from milldam.text_arrays import text_offsets
+from milldam.verdicts import Verdicts
+
+_HEADER = struct.Struct("<QQQ")
+"""Bytes of the description, texts, bytes of text."""
+
+
+def cache_path(folder: Path, unit: int) -> Path:
+    return folder / f"texts-{unit:07d}.bin"
+
+
+class CacheWriter:
+    """Use it as a context manager; left without a commit, nothing stays."""
+
+    def __init__(self, path: Path) -> None:
+        self._new = NewFile(path)
+
+    def add(self, documents: Documents) -> None:
+        offsets = text_offsets(documents.texts)
+        start, stop = int(offsets[0]), int(offsets[-1])
+        description = json.dumps(_describe(documents)).encode()
+        self._new.write(_HEADER.pack(len(description), len(documents.texts), stop - start))
+        self._new.write(description)
+        self._new.write(np.ascontiguousarray(offsets - start).data)
+        if stop > start:
+            self._new.write(memoryview(documents.texts.buffers()[2])[start:stop])
+
+    def commit(self) -> None:
+        self._new.commit()
+
+    def __enter__(self) -> CacheWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._new.__exit__(kind, error, trace)
+
+
+def _describe(documents: Documents) -> dict[str, Any]:
+    verdicts = documents.verdicts
+    told: dict[str, Any] = {
+        "batch": documents.batch,
+        "first_row": documents.first_row,
+        "part": documents.part,
+        "last": documents.last,
+        "cancel": documents.cancel,
+        "bytes_read": documents.bytes_read,
+    }
+    if documents.rejects:
+        told["rejects"] = [asdict(reject) for reject in documents.rejects]
+    if verdicts.reasons:
+        told |= {"reasons": verdicts.reasons, "codes": verdicts.codes.tolist()}
+    return told
+
+
+def open_reader(reading: Reading, folder: Path | None) -> UnitReader | CachedReader:
+    """The documents of a unit: from the cache in a folder when they are there, else from the input."""
+    path = None if folder is None else cache_path(folder, reading.unit.origin)
+    return CachedReader(path, reading) if path is not None and path.exists() else UnitReader(reading)
+
+
+class CachedReader:
+    """What `UnitReader` gave when the cache was written."""
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self._path, self._reading = path, reading
+        self.batches = 0
+        self.seconds = {"read": 0.0, "clean": 0.0}
+
+    def __iter__(self) -> Iterator[Documents]:
+        with self._path.open("rb", buffering=0) as file:
+            while True:
+                started = time.perf_counter()
+                documents = self._read_frame(file)
+                self.seconds["read"] += time.perf_counter() - started
+                if documents is None:
+                    return
+                self.batches = documents.batch
+                if documents.batch > self._reading.skip_batches:
+                    yield self._reading.without_told_rejects(documents)
+
+    def _read_frame(self, file: IO[bytes]) -> Documents | None:
+        header = file.read(_HEADER.size)
+        if not header:
+            return None
+        size, count, text_bytes = _HEADER.unpack(header)
+        told = json.loads(_read_exactly(file, size))
+        offsets = pa.py_buffer(_read_exactly(file, 8 * (count + 1)))
+        texts = pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(_read_exactly(file, text_bytes)))
+        verdicts = Verdicts(count)
+        if "codes" in told:
+            verdicts.reasons, verdicts.codes = told.pop("reasons"), np.array(told.pop("codes"), dtype=np.int16)
+        rejects = [Reject(**reject) for reject in told.pop("rejects", [])]
+        return Documents(texts, verdicts, rejects=rejects, **told)
+
+
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
+    data = file.read(size)
+    while len(data) < size:
+        more = file.read(size - len(data))
+        assert more, "a file that was committed whole is cut off"
+        data += more
+    return data

@@ -1,0 +1,73 @@
+"""Stores at fsspec addresses (s3://, gs://, hf://, ...), read through a cache of shards on this machine.
+
+fsspec is loaded when the first file is read; nothing of this is loaded for stores that lie here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import ConfigError
+from milldam.memory import parse_size
+from milldam.store.place import Folder, Place
+
+DEFAULT_BYTES = 50 * 10**9
+
+
+def is_address(given: str | Path) -> bool:
+    """Whether fsspec should open it."""
+    return "://" in str(given)
+
+
+def place_at(
+    given: str | Path,
+    *,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Place:
+    """A store's place: a folder of this machine, or an address with its cache.
+
+    cache             bytes of shards that may lie here; default 50 GB, or half of what is free when that is less
+    cache_dir         default MILLDAM_CACHE, else ~/.cache/milldam
+    storage_options   what fsspec's file system takes, where the environment does not say it
+    """
+    if not is_address(given):
+        for name, value in (("cache", cache), ("cache_dir", cache_dir), ("storage_options", storage_options)):
+            if value is not None:
+                raise ConfigError(f"{name}: {given} lies on this machine; leave it out.")
+        return Folder(Path(given))
+    from milldam.remote.place import RemotePlace
+
+    folder = (Path(cache_dir) if cache_dir is not None else default_folder()).expanduser().absolute()
+    size = default_bytes(folder) if cache is None else parse_size(cache)
+    if size < 1:
+        raise ConfigError(f"cache: {cache}; use a size such as 10GB.")
+    return RemotePlace(str(given), cache_bytes=size, cache_dir=folder, storage_options=storage_options)
+
+
+def default_folder() -> Path:
+    """MILLDAM_CACHE, or the user's cache folder."""
+    own, home = os.environ.get("MILLDAM_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return (Path(home) if home else Path.home() / ".cache") / "milldam"
+
+
+def default_bytes(folder: Path) -> int:
+    """50 GB, or half of what the disk has free, what the cache takes of it already included."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    taken = sum(_size(path) for path in (folder / "shards").glob("*"))
+    return max(1, min(DEFAULT_BYTES, (shutil.disk_usage(there).free + taken) // 2))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        # Another process has made room meanwhile.
+        return 0

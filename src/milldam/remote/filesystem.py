@@ -1,0 +1,167 @@
+"""A folder at an fsspec address: small files whole, large ones in blocks, with another try when the network fails.
+
+Holds at most `_GROUP_BYTES` of a file at a time, fetched by `_BLOCK_BYTES` in parallel where the file system can. What
+fails is tried again from where it stopped, `_ATTEMPTS` times with a growing wait; what is not there or not allowed is
+said at once. Errors never show the options, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from milldam.errors import ConfigError, InputError, StoreError
+
+_BLOCK_BYTES = 8 << 20
+_GROUP_BYTES = 4 * _BLOCK_BYTES
+_ATTEMPTS = 5
+_FIRST_WAIT_S = 0.5
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}
+_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError")
+
+log = logging.getLogger("milldam")
+
+Result = TypeVar("Result")
+
+
+class RemoteFolder:
+    """Files by name below an address. Pickles as address and options; connects anew in another process."""
+
+    def __init__(self, address: str, options: Mapping[str, Any] | None = None) -> None:
+        self._address = address.rstrip("/")
+        self._options = dict(options or {})
+        self._connection: tuple[int, Any, str] | None = None
+        self.name = without_secrets(self._address)
+
+    def read(self, file: str) -> bytes | None:
+        """A small file whole; None: there is none."""
+
+        def read(filesystem: Any, path: str) -> bytes:
+            return bytes(filesystem.cat_file(path))
+
+        try:
+            return self._tried(file, read)
+        except FileNotFoundError:
+            return None
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None: there is none."""
+
+        def size(filesystem: Any, path: str) -> int:
+            return int(filesystem.info(path)["size"])
+
+        try:
+            return self._tried(file, size)
+        except FileNotFoundError:
+            return None
+
+    def blocks(self, file: str, size: int) -> Iterator[bytes]:
+        """The first `size` bytes of a file in blocks; fewer when it is shorter."""
+        for first in range(0, size, _GROUP_BYTES):
+            stop = min(size, first + _GROUP_BYTES)
+            blocks = self._group(file, first, stop)
+            yield from blocks
+            if sum(map(len, blocks)) < stop - first:
+                return
+
+    def _group(self, file: str, first: int, stop: int) -> list[bytes]:
+        def read(filesystem: Any, path: str) -> list[bytes]:
+            firsts = range(first, stop, _BLOCK_BYTES)
+            if getattr(filesystem, "async_impl", False):
+                stops = [min(stop, at + _BLOCK_BYTES) for at in firsts]
+                return [bytes(part) for part in filesystem.cat_ranges([path] * len(stops), list(firsts), stops)]
+            with filesystem.open(path, "rb") as opened:
+                opened.seek(first)
+                return [_exactly(opened, min(_BLOCK_BYTES, stop - at)) for at in firsts]
+
+        try:
+            return self._tried(file, read)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self.name}/{file}: missing ({error}). `milldam verify {self.name}` checks it."
+            ) from None
+
+    def _tried(self, file: str, call: Callable[[Any, str], Result]) -> Result:
+        wait = _FIRST_WAIT_S
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                filesystem, folder = self._connected()
+                return call(filesystem, f"{folder}/{file}")
+            except (FileNotFoundError, ConfigError):
+                raise
+            except Exception as error:
+                if _is_refusal(error):
+                    raise InputError(self._refused(file, error)) from None
+                if attempt == _ATTEMPTS:
+                    raise InputError(
+                        f"{self.name}/{file}: can't be read: {_told(error)} (tried {_ATTEMPTS} times).\n"
+                        "What is here already stays; run it again when the network is back."
+                    ) from None
+                log.info("%s/%s: %s; again in %.1f s", self.name, file, _told(error), wait)
+            time.sleep(wait)
+            wait *= 2
+        raise AssertionError
+
+    def _refused(self, file: str, error: Exception) -> str:
+        return (
+            f"{self.name}/{file}: no permission: {_told(error)}.\nCredentials come from where the service's own tools "
+            "have them (environment, configuration files), or from storage_options={...}."
+        )
+
+    def _connected(self) -> tuple[Any, str]:
+        """The file system and the folder in it; one of another process does not work here."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            self._connection = (os.getpid(), *self._connect())
+        return self._connection[1:]
+
+    def _connect(self) -> tuple[Any, str]:
+        import fsspec
+
+        scheme = self._address.partition("://")[0].rpartition("::")[2]
+        try:
+            filesystem, folder = fsspec.core.url_to_fs(self._address, **self._options)
+        except ImportError as error:
+            extra = _EXTRAS.get(scheme)
+            how = f'pip install "milldam[{extra}]"' if extra else str(error)
+            raise ConfigError(f"{self.name}: a package for {scheme}:// is missing: {how}") from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{self.name}: {_told(error)}") from None
+        return filesystem, str(folder).rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFolder, (self._address, self._options)
+
+    def __repr__(self) -> str:
+        return f"RemoteFolder({self.name!r})"
+
+
+def _exactly(opened: Any, size: int) -> bytes:
+    """So many bytes, fewer at the end of the file."""
+    parts: list[bytes] = []
+    while size > 0 and (part := opened.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS
+
+
+def _told(error: Exception) -> str:
+    """The first line of an error, not too long, and with no secret of an address in it."""
+    text = str(error).strip() or type(error).__name__
+    return without_secrets(text.splitlines()[0][:300]).rstrip(".")
+
+
+def without_secrets(text: str) -> str:
+    """An address without its user, password and query.
+
+    >>> without_secrets("https://me:secret@host/data?token=abc")
+    'https://host/data'
+    """
+    return re.sub(r"(\w://[^\s?]*)\?\S*", r"\1", re.sub(r"://[^/\s@]*@", "://", text))

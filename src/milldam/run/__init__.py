@@ -1,0 +1,63 @@
+"""The run folder: what was planned, what is done, who is at work. It makes a job resumable.
+
+    plan.json       settings and input fingerprint: what this run is
+    inputs.jsonl    every input file with size and version, to name what changed
+    units.jsonl     the units, one a line, in plan order; units.offsets: where each line is, and the unit's size
+    records.jsonl   a line per finished part of a unit, appended after its shard is durable
+    rejects-*.jsonl records that could not be read, a file per part that has any
+    status.json     what is going on now, for `milldam status`
+    memory.csv      the memory timeline
+    lock            held while a run is at work
+    shares/         a folder per share of a stage that another machine works on, with its own records and status
+
+Nothing here is held in memory whole, however many units there are: units are read as they are handed out; of what is
+done, a bit a unit is kept.
+
+identity    what a result depends on
+journal     lines appended durably
+records     finished parts of units, and what is done by them
+units       the plan's units on disk
+folder      all of it, locked
+"""
+
+from milldam.run.folder import (
+    DEDUP_FOLDER,
+    FINISHED,
+    NEW,
+    PACKED_FOLDER,
+    QA_MANIFEST,
+    QA_RECORDS,
+    RECORDS,
+    RUN_FOLDER,
+    TABLE_MANIFEST,
+    TABLE_RECORDS,
+    UNFINISHED,
+    Run,
+    refuse_foreign,
+    require_complete,
+)
+from milldam.run.identity import Identity
+from milldam.run.records import PartRecord, in_plan_order, shards_in_order
+from milldam.run.shares import Share
+
+__all__ = [
+    "DEDUP_FOLDER",
+    "FINISHED",
+    "NEW",
+    "PACKED_FOLDER",
+    "QA_MANIFEST",
+    "QA_RECORDS",
+    "RECORDS",
+    "RUN_FOLDER",
+    "TABLE_MANIFEST",
+    "TABLE_RECORDS",
+    "UNFINISHED",
+    "Identity",
+    "PartRecord",
+    "Run",
+    "Share",
+    "in_plan_order",
+    "refuse_foreign",
+    "require_complete",
+    "shards_in_order",
+]

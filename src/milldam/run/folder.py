@@ -1,0 +1,389 @@
+"""The locked output folder of a run, with its plan and its records."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock, Timeout
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.files import (
+    NewFile,
+    explain_os_errors,
+    hash_file,
+    json_bytes,
+    remove_temporaries,
+    write_file,
+    write_json,
+)
+from milldam.input_files import InputState
+from milldam.run.identity import Identity
+from milldam.run.journal import Journal
+from milldam.run.records import PartRecord, Progress, Sequence, parse_record
+from milldam.run.shares import Share
+from milldam.run.units import UnitList
+from milldam.store.manifest import NAME as MANIFEST
+from milldam.store.manifest import Manifest
+
+RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
+QA_MANIFEST, QA_RECORDS = "milldam-qa.json", "made.jsonl"
+TABLE_MANIFEST, TABLE_RECORDS = "milldam-table.json", "mapped.jsonl"
+"""What tells a store of features or a table, and an unfinished one: none is replaced by another kind."""
+FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
+SHARES_FOLDER, RECORDS = "shares", "records.jsonl"
+_CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
+
+
+class Run:
+    """A locked output folder with its plan and records; use it as a context manager."""
+
+    manifest = MANIFEST
+    """The file that makes the folder a store."""
+
+    def __init__(self, out: Path, name: Path | None = None, share: Share | None = None) -> None:
+        self.out, self.folder = out, out / RUN_FOLDER
+        self.name = name or out
+        self.share = share
+        """What this process does of a run that several work on; None: it has the run to itself."""
+        self.own = self.folder if share is None else self.folder / SHARES_FOLDER / share.label
+        """Folder for what others need not see: what is just being listed, status, memory timeline."""
+        self._lock = FileLock(self.own / "lock")
+        self._journal = Journal(self.folder, None if share is None else share.label)
+        self._units, self._staged_units = UnitList(self.folder, "units"), UnitList(self.own, "units.new")
+        self.progress = Progress()
+
+    def __enter__(self) -> Run:
+        refuse_foreign(self.out, self.manifest)
+        self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
+        with explain_os_errors(self.own):
+            self.own.mkdir(parents=True, exist_ok=True)
+            try:
+                # A little patience: `milldam status` takes the lock for a moment to see whether it is free.
+                self._lock.acquire(timeout=0.2, poll_interval=0.01)
+                self._refuse_company()
+            except Timeout:
+                raise ConfigError(
+                    f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
+                ) from None
+        return self
+
+    def _refuse_company(self) -> None:
+        """Shares work beside each other; who has the run to himself works beside nobody."""
+        others = [self.folder] if self.share is not None else (self.folder / SHARES_FOLDER).glob("*")
+        try:
+            if any(_is_held(other / "lock") for other in others):
+                raise Timeout(str(self.own))
+        except Timeout:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()
+        self._staged_units.remove()
+        (self.own / "inputs.new.jsonl").unlink(missing_ok=True)
+        if self.share is None and self.state() == NEW:
+            self._leave_no_trace()
+        self._lock.release()
+
+    def _leave_no_trace(self) -> None:
+        """Nothing came of it, not even a plan: put the folder back as it was."""
+        for name in ("memory.csv", "lock"):
+            (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+            for folder in self._made:
+                folder.rmdir()
+
+    # ---- what the folder holds ----
+
+    def state(self) -> str:
+        if (self.out / self.manifest).exists():
+            return FINISHED
+        return UNFINISHED if (self.folder / "plan.json").exists() else NEW
+
+    def has_results(self) -> bool:
+        """Whether an unfinished run has done anything that would have to be done again."""
+        made = any(self.records()) or (self.folder / QA_RECORDS).exists()
+        return made or any((self.folder / DEDUP_FOLDER).glob("hashes-*"))
+
+    def identity(self) -> Identity:
+        """The identity of what is in the folder, finished or not."""
+        if self.state() == FINISHED:
+            manifest = Manifest.read(self.out)
+            return Identity(manifest.settings, manifest.input)
+        plan = self.plan()
+        return Identity(plan["settings"], plan["input"])
+
+    def plan(self) -> dict[str, Any]:
+        """What was written down when the run began."""
+        return dict(json.loads((self.folder / "plan.json").read_bytes()))
+
+    def require_same(self, identity: Identity) -> None:
+        """Refuse to go on with, or to reuse, what was made from something else."""
+        differences = self.identity().differences(identity)
+        if differences:
+            state = "was made" if self.state() == FINISHED else "holds an unfinished run that was started"
+            listed = "\n".join(f"  {line}" for line in differences)
+            changed = "".join(f"    {line}\n" for line in self._changed_inputs())
+            raise MismatchError(
+                f"{self.name} {state} from other settings or input:\n{listed}\n{changed}"
+                "Choose another place, or replace it with --overwrite."
+            )
+
+    def _changed_inputs(self) -> Iterator[str]:
+        """The first few files that are new, gone or changed."""
+        before, after = self.folder / "inputs.jsonl", self.own / "inputs.new.jsonl"
+        if before.exists() and after.exists():
+            yield from itertools.islice(_changes(_by_path(before), _by_path(after)), _CHANGES_SHOWN)
+
+    # ---- a new run ----
+
+    def write_inputs(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+        """List the input (number of the data set, file) into the run folder; its number, size and fingerprint."""
+        state = InputState()
+        with explain_os_errors(self.own), (self.own / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
+            for dataset, file in files:
+                # ASCII, with escapes: a file's name need not be UTF-8.
+                listing.write(json.dumps(asdict(file) | ({"dataset": dataset} if dataset else {})) + "\n")
+                state.add(file.path, file.size, file.version, dataset)
+        return state.as_json()
+
+    def inputs(self, *, listed_now: bool = False) -> Iterator[dict[str, Any]]:
+        """The input files: those of the plan, or those just listed."""
+        path = self.own / "inputs.new.jsonl" if listed_now else self.folder / "inputs.jsonl"
+        with path.open(encoding="utf-8") as listing:
+            for line in listing:
+                yield json.loads(line)
+
+    def stage(self, units: Iterable[Any]) -> int:
+        """List the units beside what is in the folder; how many there are."""
+        return self._staged_units.write(units)
+
+    def start(self, identity: Identity, files: dict[str, bytes]) -> None:
+        """Begin anew: clear the folder, write `files` and the staged plan durably, the identity last."""
+        self._clear()
+        for name, content in files.items():
+            write_file(self.out / name, content)
+        self._take_staged()
+        plan = {"settings": identity.settings, "input": identity.input, "started": time.time()}
+        write_json(self.folder / "plan.json", plan)
+
+    def _clear(self) -> None:
+        """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
+        (self.out / self.manifest).unlink(missing_ok=True)
+        self.progress = Progress()
+        self._journal.close()
+        self.tidy()
+        for pattern in ("*-[0-9]*.bin", "*-[0-9]*.idx", "*-[0-9]*.facts", "rejects.jsonl", "dropped.jsonl.zst"):
+            for path in self.out.glob(pattern):
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self.out / PACKED_FOLDER, ignore_errors=True)
+        # The plan goes before the records: without it the folder is new again, whatever is left of them.
+        (self.folder / "plan.json").unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in ("lock", "memory.csv", "inputs.new.jsonl", "units.new.jsonl", "units.new.offsets"):
+                path.unlink(missing_ok=True)
+
+    def replan(self, units: Iterable[Any]) -> None:
+        """The same input lies elsewhere now: the same units, by their new paths."""
+        self.stage(units)
+        self._take_staged()
+
+    def _take_staged(self) -> None:
+        self._staged_units.replace(self._units)
+        (self.own / "inputs.new.jsonl").replace(self.folder / "inputs.jsonl")
+
+    def has_moved(self) -> bool:
+        """Whether the input, otherwise unchanged, has other paths than when the run began."""
+        before, after = self.folder / "inputs.jsonl", self.own / "inputs.new.jsonl"
+        return hash_file(before) != hash_file(after)
+
+    # ---- going on ----
+
+    def resume(self) -> int:
+        """Read the records; drop those whose files are gone. How many units there are."""
+        if self.share is None:
+            self.tidy()
+            (self.own / "status.json").unlink(missing_ok=True)
+            self._mend_records()
+        sequence = Sequence()
+        for record in self.records():
+            if sequence.takes(record):
+                self.progress.book(record)
+        return len(self._units)
+
+    def _mend_records(self) -> None:
+        """Gather the records of shares, and drop those that are torn, or whose shard is missing or of another size.
+
+        With a record goes what follows it in its unit.
+        """
+        self._journal.close()
+        paths, sequence = self._journal.paths(RECORDS), Sequence()
+        if not paths:
+            return
+        with NewFile(self.folder / RECORDS) as new:
+            for line in self._journal.lines(RECORDS):
+                record = parse_record(line)
+                if record is not None and self._holds(record) and sequence.takes(record):
+                    new.write(line)
+            new.commit()
+        for path in paths:
+            if path.name != RECORDS:
+                path.unlink()
+
+    def _holds(self, record: PartRecord) -> bool:
+        files = (
+            (self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for shard in record.shards for x in ("bin", "idx")
+        )
+        return all(_has_size(path, size) for path, size in files)
+
+    def records(self) -> Iterator[PartRecord]:
+        """In the order they were written."""
+        lines = self._journal.lines(RECORDS)
+        yield from (record for line in lines if (record := parse_record(line)) is not None)
+
+    def safe(self) -> dict[str, int]:
+        """What is recorded as done, seen from another process."""
+        done = {"units_done": 0, "documents": 0, "tokens": 0}
+        sequence = Sequence()
+        for record in filter(sequence.takes, self.records()):
+            done["units_done"] += record.last
+            for shard in record.shards:
+                done["documents"] += shard["documents"]
+                done["tokens"] += shard["tokens"]
+        return done
+
+    def add(self, record: PartRecord) -> None:
+        """Record a part whose shard is durable: from here on it is never made again."""
+        self.append(RECORDS, asdict(record))
+        self.progress.book(record)
+
+    def append(self, name: str, value: dict[str, Any]) -> None:
+        """Add a line to a file of the run folder, durably (see journal.py)."""
+        self._journal.append(name, value)
+
+    def appended(self, name: str) -> Iterator[dict[str, Any]]:
+        """The lines that `append` wrote, here and in shares; one that was torn by a crash is left out."""
+        return self._journal.read(name)
+
+    def appended_files(self, name: str) -> list[Path]:
+        """The files that `append` wrote."""
+        return self._journal.paths(name)
+
+    def sync(self) -> None:
+        """Make all that was appended durable."""
+        self._journal.sync()
+
+    def pending(self) -> Iterator[int]:
+        """Every unit that is not complete, in plan order."""
+        return (unit for unit in range(len(self._units)) if unit not in self.progress.complete)
+
+    def pending_bytes(self) -> int:
+        """Input of the units that are not complete."""
+        sizes = self._units.sizes()
+        return int(sizes[self.progress.complete.missing(len(sizes))].sum())
+
+    def bytes_of(self, units: npt.NDArray[np.int64]) -> int:
+        """Input of some units."""
+        return int(self._units.sizes()[units].sum())
+
+    def unit(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
+        """One unit of the plan, read from disk."""
+        return self._units.at(number, parse)
+
+    def all_units(self, parse: Callable[[dict[str, Any]], Any], *, staged: bool = False) -> Iterator[Any]:
+        """Every unit of the plan, in order; `staged`: of the plan that has not begun yet."""
+        lines = (self._staged_units if staged else self._units).lines()
+        return (parse(json.loads(line)) for line in lines)
+
+    def tidy(self) -> None:
+        """Remove what processes that were killed left half written."""
+        for folder in (self.out, self.folder, self.folder / DEDUP_FOLDER):
+            remove_temporaries(folder)
+
+    def done_so_far(self, index: int) -> tuple[int, int]:
+        """(parts, batches) recorded of a unit by now."""
+        return self.progress.partial.get(index, (0, 0))
+
+    # ---- what is going on, for another terminal ----
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        value = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **status}
+        temporary = self.own / "status.json.new"
+        with explain_os_errors(temporary):
+            temporary.write_bytes(json_bytes(value))
+            temporary.replace(self.own / "status.json")
+
+    def is_locked(self) -> bool:
+        """Whether a run is at work here, seen from another process."""
+        return any(_is_held(folder / "lock") for folder in (self.folder, *(self.folder / SHARES_FOLDER).glob("*")))
+
+
+def _is_held(lock: Path) -> bool:
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _by_path(listing: Path) -> dict[str, dict[str, Any]]:
+    with listing.open(encoding="utf-8") as lines:
+        files = (json.loads(line) for line in itertools.islice(lines, _FILES_COMPARED))
+        return {file["path"]: file for file in files}
+
+
+def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for path, now in after.items():
+        was = before.get(path)
+        if was is None:
+            yield f"{path}: new"
+        elif was["size"] != now["size"]:
+            yield f"{path}: {now['size']:,} bytes (was {was['size']:,})"
+        elif was["version"] != now["version"]:
+            yield f"{path}: modified since"
+    yield from (f"{path}: gone" for path in before if path not in after)
+
+
+def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
+    """Never mix our files with somebody else's, nor those of two kinds of stores."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
+    if (
+        out.is_dir()
+        and any(out.iterdir())
+        and not (out / manifest).exists()
+        and not (out / RUN_FOLDER / "lock").exists()
+    ):
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+    for other in {MANIFEST, QA_MANIFEST, TABLE_MANIFEST} - {manifest}:
+        if (out / other).exists():
+            raise ConfigError(f"{out}: holds a store of another kind ({other}). Choose another folder with -o.")
+
+
+def require_complete(run: Run, units: int) -> None:
+    if len(run.progress.complete) != units:
+        raise StoreError(f"{run.out}: {units - len(run.progress.complete)} units are not done.")

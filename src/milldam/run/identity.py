@@ -1,0 +1,58 @@
+"""What a result depends on, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from milldam.files import hash_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a result depends on: two runs with equal identities give equal bytes."""
+
+    settings: dict[str, Any]
+    input: dict[str, Any]
+    """Number of files, bytes, and a fingerprint of names, sizes and versions."""
+
+    @property
+    def run_id(self) -> str:
+        """Names the result."""
+        return hash_bytes(json.dumps([self.settings, self.input], sort_keys=True).encode())[:16]
+
+    def differences(self, other: Identity) -> list[str]:
+        """What differs, a line each; empty when nothing does."""
+        before, now = _flat(self.settings), _flat(other.settings)
+        found = [
+            f"{name}: {_short(now.get(name))} (made with {_short(before.get(name))})"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name)
+        ]
+        if self.input != other.input:
+            found.append(
+                f"input: {other.input['files']:,} files, {other.input['bytes']:,} bytes"
+                f" (made from {self.input['files']:,} files, {self.input['bytes']:,} bytes)"
+            )
+        return found
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
+    {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
+    """
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
+    if items is None:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, inner in items:
+        found |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

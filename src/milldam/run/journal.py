@@ -1,0 +1,100 @@
+"""Lines appended to files of a run folder, durably.
+
+A line reaches the kernel before `append` returns, so that a killed process loses none. It is synced to disk at once
+when the last sync is more than a moment ago, else with the lines that follow: a power failure costs at most what was
+done within that moment, which is then done again.
+
+A share of a stage, which works beside others on other machines, appends to files of its own: `records@<share>.jsonl`
+beside `records.jsonl`. Whoever reads gets the lines of all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from milldam.files import explain_os_errors
+
+SYNC_SECONDS = 0.2
+
+
+class Journal:
+    """The appended files of a folder; `share`: whose lines these are, when others append too."""
+
+    def __init__(self, folder: Path, share: str | None = None) -> None:
+        self._folder, self._share = folder, share
+        self._open: dict[str, IO[bytes]] = {}
+        self._unsynced: set[str] = set()
+        self._synced = 0.0
+
+    def append(self, name: str, value: dict[str, Any]) -> None:
+        with explain_os_errors(self._folder):
+            file = self._open.get(name) or self._open_file(name)
+            file.write(json.dumps(value).encode() + b"\n")
+            self._unsynced.add(name)
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                self.sync()
+
+    def _open_file(self, name: str) -> IO[bytes]:
+        path = self._folder / (name if self._share is None else _of_share(name, self._share))
+        file = path.open("a+b", buffering=0)
+        self._open[name] = file
+        # A line that was torn by a crash must not take the next one with it.
+        if file.tell() and not _ends_a_line(file):
+            file.write(b"\n")
+        return file
+
+    def sync(self) -> None:
+        """Make every line durable."""
+        with explain_os_errors(self._folder):
+            for name in self._unsynced:
+                os.fsync(self._open[name].fileno())
+        self._unsynced.clear()
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Close the files, for a while or for good: they may be replaced now."""
+        try:
+            self.sync()
+        finally:
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+            self._unsynced.clear()
+
+    def paths(self, name: str) -> list[Path]:
+        """The files of that name: this one's, and those of shares."""
+        path = self._folder / name
+        shares = sorted(self._folder.glob(_of_share(name, "*")))
+        return ([path] if path.exists() else []) + shares
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Every line, also one that was torn by a crash."""
+        for path in self.paths(name):
+            with path.open("rb") as lines:
+                yield from lines
+
+    def read(self, name: str) -> Iterator[dict[str, Any]]:
+        """What was appended; a torn line is left out."""
+        for line in self.lines(name):
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+
+def _of_share(name: str, share: str) -> str:
+    """
+    >>> _of_share("records.jsonl", "tokenize-3-of-8")
+    'records@tokenize-3-of-8.jsonl'
+    """
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}@{share}.{ending}"
+
+
+def _ends_a_line(file: IO[bytes]) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

@@ -1,0 +1,146 @@
+"""Finished parts of units: what each is, which units are complete, and all of them in plan order.
+
+Memory: a bit a unit for what is complete, an entry for each unit that is not; to put records in order, 32 bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.store.manifest import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """A finished part of a unit; its shards are durable before this is written."""
+
+    unit: int
+    part: int
+    shards: list[dict[str, Any]]
+    """At most one per split."""
+    dropped: dict[str, dict[str, int]]
+    """Stage -> reason -> documents."""
+    batches: int
+    """Batches of the unit that are done with this part: where a resumed unit goes on."""
+    last: bool
+    """The unit is complete."""
+    read: int = 0
+    """Documents that were read for it."""
+    inexact_cuts: int = 0
+
+
+def parse_record(line: bytes) -> PartRecord | None:
+    """A record, unless it was torn by a crash while it was written."""
+    try:
+        return PartRecord(**json.loads(line)) if line.endswith(b"\n") else None
+    except (ValueError, TypeError):
+        return None
+
+
+class UnitSet:
+    """Numbers of units, a bit each."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._count = 0
+
+    def add(self, unit: int) -> None:
+        place, bit = divmod(unit, 8)
+        if place >= len(self._bits):
+            self._bits.extend(bytes(max(place + 1 - len(self._bits), len(self._bits))))
+        if not self._bits[place] >> bit & 1:
+            self._bits[place] |= 1 << bit
+            self._count += 1
+
+    def __contains__(self, unit: int) -> bool:
+        place, bit = divmod(unit, 8)
+        return place < len(self._bits) and bool(self._bits[place] >> bit & 1)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def missing(self, units: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """For each of so many units whether it is not in the set."""
+        bits = np.frombuffer(bytes(self._bits[: -(-units // 8)]), np.uint8)
+        inside = np.zeros(units, np.bool_)
+        known = np.unpackbits(bits, bitorder="little")[:units]
+        inside[: len(known)] = known
+        return ~inside
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is recorded as done: per unit, how many parts and batches, and whether it is complete."""
+
+    complete: UnitSet = field(default_factory=UnitSet)
+    partial: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """unit -> (parts, batches) of the units that are not complete."""
+    documents: int = 0
+
+    def book(self, record: PartRecord) -> None:
+        self.documents += sum(shard["documents"] for shard in record.shards)
+        if record.last:
+            self.complete.add(record.unit)
+            self.partial.pop(record.unit, None)
+        else:
+            self.partial[record.unit] = (record.part + 1, record.batches)
+
+
+class Sequence:
+    """Goes through records in the order they were written: each part once, none before the one it follows."""
+
+    def __init__(self) -> None:
+        self._complete = UnitSet()
+        self._next: dict[int, int] = {}
+
+    def takes(self, record: PartRecord) -> bool:
+        """Whether the record comes next in its unit; then it is booked."""
+        if record.unit in self._complete or record.part != self._next.get(record.unit, 0):
+            return False
+        if record.last:
+            self._complete.add(record.unit)
+            self._next.pop(record.unit, None)
+        else:
+            self._next[record.unit] = record.part + 1
+        return True
+
+
+def in_plan_order(files: Iterable[Path]) -> Iterator[PartRecord]:
+    """The records of some files by unit and part, whatever the order of work."""
+    paths = list(files)
+    places = array("q")  # unit, part, file, byte
+    for number, path in enumerate(paths):
+        with path.open("rb") as lines:
+            at = 0
+            for line in lines:
+                record = parse_record(line)
+                if record is not None:
+                    places.extend((record.unit, record.part, number, at))
+                at += len(line)
+    table = np.frombuffer(places, np.int64).reshape(-1, 4)
+    order = np.lexsort((table[:, 1], table[:, 0]))
+    opened = [path.open("rb") for path in paths]
+    try:
+        for row in order:
+            _, _, number, at = table[row].tolist()
+            opened[number].seek(at)
+            record = parse_record(opened[number].readline())
+            assert record is not None
+            yield record
+    finally:
+        for file in opened:
+            file.close()
+
+
+def shards_in_order(records: Iterable[PartRecord]) -> tuple[Shard, ...]:
+    """Every shard of records that come in plan order: split after split."""
+    shards = [Shard(**shard) for record in records for shard in record.shards]
+    # Training first; the others by name.
+    return tuple(sorted(shards, key=lambda shard: (shard.split != "train", shard.split)))

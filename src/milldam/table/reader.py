@@ -1,0 +1,174 @@
+"""`Table`: what `milldam.map` made, opened memory-mapped.
+
+Opening reads the manifest and nothing else; a shard is mapped when a row of it is asked for, and at most a few dozen
+stay open. Rows that are read are the only memory it takes; what is mapped the kernel takes back at will. A table
+pickles as its path, so that a worker process opens it anew.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.memory import format_size
+from milldam.table.formats import FORMATS, columns_as
+from milldam.table.manifest import TableManifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OPEN_SHARDS = 64
+_ROWS_AT_ONCE = 1000
+
+
+class Table:
+    """
+    >>> table = Table("tokens.table")                                                              # doctest: +SKIP
+    >>> table[0], table[10:20]["input_ids"], len(table)                                            # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest = TableManifest.read(self.path)
+        self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
+        self._open: OrderedDict[int, pa.Table] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __repr__(self) -> str:
+        columns = ", ".join(self.columns)
+        shards, size = len(self.manifest.shards), format_size(self.manifest.bytes)
+        return f"Table('{self.path}': {len(self):,} rows of {columns}; {shards} shards, {size})"
+
+    def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
+        return Table, (self.path,)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.manifest.schema.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.manifest.schema.to_arrow()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal rows in equal order."""
+        return self.manifest.fingerprint
+
+    @property
+    def shards(self) -> int:
+        """How many files the rows are in."""
+        return len(self.manifest.shards)
+
+    def shard(self, number: int) -> pa.Table:
+        """The rows of one file, mapped."""
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = self._map(number)
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return found
+
+    def _map(self, number: int) -> pa.Table:
+        import pyarrow as pa
+
+        shard = self.manifest.shards[number]
+        path = self.path / shard.name
+        try:
+            if path.stat().st_size != shard.bytes:
+                raise StoreError(
+                    f"{path}: not of the size that the manifest says. `milldam verify {self.path}` tells more."
+                )
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_stream(file).read_all()
+        except FileNotFoundError:
+            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
+        except pa.ArrowInvalid as error:
+            raise StoreError(f"{path}: damaged ({error}). `milldam verify {self.path}` tells more.") from None
+        if table.num_rows != shard.rows:
+            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+        return table
+
+    # ---- rows ----
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, which: slice) -> dict[str, list[Any]]: ...
+    @overload
+    def __getitem__(self, which: str) -> pa.ChunkedArray: ...
+    def __getitem__(self, which: int | slice | str) -> Any:
+        """A row as a dict; rows i to j as a dict of lists; a column, mapped."""
+        if isinstance(which, str):
+            return self.to_arrow([which]).column(which)
+        if isinstance(which, slice):
+            begin, end, step = which.indices(len(self))
+            if step != 1:
+                raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
+            return self.rows(begin, max(begin, end)).to_pydict()
+        number = which + len(self) if which < 0 else which
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {which} of a table of {len(self):,} rows")
+        return self.rows(number, number + 1).to_pylist()[0]
+
+    def rows(self, begin: int, end: int) -> pa.Table:
+        """Rows `begin` to `end` as a `pa.Table`, mapped."""
+        import pyarrow as pa
+
+        found = []
+        while begin < min(end, len(self)):
+            number = bisect.bisect_right(self._ends, begin)
+            start = self._ends[number - 1] if number else 0
+            stop = min(end, self._ends[number])
+            found.append(self.shard(number).slice(begin - start, stop - begin))
+            begin = stop
+        return pa.concat_tables(found) if found else self.schema.empty_table()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for rows in self.batches(_ROWS_AT_ONCE, format="arrow"):
+            yield from rows.to_pylist()
+
+    def batches(self, size: int, *, format: str = "python", columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Rows in order, `size` at a time: dicts of lists, of numpy arrays, or Arrow tables. The last may be short."""
+        if format not in FORMATS:
+            raise ConfigError(f'format: "{format}"; must be one of {", ".join(FORMATS)}.')
+        if size < 1:
+            raise ConfigError(f"batches of {size} rows; use 1 or more.")
+        names = self._known(columns)
+        return (columns_as(self.rows(begin, begin + size).select(names), format) for begin in range(0, len(self), size))
+
+    def _known(self, columns: Sequence[str] | None) -> list[str]:
+        for name in columns or ():
+            if name not in self.columns:
+                hint = did_you_mean(name, self.columns)
+                raise ConfigError(f'no column "{name}"; there are {", ".join(self.columns)}.{hint}')
+        return self.columns if columns is None else list(columns)
+
+    # ---- other tools ----
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows as one `pa.Table`, mapped: it takes next to no memory."""
+        import pyarrow as pa
+
+        names = self._known(columns)
+        tables = [self._map(number).select(names) for number in range(self.shards)]
+        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
+
+    def to_hf(self) -> Any:
+        """All rows as a `datasets.Dataset` on the same files, mapped: nothing is copied."""
+        try:
+            from datasets import Dataset, concatenate_datasets
+        except ImportError:
+            raise ConfigError('to_hf needs HF datasets: pip install "milldam[hf]".') from None
+        for number in range(self.shards):
+            self._map(number)  # says which file is missing or damaged, better than datasets would
+        parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
+        return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())

@@ -1,0 +1,209 @@
+"""Which processes belong to a command, and what each of them holds.
+
+A process belongs to the tree once its parent does, and stays in it when that parent ends. With `adopting`, processes
+that lost their parents come to us (PR_SET_CHILD_SUBREAPER), so that none gets away between two looks, not even one that
+began a session of its own. A look costs a listing of /proc, a file for each new process of the machine, and a file
+for each process of the tree. Without /proc, psutil is asked: then all resident memory counts as anonymous.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from milldam.memory import Usage, process_tree, usage
+
+_HAS_PROC = Path("/proc/self/status").exists()
+_STATUS = re.compile(rb"^(Name|VmHWM|VmSwap|Rss\w+):\s+(.*)$", re.MULTILINE)
+_ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Pss_File):\s+(\d+)", re.MULTILINE)
+_INTERPRETERS = re.compile(r"python|pypy|ruby|perl|node|bash|^sh$|zsh|dash|java|milldam|pt_")
+_NAME_CHARACTERS = 48
+_NAME_LOOKS = 3
+_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a process holds now."""
+
+    pid: int
+    name: str
+    anonymous: int
+    file: int
+    resident_peak: int = 0
+    """The most it ever had resident, file-backed too, by the kernel's own count: no spike is missed."""
+    swapped: int = 0
+
+
+class ProcessTree:
+    """The processes of a tree, looked up again and again. Holds a number for each process of the machine."""
+
+    def __init__(self, *, adopting: bool) -> None:
+        """Whatever runs before `begin` is a stranger, save for its root."""
+        self._adopting = os.getpid() if adopting else None
+        self._members: set[int] = set()
+        self._strangers = _listed() if _HAS_PROC else set()
+        self._names: dict[int, tuple[bytes, str, int]] = {}
+        self._ended: set[int] = set()
+        self._root = 0
+
+    def begin(self, root: int) -> None:
+        self._root = root
+        self._members = {root}
+        if root == os.getpid():
+            self._strangers = set()
+        self._strangers.discard(root)
+
+    def read(self) -> list[Reading]:
+        """What each process holds; those that have ended are left out."""
+        if not _HAS_PROC:
+            return [found for pid in process_tree(self._root) if (found := _read_without_proc(pid)) is not None]
+        self._look()
+        readings = [found for pid in sorted(self._members) if (found := self._reading(pid)) is not None]
+        self._ended = self._members - {one.pid for one in readings}
+        return readings
+
+    @property
+    def members(self) -> frozenset[int]:
+        return frozenset(self._members)
+
+    def orphans_ended(self) -> list[int]:
+        """Members that have ended and whose parent we have become: nobody else takes note of it."""
+        if self._adopting is None:
+            return []
+        return [pid for pid in self._ended - {self._root} if _parent(pid) == self._adopting]
+
+    def _look(self) -> None:
+        present = _listed()
+        self._members &= present
+        self._strangers &= present
+        for pid in self._names.keys() - self._members:
+            del self._names[pid]
+        parents = {pid: _parent(pid) for pid in present - self._members - self._strangers}
+        while found := {pid for pid, parent in parents.items() if self._is_ours(parent)}:
+            self._members |= found
+            for pid in found:
+                del parents[pid]
+        # Of one whose parent has just ended nobody can tell yet: it is looked at again.
+        self._strangers |= {pid for pid, parent in parents.items() if parent == 0 or parent in present}
+
+    def _is_ours(self, parent: int | None) -> bool:
+        return parent is not None and (parent in self._members or parent == self._adopting)
+
+    def _reading(self, pid: int) -> Reading | None:
+        try:
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+                found = dict(_STATUS.findall(file.read(8192)))
+        except OSError:
+            return None
+        if b"RssAnon" not in found:
+            return None  # ended, and not taken note of yet
+        sizes = {key: int(value.split()[0]) * 1024 for key, value in found.items() if key != b"Name"}
+        anonymous = sizes[b"RssAnon"] + sizes.get(b"RssShmem", 0)
+        file_backed, swapped = sizes.get(b"RssFile", 0), sizes.get(b"VmSwap", 0)
+        return Reading(pid, self._name(pid, found[b"Name"]), anonymous, file_backed, sizes.get(b"VmHWM", 0), swapped)
+
+    def _name(self, pid: int, kernel_name: bytes) -> str:
+        """The command's name, read anew when the process became another program.
+
+        The first looks may fall between a fork and what follows it, when it still has its parent's words or none.
+        """
+        before, name, looks = self._names.get(pid, (b"", "", 0))
+        if before != kernel_name or looks < _NAME_LOOKS:
+            name = _describe(pid, kernel_name.decode(errors="replace"))
+            self._names[pid] = (kernel_name, name, looks + 1 if before == kernel_name else 1)
+        return name
+
+
+def _listed() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            # The name, in parentheses, may hold anything.
+            return int(file.read(4096).rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _describe(pid: int, kernel_name: str) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    return name_of([word for word in words if word], kernel_name)
+
+
+def name_of(words: list[str], kernel_name: str) -> str:
+    """A process in a few words: its program, and of an interpreter what it runs.
+
+    >>> name_of(["/usr/bin/python3", "-u", "train.py", "--lr", "1"], "python3")
+    'python3 train.py'
+    >>> name_of(["python", "-m", "pytest", "-x"], "python"), name_of(["/usr/bin/gzip", "-9", "a"], "gzip")
+    ('python -m pytest', 'gzip')
+    """
+    name = kernel_name
+    if words and _INTERPRETERS.search(kernel_name):
+        flag = next((k for k, word in enumerate(words) if word == "-m" and k + 1 < len(words)), None)
+        script = next((word for word in words[1:] if not word.startswith("-")), "")
+        if "multiprocessing" in " ".join(words[1:4]):
+            name += " (multiprocessing)"
+        elif flag is not None:
+            name += f" -m {words[flag + 1]}"
+        elif "-c" in words[1:]:
+            name += " -c"
+        elif script:
+            name += f" {Path(script).name}"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return printable[:_NAME_CHARACTERS]
+
+
+def _read_without_proc(pid: int) -> Reading | None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        now = usage(pid)
+        return Reading(pid, name_of([], psutil.Process(pid).name()), now.anonymous, now.file)
+    return None
+
+
+def count_once(pids: frozenset[int]) -> Usage | None:
+    """Memory of a tree with each page counted once, however many processes share it; None where nobody tells.
+
+    The kernel walks all pages for it: about a second for 100 GB.
+    """
+    anonymous = file_backed = 0
+    for pid in pids:
+        try:
+            found = dict(_ROLLUP.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes()))
+        except OSError:
+            continue
+        anonymous += 1024 * (int(found.get(b"Pss_Anon", 0)) + int(found.get(b"Pss_Shmem", 0)))
+        file_backed += 1024 * int(found.get(b"Pss_File", 0))
+    return Usage(anonymous, file_backed) if anonymous + file_backed else None
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[bool]:
+    """While it lasts, processes below us that lose their parent become our children; False where that can't be."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError, TypeError):
+        yield False
+        return
+    before = ctypes.c_int(0)
+    known = prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) == 0
+    adopting = known and prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        yield adopting
+    finally:
+        if adopting:
+            prctl(_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)

@@ -1,0 +1,597 @@
+"""`milldam.map`: sources to tables, what is reused and what is made again, and what survives a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import leftovers
+from milldam.errors import ConfigError, InputError, ResourceError, StoreError
+from milldam.mapping import map as map_rows
+from milldam.mapping import run_map
+from milldam.mapping.settings import settings_of
+from milldam.table import Table
+from milldam.table.verify import verify
+
+FILES, ROWS = 8, 20
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Eight files of twenty records."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(FILES):
+        write_file(folder, number)
+    return folder
+
+
+def write_file(folder: Path, number: int, rows: int = ROWS, word: str = "word") -> Path:
+    # Compressed files are not cut: with a small shard_size each is a unit.
+    path = folder / f"{number:02d}.jsonl.gz"
+    lines = ({"id": number * 100 + row, "text": f"{word} " * (row + 1)} for row in range(rows))
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return path
+
+
+class Log:
+    """A function that notes each call in a file, in whatever process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "calls"
+
+    def calls(self) -> list[int]:
+        """The first id of every batch since the last time, in order of ids."""
+        found = [int(line) for line in self.path.read_text().split()] if self.path.exists() else []
+        self.path.unlink(missing_ok=True)
+        return sorted(found)
+
+
+def lengths(batch: dict[str, Any], calls: str = "", add: int = 0) -> dict[str, Any]:
+    """What most tests map: the length of the text."""
+    if calls:
+        with Path(calls).open("a") as file:
+            file.write(f"{batch['id'][0]}\n")
+    return {"n": [len(text) + add for text in batch["text"]]}
+
+
+def expected(files: int = FILES) -> list[int]:
+    return [5 * (row + 1) for _ in range(files) for row in range(ROWS)]
+
+
+def shard_hashes(out: Path) -> list[str]:
+    return [shard.xxh3 for shard in Table(out).manifest.shards]
+
+
+def summary_of(source: Any, function: Any, out: Path, **options: Any) -> Any:
+    return run_map(settings_of({"source": source, "function": function, "out": out, **options}))
+
+
+# ---- what comes out ----
+
+
+def test_a_table_has_the_rows_in_input_order(corpus: Path, tmp_path: Path) -> None:
+    """Every column of the input and those of the function, whole according to `verify`."""
+    table = map_rows(corpus, lengths, tmp_path / "out")
+    assert table.columns == ["id", "text", "n"]
+    assert [row["n"] for row in table] == expected()
+    assert list(verify(tmp_path / "out")) == [] and leftovers(tmp_path / "out") == []
+
+
+def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -> None:
+    """One process, three, another budget: the same bytes under the same names."""
+    made = []
+    for name, options in (("a", {"workers": 1}), ("b", {"workers": 3}), ("c", {"workers": 2, "memory": "900MB"})):
+        map_rows(corpus, lengths, tmp_path / name, shards=6, batch_size=7, **options)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")})
+    assert made[0] == made[1] == made[2] and len(made[0]) >= 6
+
+
+def test_batches_are_bounded_in_rows_and_bytes(corpus: Path, tmp_path: Path) -> None:
+    """No batch is longer than asked, nor larger unless it is one row."""
+
+    def sizes(batch: dict[str, Any]) -> dict[str, Any]:
+        count, size = len(batch["text"]), sum(len(text) + 16 for text in batch["text"])
+        return {"count": [count] * count, "size": [size] * count}
+
+    table = map_rows(corpus, sizes, tmp_path / "out", batch_size=6, batch_bytes=200)
+    assert all(row["count"] <= 6 and (row["size"] <= 200 or row["count"] == 1) for row in table)
+    assert {row["count"] for row in table} > {1, 2}
+
+
+@pytest.mark.parametrize("format", ["python", "numpy", "arrow"])
+def test_functions_may_drop_and_add_rows(corpus: Path, tmp_path: Path, format: str) -> None:
+    """In each form; with the input's columns removed a batch may become any number of rows."""
+
+    def long_ones(batch: Any) -> Any:
+        if isinstance(batch, pa.Table):
+            return batch.filter(pa.compute.greater(pa.compute.utf8_length(batch["text"]), 50)).select(["id"])
+        kept = [number for number, text in zip(batch["id"], batch["text"], strict=True) if len(text) > 50]
+        return {"id": kept}
+
+    table = map_rows(corpus, long_ones, tmp_path / "out", remove_columns="all", format=format)
+    assert table["id"].to_pylist() == [100 * file + row for file in range(FILES) for row in range(10, ROWS)]
+
+
+def test_row_functions_give_any_number_of_rows(corpus: Path, tmp_path: Path) -> None:
+    """batched=False: a dict, a list of dicts, None."""
+
+    def twice(row: dict[str, Any]) -> Any:
+        return [{"id": row["id"], "part": part} for part in range(2)] if row["id"] % 2 else []
+
+    table = map_rows(corpus, twice, tmp_path / "out", batched=False, columns=["id"])
+    assert len(table) == FILES * ROWS and table[1] == {"id": 1, "part": 1}
+
+
+def test_row_numbers_are_those_of_the_whole_input(corpus: Path, tmp_path: Path) -> None:
+    """`with_indices` counts through all units, whichever worker has them."""
+    table = map_rows(
+        corpus, lambda batch, rows: {"row": rows}, tmp_path / "out", with_indices=True, shards=5, workers=2
+    )
+    assert table["row"].to_pylist() == list(range(FILES * ROWS))
+
+
+def test_sources_of_all_kinds(tmp_path: Path) -> None:
+    """Text files, CSV, parquet, a data set of HF, a streamed one, a generator."""
+    datasets = pytest.importorskip("datasets")
+    values = [f"row {number}" for number in range(50)]
+    (tmp_path / "a.txt").write_text("\n".join(values) + "\n")
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(values) + "\n")
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    saved = datasets.Dataset.from_dict({"text": values})
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ({"text": value} for value in values)
+
+    sources: dict[str, Any] = {
+        "text": (tmp_path / "a.txt", {"documents": "line"}),
+        "csv": (tmp_path / "a.csv", {}),
+        "parquet": (tmp_path / "a.parquet", {}),
+        "data set": (saved, {}),
+        "turned": (saved.select(range(49, -1, -1)), {}),
+        "streamed": (saved.to_iterable_dataset(), {"source_key": "v1"}),
+        "generator": (rows, {}),
+    }
+    for name, (source, options) in sources.items():
+        table = map_rows(
+            source, lambda batch: {"n": [int(text[4:]) for text in batch["text"]]}, tmp_path / name, **options
+        )
+        wanted = list(range(50)) if name != "turned" else list(range(49, -1, -1))
+        assert table["n"].to_pylist() == wanted, name
+        again = summary_of(source, table_function(), tmp_path / f"{name} 2", **options)
+        assert summary_of(source, table_function(), tmp_path / f"{name} 2", **options).up_to_date, again
+
+
+def table_function() -> Callable[..., Any]:
+    return lambda batch: {"n": [len(text) for text in batch["text"]]}
+
+
+# ---- columns ----
+
+
+def test_a_column_that_is_null_at_first_gets_its_type_later(tmp_path: Path) -> None:
+    """The probe goes on until every column has a type."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"x": None if n < 30 else n}) + "\n" for n in range(40)))
+    table = map_rows(path, lambda batch: {"y": batch["x"]}, tmp_path / "out", batch_size=10)
+    assert table.schema.field("y").type == pa.int64()
+
+
+def test_another_type_later_is_refused_with_the_place(corpus: Path, tmp_path: Path) -> None:
+    """Column, expected, found, unit, file and rows; what was finished is kept, and `schema=` helps."""
+
+    def mixed(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [0.5 if number == 305 else number for number in batch["id"]]}
+
+    out = tmp_path / "out"
+    with pytest.raises(
+        InputError, match=r"(?s)mixed, rows 0 to 19 of unit \d \(.*03\.jsonl\.gz\).*\"n\": int64.*found double"
+    ):
+        map_rows(corpus, mixed, out, shard_size=1)
+    with pytest.raises(StoreError, match="unfinished"):
+        Table(out)
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.float64())])
+    assert map_rows(corpus, mixed, out, shard_size=1, schema=schema)[65]["n"] == 0.5
+
+
+def test_features_of_hf_are_a_schema(tmp_path: Path) -> None:
+    """Class names reach `to_hf`."""
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": 0}\n')
+    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
+    function = table_of({"label": [1, 0]})
+    table = map_rows(tmp_path / "a.jsonl", function, tmp_path / "out", remove_columns="all", features=features)
+    assert table.to_hf().features["label"].names == ["no", "yes"]
+
+
+def table_of(columns: dict[str, Any]) -> Callable[..., Any]:
+    return lambda batch: columns
+
+
+# ---- what is reused ----
+
+
+def test_a_second_run_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every unit is cached, in a moment, and the function is not called."""
+    log = Log(tmp_path)
+    options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
+    first = summary_of(corpus, lengths, tmp_path / "out", **options)
+    assert (first.units, first.cached, first.up_to_date) == (4, 0, False)
+    log.calls()
+    begun = time.perf_counter()
+    with caplog.at_level(logging.INFO, "milldam"):
+        second = summary_of(corpus, lengths, tmp_path / "out", **options)
+    assert time.perf_counter() - begun < 1
+    assert second.up_to_date and second.reuse == "cached: 4 of 4 units" and second.reuse in caplog.text
+    assert log.calls() == []
+
+
+def mapper(add: int) -> Callable[..., Any]:
+    """A function that holds a value."""
+    return lambda batch, calls: {"n": [value + add for value in lengths(batch, calls)["n"]]}
+
+
+def other(batch: dict[str, Any], calls: str) -> dict[str, Any]:
+    return {"n": [2 * value for value in lengths(batch, calls)["n"]]}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "named"),
+    [
+        (mapper(1), {}, "captured value add"),
+        (other, {}, "function other"),
+        (mapper(0), {"batch_size": 11}, "batch_size: 11 (was 1000)"),
+        (mapper(0), {"fn_kwargs": {"calls": "{log}", "unused": 1}}, "argument unused"),
+        (mapper(0), {"columns": ["id", "text"]}, "columns"),
+    ],
+)
+def test_a_change_of_function_or_setting_makes_all_units_again(
+    corpus: Path, tmp_path: Path, function: Any, options: dict[str, Any], named: str
+) -> None:
+    """The body, a captured value, an argument, a parameter: all stale, and the change is named."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    log_path = {"calls": str(log.path)}
+    summary_of(corpus, mapper(0), out, shards=4, fn_kwargs=log_path)
+    log.calls()
+    if "fn_kwargs" in options:
+        options, function = {"fn_kwargs": log_path | {"unused": 1}}, with_unused
+        summary_of(corpus, with_unused, out, shards=4, fn_kwargs=log_path)
+        log.calls()
+    made = summary_of(corpus, function, out, **{"shards": 4, "fn_kwargs": log_path} | options)
+    assert made.cached == 0 and len(log.calls()) >= 4
+    assert any(named in line for line in made.changed), made.changed
+    assert list(verify(out)) == [] and len(list(out.glob("rows-*"))) == 4
+
+
+def with_unused(batch: dict[str, Any], calls: str, unused: int = 0) -> dict[str, Any]:
+    return lengths(batch, calls)
+
+
+def test_one_edited_file_makes_its_unit_again_alone(corpus: Path, tmp_path: Path) -> None:
+    """The function runs on that file's rows; the table is as one made from nothing."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    log.calls()
+    write_file(corpus, 5, word="longer")
+    made = summary_of(corpus, lengths, out, **options)
+    assert (made.cached, made.units) == (FILES - 1, FILES) and log.calls() == [500]
+    assert made.changed and "05.jsonl" in made.changed[0]
+    map_rows(corpus, lengths, tmp_path / "fresh", **options)
+    assert shard_hashes(out) == shard_hashes(tmp_path / "fresh")
+
+
+def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path: Path) -> None:
+    """What is new is made; what is gone is no longer in the table, nor in the folder."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    log.calls()
+    write_file(corpus, 50)
+    assert summary_of(corpus, lengths, out, **options).cached == FILES
+    assert log.calls() == [5000]
+    (corpus / "03.jsonl.gz").unlink()
+    assert summary_of(corpus, lengths, out, **options).cached == FILES and log.calls() == []
+    assert len(Table(out)) == FILES * ROWS and len(list(out.glob("rows-*"))) == FILES
+
+
+def test_a_missing_shard_is_made_again_alone(corpus: Path, tmp_path: Path) -> None:
+    """A table whose file was removed is not up to date."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shards=4)
+    before = shard_hashes(out)
+    (out / Table(out).manifest.shards[2].name).unlink()
+    assert summary_of(corpus, lengths, out, shards=4).cached == 3
+    assert shard_hashes(out) == before
+
+
+def test_overwrite_does_everything_again(corpus: Path, tmp_path: Path) -> None:
+    """Also under HF's name for it."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    for again in ({"overwrite": True}, {"load_from_cache_file": False}):
+        log.calls()
+        assert summary_of(corpus, lengths, out, **options, **again).cached == 0 and len(log.calls()) >= 4
+
+
+def test_what_cant_be_hashed_is_said_and_not_reused(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock in a closure: a warning with its name and `key=`; with a key it is reused."""
+    import threading
+
+    lock = threading.Lock()
+
+    def guarded(batch: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return lengths(batch)
+
+    for _ in range(2):
+        caplog.clear()
+        assert summary_of(corpus, guarded, tmp_path / "out", shards=2).cached == 0
+        assert "lock" in caplog.text and 'key="' in caplog.text
+    caplog.clear()
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v1").cached == 0
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v1").up_to_date
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v2").cached == 0
+    assert "key=" not in caplog.text
+
+
+def test_a_source_that_cant_be_identified_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A streamed data set without a key: the run works, nothing is reused."""
+    datasets = pytest.importorskip("datasets")
+    streamed = datasets.Dataset.from_dict({"text": ["a", "bb"]}).to_iterable_dataset()
+    for _ in range(2):
+        made = summary_of(streamed, table_function(), tmp_path / "out")
+        assert not made.up_to_date and made.cached == 0
+    assert 'source_key="' in caplog.text
+
+
+# ---- errors ----
+
+
+def test_an_exception_stops_with_the_users_lines_and_the_place(corpus: Path, tmp_path: Path) -> None:
+    """From a worker process too; units that were done are reused by the mended function's siblings."""
+
+    def broken(batch: dict[str, Any]) -> Any:
+        if 505 in batch["id"]:
+            raise ValueError("five hundred and five")
+        return lengths(batch)
+
+    for workers in (1, 2):
+        with pytest.raises(InputError) as caught:
+            map_rows(corpus, broken, tmp_path / "out", shard_size=1, workers=workers)
+        told = str(caught.value)
+        assert "broken failed on rows 0 to 19" in told and "05.jsonl" in told
+        assert 'raise ValueError("five hundred and five")' in told and "on_error" in told
+
+
+def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -> None:
+    """Those on which the function fails, and records that can't be read; also of units that are cached."""
+    with gzip.open(corpus / "02.jsonl.gz", "ab") as file:
+        file.write(b"{broken\n")
+
+    def picky(batch: dict[str, Any]) -> Any:
+        return {"n": [10 // (number - 305) for number in batch["id"]]}
+
+    out = tmp_path / "out"
+    made = summary_of(corpus, picky, out, shard_size=1, on_error="reject")
+    assert made.rejected == {"bad_json": 1, "function_failed": 1} and made.rows == FILES * ROWS - 1
+    write_file(corpus, 7, word="other")
+    again = summary_of(corpus, picky, out, shard_size=1, on_error="reject")
+    assert again.cached == FILES - 1 and again.rejected == made.rejected
+    rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    assert [one["reason"] for one in rejects] == ["bad_json", "function_failed"]
+    assert rejects[0]["line"] == ROWS + 1 and json.loads(rejects[1]["record"])["id"] == 305
+    assert "ZeroDivisionError" in rejects[1]["detail"]
+
+
+def test_no_rows_are_no_table(corpus: Path, tmp_path: Path) -> None:
+    """A function that drops everything is told so."""
+    with pytest.raises(InputError, match="No rows came out of"):
+        map_rows(corpus, lambda batch: {"n": []}, tmp_path / "out", remove_columns="all")
+
+
+def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:
+    """And with the batch sizes that could be smaller."""
+    settings = settings_of({"source": corpus, "function": lengths, "out": tmp_path / "out", "memory": "20MB"})
+    with pytest.raises(ResourceError, match=r"at least --memory \d+MB, or a smaller batch_bytes"):
+        run_map(settings)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"bacthed": True}, 'no setting "bacthed". Did you mean "batched"'),
+        ({"format": "nunpy"}, 'Did you mean "numpy"'),
+        ({"batch_size": -1}, "batch_size: -1"),
+        ({"batch_size": 0}, "never the whole input"),
+        ({"remove_columns": "text"}, None),
+        ({"num_proc": 2, "workers": 2}, "another word for workers"),
+        ({"with_rank": True}, "which worker"),
+        ({"keep_in_memory": True}, "mapped from disk"),
+        ({"writer_batch_size": 10}, "4 MB"),
+        ({"cache_file_name": "x"}, "out="),
+        ({"on_error": "ignore"}, "raise, reject"),
+        ({"fn_kwargs": [1]}, "fn_kwargs"),
+        ({"batch_bytes": "2GB"}, "1GiB"),
+    ],
+)
+def test_settings_are_checked(option: dict[str, Any], told: str | None) -> None:
+    """Wrong names and values, and options of HF's `map` that mean nothing here."""
+    given = {"source": "x", "function": lengths, "out": "o", **option}
+    if told is None:
+        assert settings_of(given).remove_columns == ("text",)
+        return
+    with pytest.raises(ConfigError) as caught:
+        settings_of(given)
+    assert told in str(caught.value)
+
+
+def test_names_of_hf_mean_the_same() -> None:
+    """num_proc, features, new_fingerprint, input_columns; and what is left out there may be None."""
+    given = {"num_proc": 3, "new_fingerprint": "v", "input_columns": "text", "remove_columns": ["a"], "desc": None}
+    settings = settings_of({"source": "x", "function": lengths, "out": "o", "keep_in_memory": False, **given})
+    assert (settings.workers, settings.key, settings.input_columns) == (3, "v", ("text",))
+
+
+# ---- processes and kills ----
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import milldam.mapping, milldam.table.manifest, milldam.mapping.map_run
+folder, out, death, workers = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+DIE = signal.SIGKILL
+
+def kill_all(*_):
+    os.killpg(0, DIE)
+
+class Doubler:  # a class of __main__, which worker processes know nothing of
+    def __call__(self, value):
+        return 2 * value
+
+double = Doubler()
+
+def work(batch):
+    if not (folder / "alive").exists() and death == "unit" and 505 in batch["id"]:
+        kill_all()
+    return {"n": [double(len(text)) for text in batch["text"]]}
+
+if death == "record":
+    add = milldam.mapping.map_run.MapRun.add
+    count = iter(range(100))
+    milldam.mapping.map_run.MapRun.add = lambda self, made: kill_all() if next(count) == 3 else add(self, made)
+if death in ("manifest", "cleaning"):
+    write = milldam.table.manifest.TableManifest.write
+    def dying(self, folder):
+        if death == "cleaning":
+            write(self, folder)
+        kill_all()
+    milldam.table.manifest.TableManifest.write = dying
+table = milldam.mapping.map(str(folder), work, out, shard_size=1, batch_size=9, workers=workers, key="v1")
+print(len(table), table.fingerprint)
+"""
+
+
+def run_script(script: Path, *arguments: object, code: int) -> str:
+    done = subprocess.run(
+        [sys.executable, str(script), *(str(one) for one in arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("death", "workers"), [("unit", 2), ("record", 1), ("manifest", 1), ("cleaning", 1)])
+def test_killed_anywhere_the_rerun_makes_the_same_bytes(corpus: Path, tmp_path: Path, death: str, workers: int) -> None:
+    """SIGKILL for the whole group: in a unit, between a shard and its record, at the manifest, before clearing up."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    run_script(script, corpus, out, death, workers, code=-signal.SIGKILL)
+    assert (out / "milldam-table.json").exists() == (death == "cleaning")
+    run_script(script, corpus, out, "none", 1, code=0)
+    function = lambda batch: {"n": [2 * len(text) for text in batch["text"]]}  # noqa: E731
+    map_rows(corpus, function, undisturbed, shard_size=1, batch_size=9)
+    assert shard_hashes(out) == shard_hashes(undisturbed) and leftovers(out) == []
+    assert len(list(out.iterdir())) == len(list(undisturbed.iterdir()))
+
+
+def test_killed_while_a_changed_table_is_made_nothing_stale_can_be_opened(corpus: Path, tmp_path: Path) -> None:
+    """The old manifest is gone with the first step, and what did not change is still reused after the kill."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shard_size=1)
+    write_file(corpus, 5, word="longer")
+
+    def stop(batch: Any) -> Any:
+        raise ValueError
+
+    with pytest.raises(InputError):
+        map_rows(corpus, stop, out, shard_size=1)
+    with pytest.raises(StoreError, match="unfinished"):
+        Table(out)
+    made = summary_of(corpus, lengths, out, shard_size=1)
+    assert made.cached == FILES - 1
+
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
+
+
+def test_functions_of_all_kinds_reach_worker_processes(corpus: Path, tmp_path: Path) -> None:
+    """A lambda, a closure, a bound method, a partial."""
+    import functools
+
+    class Adder:
+        def __init__(self, add: int) -> None:
+            self.add = add
+
+        def work(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return lengths(batch, add=self.add)
+
+    kinds = [lambda batch: lengths(batch, add=1), Adder(1).work, functools.partial(lengths, add=1)]
+
+    def all_kinds(batch: dict[str, Any]) -> dict[str, Any]:
+        results = [function(batch)["n"] for function in kinds]
+        assert results[0] == results[1] == results[2]
+        return {"n": results[0]}
+
+    table = map_rows(corpus, all_kinds, tmp_path / "out", shards=3, workers=2, schema=SCHEMA)
+    assert [row["n"] for row in table] == [one + 1 for one in expected()]
+
+
+def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> None:
+    """An open socket in a closure: with workers asked for an error, else one worker in this process."""
+    import socket
+
+    with socket.socket() as held:
+
+        def work(batch: dict[str, Any]) -> dict[str, Any]:
+            assert held.fileno() >= 0
+            return lengths(batch)
+
+        with pytest.raises(ConfigError, match="can't be sent to worker processes"):
+            map_rows(corpus, work, tmp_path / "out", workers=2, shards=3, key="v1")
+        assert len(map_rows(corpus, work, tmp_path / "out", shards=3, key="v1")) == FILES * ROWS
+
+
+@pytest.mark.slow
+def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
+    """300 MB through a function that makes lists of Python objects, with 400 MB for the whole tree."""
+    (tmp_path / "in").mkdir()
+    for number in range(30):
+        text = f"{number} words without end " * 500
+        (tmp_path / "in" / f"{number:02d}.jsonl").write_text(f"{json.dumps({'text': text})}\n" * 850)
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from milldam.mapping import run_map
+        from milldam.mapping.settings import settings_of
+
+        def work(batch):
+            return {"words": [text.split() for text in batch["text"]]}
+
+        settings = settings_of({"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": "400MB",
+                                "batch_bytes": "2MB", "shard_size": "16MB", "remove_columns": "all"})
+        print(run_map(settings).memory["peak"])
+        """)
+    )
+    assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 400 * 10**6

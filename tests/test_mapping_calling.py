@@ -1,0 +1,263 @@
+"""What a function is given, what may come back, and the columns that are made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, row_by_row
+from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
+
+ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}
+ARROW = pa.RecordBatch.from_pydict(ROWS, schema=pa.schema([("text", pa.string()), ("id", pa.int16())]))
+
+
+def call(function: Any, rows: Any = ARROW, first_row: int | None = None, **rules: Any) -> dict[str, Any]:
+    kwargs = rules.pop("kwargs", {})
+    return Caller(function, CallRules(**rules), kwargs)(rows, first_row)
+
+
+def values(columns: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: to_array(name, column).to_pylist() for name, column in columns.items()}
+
+
+# ---- a batch at a time ----
+
+
+@pytest.mark.parametrize("rows", [ROWS, ARROW])
+def test_what_is_returned_is_put_over_the_columns_of_the_input(rows: Any) -> None:
+    """Columns that stay come first and in order, returned ones take their place or follow."""
+    made = call(lambda batch: {"n": [len(text) for text in batch["text"]], "id": [0, 0, 0]}, rows)
+    assert values(made) == {"text": ["a", "bb", "ccc"], "id": [0, 0, 0], "n": [1, 2, 3]}
+    assert list(made) == ["text", "id", "n"]
+
+
+def test_columns_that_pass_through_keep_their_arrow_type() -> None:
+    """A 16-bit column is not widened on its way past a function, in batches or in rows."""
+    assert call(lambda batch: {"n": [1, 2, 3]})["id"].type == pa.int16()
+    assert call(lambda row: {"n": 1}, batched=False)["id"].type == pa.int16()
+    assert call(lambda row: [{"n": 1}] * row["id"], batched=False)["id"].type == pa.int16()
+
+
+def test_removed_columns_are_given_but_not_kept() -> None:
+    """`remove_columns` leaves out what the input had, not what the function returns under the same name."""
+    made = call(lambda batch: {"text": [one.upper() for one in batch["text"]]}, remove_columns=("text",))
+    assert values(made) == {"id": [1, 2, 3], "text": ["A", "BB", "CCC"]}
+    assert values(call(lambda batch: {"n": [len(batch["id"])]}, remove_columns="all")) == {"n": [3]}
+
+
+def test_nothing_returned_leaves_the_rows_as_they_are() -> None:
+    """None means no change, of a batch and of a row."""
+    assert values(call(lambda batch: None)) == ROWS
+    assert values(call(lambda row: None, batched=False)) == ROWS
+
+
+def test_other_lengths_need_the_input_columns_removed() -> None:
+    """The error names the columns that are in the way, and the option."""
+    with pytest.raises(ResultError, match=r"2 rows were returned for 3.*text, id.*remove_columns=\['text', 'id'\]"):
+        call(lambda batch: {"n": [1, 2]})
+    assert values(call(lambda batch: {"text": ["x"], "id": [9]})) == {"text": ["x"], "id": [9]}
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    """No column is cut or filled in silence."""
+    with pytest.raises(ResultError, match="not of one length: a has 1, b has 2"):
+        call(lambda batch: {"a": [1], "b": [1, 2]}, remove_columns="all")
+
+
+@pytest.mark.parametrize("returned", [5, True, [{"n": 1}], "text", {"n": 5}, {"n": "abc"}])
+def test_what_is_no_batch_is_refused_with_what_to_return(returned: Any) -> None:
+    """A number, a flag, rows, a text, or a column that is one value."""
+    with pytest.raises(ResultError, match="batched"):
+        call(lambda batch: returned)
+
+
+def test_functions_get_numpy_or_arrow_when_asked() -> None:
+    """Numbers as arrays without nulls, texts as objects, fixed lists as two dimensions; Arrow as a table."""
+    wide = pa.RecordBatch.from_pydict({"ids": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))})
+    assert call(lambda batch: {"s": batch["ids"].sum(axis=1)}, wide, format="numpy")["s"].tolist() == [3, 7]
+    ragged = pa.RecordBatch.from_pydict({"ids": [[1, 2], [3]]})
+    assert call(lambda batch: {"n": [len(one) for one in batch["ids"]]}, ragged, format="numpy")["n"] == [2, 1]
+    made = call(lambda table: table.append_column("n", pa.array([7, 8, 9])), format="arrow")
+    assert values(made) == ROWS | {"n": [7, 8, 9]}
+    made = call(lambda table: table.select(["id"]), ROWS, format="arrow", remove_columns="all")
+    assert values(made) == {"id": [1, 2, 3]}
+
+
+def test_arrow_of_mixed_values_is_refused_in_words() -> None:
+    """What JSON may hold and Arrow may not: the way out is the Python form."""
+    with pytest.raises(ResultError, match='format="python"'):
+        call(lambda batch: batch, {"a": [1, "x"]}, format="arrow")
+
+
+def test_batch_encodings_and_frames_are_columns_too() -> None:
+    """What transformers, pandas and polars return."""
+    transformers = pytest.importorskip("transformers")
+    encoding = transformers.BatchEncoding({"input_ids": [[1], [2, 3], []]})
+    assert values(call(lambda batch: encoding))["input_ids"] == [[1], [2, 3], []]
+
+
+def test_indices_arguments_and_columns_reach_the_function() -> None:
+    """Row numbers second, `fn_kwargs` by name, `input_columns` in place of the dict."""
+    made = call(
+        lambda batch, numbers, add: {"n": [one + add for one in numbers]},
+        with_indices=True,
+        first_row=10,
+        kwargs={"add": 5},
+    )
+    assert made["n"] == [15, 16, 17]
+    made = call(lambda row, number: {"n": number}, with_indices=True, first_row=10, batched=False)
+    assert made["n"] == [10, 11, 12]
+    made = call(
+        lambda text, number: {"n": [f"{a}{b}" for a, b in zip(text, number, strict=True)]}, input_columns=("text", "id")
+    )
+    assert made["n"] == ["a1", "bb2", "ccc3"]
+
+
+@pytest.mark.parametrize("option", [{"remove_columns": ("txet",)}, {"input_columns": ("txet",)}])
+def test_a_column_that_is_not_there_is_named(option: dict[str, Any]) -> None:
+    """With what there is, and the nearest name."""
+    with pytest.raises(ResultError, match=r'no column "txet"; there are text, id\. Did you mean "text"'):
+        call(lambda batch: None, **option)
+
+
+# ---- a row at a time ----
+
+
+@pytest.mark.parametrize("rows", [ROWS, ARROW])
+def test_a_row_may_become_none_one_or_several(rows: Any) -> None:
+    """A list of dicts is that many rows; the input's columns are repeated beside them."""
+    made = call(lambda row: [{"n": number} for number in range(row["id"] - 1)], rows, batched=False)
+    assert values(made) == {"text": ["bb", "ccc", "ccc"], "id": [2, 3, 3], "n": [0, 0, 1]}
+
+
+def test_a_row_left_as_it_is_keeps_the_values_that_others_replace() -> None:
+    """None for one row and a new text for another."""
+    made = call(lambda row: None if row["id"] == 2 else {"text": "new"}, batched=False)
+    assert values(made)["text"] == ["new", "bb", "new"]
+
+
+def test_rows_with_other_columns_are_refused() -> None:
+    """A column that only some rows have."""
+    with pytest.raises(ResultError, match='column "n": returned for some rows and not for others'):
+        call(lambda row: {"n": 1} if row["id"] == 1 else {"m": 1}, batched=False)
+
+
+def test_a_filter_is_told_how_to_drop_rows() -> None:
+    """True and False mean nothing to map."""
+    with pytest.raises(ResultError, match=r"To drop a row return \[\], to keep it None"):
+        call(lambda row: row["id"] > 1, batched=False)
+
+
+# ---- what it raises ----
+
+
+def test_an_exception_is_shown_with_the_users_lines() -> None:
+    """The file, the line and the exception, without ours; and the columns there are for one that is missing."""
+
+    def broken(batch: Any) -> Any:
+        return batch["txet"]
+
+    with pytest.raises(FunctionError) as caught:
+        call(broken)
+    told = str(caught.value)
+    assert 'return batch["txet"]' in told and "calling.py" not in told.replace("test_mapping_calling.py", "")
+    assert told.endswith("""KeyError: 'txet'\nThe input has the columns text, id. Did you mean "text"?""")
+
+
+def test_row_by_row_gives_each_result_or_exception() -> None:
+    """One row that fails does not take the others with it."""
+
+    def checked(batch: Any) -> Any:
+        return {"n": [10 // (one - 2) for one in batch["id"]]}
+
+    found = list(row_by_row(Caller(checked), ARROW, None))
+    assert [number for number, _, result in found if isinstance(result, FunctionError)] == [1]
+    assert [values(result)["n"] for _, _, result in found if not isinstance(result, FunctionError)] == [[-10], [10]]
+
+
+# ---- columns ----
+
+
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
+def test_lists_and_arrays_make_the_same_column(rows: list[list[int]]) -> None:
+    """Python lists and a list of numpy arrays are one thing."""
+    plain, arrays = to_array("a", rows), to_array("a", [np.array(row, dtype=np.int64) for row in rows])
+    assert arrays.to_pylist() == plain.to_pylist()
+
+
+def test_arrays_of_more_dimensions_are_fixed_lists() -> None:
+    """2-D, 3-D, tensors; and lists of 2-D arrays of different heights."""
+    torch = pytest.importorskip("torch")
+    assert to_array("a", np.zeros((2, 3), np.float32)).type == pa.list_(pa.float32(), 3)
+    assert to_array("a", np.zeros((2, 3, 4), np.int8)).type == pa.list_(pa.list_(pa.int8(), 4), 3)
+    assert to_array("a", torch.tensor([[1, 2], [3, 4]])).to_pylist() == [[1, 2], [3, 4]]
+    uneven = [np.ones((2, 2), np.int32), np.ones((1, 2), np.int32)]
+    assert to_array("a", uneven).to_pylist() == [[[1, 1], [1, 1]], [[1, 1]]]
+    assert to_array("a", [torch.tensor([1]), torch.tensor([2, 3])]).to_pylist() == [[1], [2, 3]]
+
+
+def test_token_columns_are_narrow_when_inferred() -> None:
+    """As HF stores them, unless a value does not fit."""
+    assert infer({"input_ids": [[1, 2]], "attention_mask": [[1]]}).field("input_ids").type == pa.list_(pa.int32())
+    assert infer({"attention_mask": [[1]]}).field("attention_mask").type == pa.list_(pa.int8())
+    assert infer({"input_ids": [[2**40]]}).field("input_ids").type == pa.list_(pa.int64())
+
+
+def test_a_schema_is_settled_when_no_column_is_all_null() -> None:
+    """Empty lists say as little as None; the next batch fills them in."""
+    first = infer({"a": [None], "b": [[]], "c": [1]})
+    assert not is_settled(first)
+    both = joined(first, infer({"a": ["x"], "b": [[1]], "c": [2]}))
+    assert is_settled(both) and both.field("b").type == pa.list_(pa.int64())
+
+
+INTS = pa.schema([("a", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    ("given_values", "schema", "made"),
+    [
+        ([1, 2], INTS, [1, 2]),
+        ([None], INTS, [None]),
+        ([1], pa.schema([("a", pa.float64())]), [1.0]),
+        ([[]], pa.schema([("a", pa.list_(pa.int32()))]), [[]]),
+        (["x"], pa.schema([("a", pa.large_string())]), ["x"]),
+        (np.float32([0.5]), pa.schema([("a", pa.float64())]), [0.5]),
+        ([[1, 2]], pa.schema([("a", pa.list_(pa.int8(), 2))]), [[1, 2]]),
+        ([{"x": 1}], pa.schema([("a", pa.struct([("x", pa.int64()), ("y", pa.string())]))]), [{"x": 1, "y": None}]),
+    ],
+)
+def test_values_are_cast_where_nothing_is_lost(given_values: Any, schema: pa.Schema, made: list[Any]) -> None:
+    """Null to anything, integers to integers and floats, lists to lists."""
+    assert fit({"a": given_values}, schema).column("a").to_pylist() == made
+
+
+@pytest.mark.parametrize(
+    "wrong", [[1.5], ["1"], [True], [2**40], [[1]], np.array([0.5]), pa.array([1.0]), [b"x"], [1, "x"]]
+)
+def test_values_of_another_type_are_refused(wrong: Any) -> None:
+    """No fraction is cut off, no number read from a text; the error says column, expected and found."""
+    with pytest.raises(ColumnError, match='column "a"'):
+        fit({"a": wrong}, INTS)
+
+
+def test_a_refusal_says_what_was_expected_and_what_to_do() -> None:
+    """Column, both types, a value, and the schema."""
+    with pytest.raises(ColumnError, match=r'"a": int32 was expected.*found double, such as 1\.5\.\n.*schema='):
+        fit({"a": [1.5, 1]}, INTS)
+
+
+def test_columns_must_be_those_of_the_schema() -> None:
+    """An unknown one and a missing one are refused; one of the input may be missing, and is null."""
+    with pytest.raises(ColumnError, match='"b": not in the table'):
+        fit({"a": [1], "b": [1]}, INTS)
+    with pytest.raises(ColumnError, match='"a": missing'):
+        fit({}, INTS)
+    two = pa.schema([("a", pa.int32()), ("b", pa.string())])
+    assert fit({"a": [1]}, two, optional=("b",)).to_pydict() == {"a": [1], "b": [None]}

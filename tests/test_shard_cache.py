@@ -1,0 +1,206 @@
+"""The cache of shards: whole files by content, within a bound, shared between processes, safe from kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.errors import ResourceError, StoreError
+from milldam.remote.shard_cache import Content, DamagedError, Download, ShardCache
+
+
+def data_of(number: int, size: int = 1000) -> bytes:
+    return bytes([number]) * size
+
+
+def content_of(data: bytes) -> Content:
+    return Content(xxhash.xxh3_128(data).hexdigest(), len(data))
+
+
+class Source:
+    """Files that can be downloaded, and how often each was."""
+
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+
+    def download(self, number: int, size: int = 1000) -> Download:
+        def blocks() -> Iterator[bytes]:
+            self.fetched.append(number)
+            data = data_of(number, size)
+            yield data[: size // 2]
+            yield data[size // 2 :]
+
+        return blocks
+
+
+def read(cache: ShardCache, source: Source, number: int) -> None:
+    """Open a file, check its bytes, and give it back."""
+    descriptor = cache.open(content_of(data_of(number)), source.download(number))
+    assert os.pread(descriptor, 2000, 0) == data_of(number)
+    os.close(descriptor)
+
+
+def test_a_file_is_fetched_once_and_found_again(tmp_path: Path) -> None:
+    """A second cache on the same folder, as another process has it, finds what the first fetched."""
+    source = Source()
+    read(ShardCache(tmp_path, 5000), source, 1)
+    read(ShardCache(tmp_path, 5000), source, 1)
+    assert source.fetched == [1]
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+    """Opening a file again keeps it longer than one that came later."""
+    cache, source = ShardCache(tmp_path, 3000), Source()
+    for number in (1, 2, 3, 1, 4):
+        read(cache, source, number)
+    kept = {number for number in range(1, 5) if cache.has(content_of(data_of(number)))}
+    assert kept == {1, 3, 4}
+    assert cache.used_bytes() == 3000
+
+
+@settings(max_examples=40)
+@given(touches=st.lists(st.integers(0, 7), max_size=20), limit=st.integers(1000, 6000))
+def test_the_bound_holds_whatever_is_touched(
+    tmp_path_factory: pytest.TempPathFactory, touches: list[int], limit: int
+) -> None:
+    """After every file, at most the bound lies in the folder."""
+    cache, source = ShardCache(tmp_path_factory.mktemp("cache"), limit), Source()
+    for number in touches:
+        read(cache, source, number)
+        assert cache.used_bytes() <= limit
+
+
+def test_what_is_open_is_not_removed_and_counts(tmp_path: Path) -> None:
+    """Files in use stay, and only they can lead beyond the bound; closed ones make room again."""
+    cache, source = ShardCache(tmp_path, 2000), Source()
+    held = [cache.open(content_of(data_of(number)), source.download(number)) for number in (1, 2, 3)]
+    assert cache.used_bytes() == 3000
+    assert cache.open_if_room(content_of(data_of(4)), source.download(4)) is None
+    for descriptor in held:
+        os.close(descriptor)
+    read(cache, source, 5)
+    assert cache.used_bytes() <= 2000
+    assert source.fetched == [1, 2, 3, 5]
+
+
+def test_a_lease_keeps_any_number_of_files_while_it_lives(tmp_path: Path) -> None:
+    """What is mapped in numbers has no descriptor each, and stays all the same."""
+    cache, source = ShardCache(tmp_path, 3000), Source()
+    lease = cache.hold([content_of(data_of(number)) for number in (1, 2)])
+    for number in (1, 2, 3, 4, 5):
+        read(cache, source, number)
+    assert all(cache.has(content_of(data_of(number))) for number in (1, 2))
+    lease.close()
+    for number in (3, 4, 5):
+        read(cache, source, number)
+    assert not any(cache.has(content_of(data_of(number))) for number in (1, 2))
+    assert not list(tmp_path.glob("*.lease"))
+
+
+def test_a_cache_smaller_than_a_shard_is_refused(tmp_path: Path) -> None:
+    """The error says both sizes and a size that is enough."""
+    with pytest.raises(ResourceError, match=r'A shard of 1 KB and a cache of 999 B.*cache="4KB"'):
+        read(ShardCache(tmp_path, 999), Source(), 1)
+
+
+def test_damaged_bytes_are_never_kept(tmp_path: Path) -> None:
+    """Fewer bytes, or others, are an error, and nothing is left of them."""
+    cache, wanted = ShardCache(tmp_path, 5000), content_of(data_of(1))
+    with pytest.raises(DamagedError, match="500 bytes where the manifest says 1,000"):
+        cache.open(wanted, lambda: iter([data_of(1, 500)]))
+    with pytest.raises(DamagedError, match="hash differs"):
+        cache.open(wanted, lambda: iter([data_of(2)]))
+    assert cache.used_bytes() == 0
+
+
+def test_a_cut_file_is_fetched_anew(tmp_path: Path) -> None:
+    """What has a content's name and not its size is not taken for it."""
+    cache, source = ShardCache(tmp_path, 5000), Source()
+    read(cache, source, 1)
+    os.truncate(cache.path(content_of(data_of(1))), 10)
+    read(cache, source, 1)
+    assert source.fetched == [1, 1]
+
+
+def test_a_hash_that_is_a_path_is_refused() -> None:
+    """A manifest can't make the cache write elsewhere."""
+    with pytest.raises(StoreError, match="damaged manifest"):
+        Content("../../etc/passwd", 10)
+
+
+def test_threads_that_need_the_same_file_fetch_it_once(tmp_path: Path) -> None:
+    """All wait for the first, and get its file."""
+    cache, source = ShardCache(tmp_path, 5000), Source()
+    threads = [threading.Thread(target=read, args=(cache, source, 1)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source.fetched == [1]
+
+
+FETCHING = """
+import os, sys, time
+from pathlib import Path
+import xxhash
+from milldam.remote.shard_cache import Content, ShardCache
+
+folder, log, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+data = bytes([1]) * 1000
+
+def download():
+    with log.open("a") as file:
+        file.write("fetch\\n")
+    yield data[:500]
+    time.sleep(seconds)
+    yield data[500:]
+
+descriptor = ShardCache(folder, 1500).open(Content(xxhash.xxh3_128(data).hexdigest(), 1000), download)
+assert os.pread(descriptor, 2000, 0) == data
+"""
+
+
+def start(folder: Path, log: Path, seconds: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", FETCHING, str(folder), str(log), str(seconds)])
+
+
+def wait_for(log: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not log.exists() or not log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_processes_that_need_the_same_file_fetch_it_once(tmp_path: Path) -> None:
+    """The second waits while the first downloads."""
+    log = tmp_path / "log"
+    processes = [start(tmp_path / "cache", log, 0.5) for _ in range(3)]
+    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert log.read_text() == "fetch\n"
+
+
+def test_a_killed_download_leaves_nothing_that_is_misread_or_counted(tmp_path: Path) -> None:
+    """SIGKILL in the middle: the half file is no file, and the next who needs room removes it."""
+    folder, log = tmp_path / "cache", tmp_path / "log"
+    process = start(folder, log, 60)
+    wait_for(log)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    cache, source = ShardCache(folder, 1500), Source()
+    assert len(list(folder.glob("*.part"))) == 1
+    read(cache, source, 2)
+    assert cache.used_bytes() == 1000
+    read(cache, source, 1)
+    assert source.fetched == [2, 1]
+    assert not list(folder.glob("*.part"))

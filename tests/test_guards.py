@@ -93,7 +93,7 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 GROUND = {
     "errors": set(), "files": {"errors"}, "input_files": {"errors", "files"}, "memory": {"errors"}, "prefetch": set(),
-    "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(), "markup": set(),
+    "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(), "markup": set(), "lean_arrow": set(),
     "drawing": {"markup", "memory"}, "function_identity": {"errors"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
@@ -165,7 +165,7 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
 
 def test_executors_get_callables_and_know_nothing_else() -> None:
     """An executor could run anything."""
-    assert offences({"executors"}, allowed={"", "errors", "executors", "memory"}) == []
+    assert offences({"executors"}, allowed={"", "errors", "executors", "lean_arrow", "memory"}) == []
 
 
 def test_what_runs_in_a_worker_knows_no_job() -> None:

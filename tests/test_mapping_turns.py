@@ -19,7 +19,7 @@ MB = 10**6
 
 
 def turns_of(folder: Path, limit: int, first: tuple[int, int] = (MB, 50 * MB)) -> Turns:
-    return Turns(folder, limit, first, os.getpid())
+    return Turns(folder, limit, first, (os.uname().nodename, os.getpid()))
 
 
 def hold(turns: Turns, size: int, entered: Path, leave: Path) -> None:

@@ -28,6 +28,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 SAMPLE_SECONDS = 0.2
+_SILENT_SECONDS = 5.0
+"""After so long without a word, a process on another machine is taken to be gone."""
 
 
 def parse_size(text: str | int) -> int:
@@ -210,31 +212,6 @@ def release() -> None:
         _malloc_trim(0)
 
 
-class _NoPandas:
-    """Finds that pandas is not installed."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("No module named 'pandas'", name=name)
-
-
-def keep_arrow_light() -> None:
-    """Let pyarrow settle that it does without pandas, which it would load (40 MB) for the first array of Python values.
-
-    Where a program uses pandas itself, pyarrow works with it as ever.
-    """
-    if "pandas" in sys.modules:
-        return
-    import pyarrow
-
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pyarrow.array([0])
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
 @dataclass(slots=True)
 class StageMemory:
     """Memory of the tree while one stage ran."""
@@ -254,6 +231,9 @@ class Monitor:
     Writes `time,stage,pid,anonymous_bytes,file_bytes`, a row a process, to the timeline. After five
     minutes only one sample a second is written (the peak is still kept from all of them), which
     bounds a day's run to some tens of megabytes of disk. Holds no history in memory.
+
+    Of processes on other machines it knows what is noted; a row's pid is then `machine:pid`. The budget holds for each
+    machine: what counts is the one that holds most.
     """
 
     timeline: Path
@@ -261,8 +241,11 @@ class Monitor:
     stages: dict[str, StageMemory] = field(default_factory=dict)
     now: Usage = Usage()
     peak: Usage = Usage()
+    machines: dict[str, int] = field(default_factory=dict)
+    """Peak of anonymous memory on each of the other machines."""
 
     def __post_init__(self) -> None:
+        self._elsewhere: dict[tuple[str, int], tuple[float, Usage]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="milldam-monitor", daemon=True)
         self._started = time.monotonic()
@@ -301,14 +284,35 @@ class Monitor:
             self._file.write(_HEADER + kept.decode())
             self._file.flush()
 
+    def note(self, machine: str, pid: int, anonymous: int) -> None:
+        """A process on another machine told what it holds."""
+        with self._lock:
+            self._elsewhere[machine, pid] = (time.monotonic(), Usage(anonymous))
+
+    def _heard_of(self) -> dict[tuple[str, int], Usage]:
+        """Processes on other machines that told something lately."""
+        silent = time.monotonic() - _SILENT_SECONDS
+        self._elsewhere = {who: told for who, told in self._elsewhere.items() if told[0] > silent}
+        return {who: told for who, (_, told) in self._elsewhere.items()}
+
+    def _largest_machine(self, here: Usage, elsewhere: dict[tuple[str, int], Usage]) -> Usage:
+        totals: dict[str, Usage] = {}
+        for (machine, _), one in elsewhere.items():
+            totals[machine] = totals.get(machine, Usage()) + one
+        for machine, total in totals.items():
+            self.machines[machine] = max(self.machines.get(machine, 0), total.anonymous)
+        return max((here, *totals.values()), key=lambda total: total.anonymous)
+
     def sample(self, write: bool = True) -> Usage:
         """Measure the tree once, now."""
         with self._lock:
-            each = [(pid, usage(pid)) for pid in process_tree()]
-            self.now = sum((one for _, one in each), Usage())
+            each: list[tuple[int | str, Usage]] = [(pid, usage(pid)) for pid in process_tree()]
+            elsewhere = self._heard_of()
+            self.now = self._largest_machine(sum((one for _, one in each), Usage()), elsewhere)
             self._book(self.now)
             if write:
                 now = time.time()
+                each += [(f"{machine}:{pid}", one) for (machine, pid), one in elsewhere.items()]
                 rows = (f"{now:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
                 # A full disk must not end the watch: the work itself will say so.
                 with contextlib.suppress(OSError):
@@ -339,6 +343,7 @@ class Monitor:
             "peak": self.peak.anonymous,
             "final": self.now.anonymous,
             "peak_file_backed": self.peak.file,
+            **({"machines": dict(sorted(self.machines.items()))} if self.machines else {}),
             "stages": {
                 name: {"start": s.start.anonymous, "peak": s.peak.anonymous, "final": s.final.anonymous}
                 for name, s in self.stages.items()

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError
-from milldam.memory import keep_arrow_light, release, usage
+from milldam.lean_arrow import keep_arrow_lean
+from milldam.memory import release, usage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +60,7 @@ class TextEncoder:
         from milldam.tokenizers.proof import choose_engine, expected_ids
         from milldam.tokenizers.special import choose_special_tokens
 
-        keep_arrow_light()
+        keep_arrow_lean()
         if special_text not in ("special", "plain"):
             raise ConfigError(f'special_text: "{special_text}"; must be "special" or "plain".')
         loaded = _load(tokenizer)

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Task
-from milldam.executors.crews import Crew, LocalCrew, Staff
-from milldam.memory import Budget, Monitor, keep_arrow_light, release
+from milldam.executors.crews import Crew, Staff, crew_for
+from milldam.lean_arrow import keep_arrow_lean
+from milldam.memory import Budget, Monitor, release
 from milldam.planning import cores
 from milldam.progress import Observer, Snapshot
 from milldam.run import Run
 
 REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
-__all__ = ["Staff", "Stage", "Workforce"]
+__all__ = ["Staff", "Stage", "Workforce", "at_work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,25 @@ class Stage:
     """Input of what is still to be done."""
 
 
+@contextlib.contextmanager
+def at_work(run: Run, observer: Observer, budget: Budget, engine: str, address: str | None) -> Iterator[Workforce]:
+    """A workforce for a run, on this machine or a cluster, while its memory is watched."""
+    crew = crew_for(engine, address, budget.limit_bytes)
+    with contextlib.ExitStack() as stack:
+        stack.callback(crew.leave)
+        monitor = stack.enter_context(Monitor(run.own / "memory.csv", stage="prepare"))
+        workforce = Workforce(run, observer, monitor, budget, crew)
+        crew.require_shared(run.folder)
+        yield workforce
+
+
 class Workforce:
     """Runs stage after stage; keeps count of time and memory."""
 
-    def __init__(
-        self, run: Run, observer: Observer, monitor: Monitor, budget: Budget, crew: Crew | None = None
-    ) -> None:
-        keep_arrow_light()
-        self._run, self._observer, self._monitor = run, observer, monitor
-        self._crew = crew or LocalCrew(budget.limit_bytes)
+    def __init__(self, run: Run, observer: Observer, monitor: Monitor, budget: Budget, crew: Crew) -> None:
+        keep_arrow_lean()
+        self.monitor, self.crew = monitor, crew
+        self._run, self._observer = run, observer
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = self._stage_started = time.monotonic()
@@ -61,14 +72,14 @@ class Workforce:
 
     def hire(self, crew: Crew) -> None:
         """Work with another crew from now on."""
-        self._crew.close()
-        self._crew = crew
+        self.crew.close()
+        self.crew = crew
 
     @property
     def wall(self) -> dict[str, float]:
         """Seconds by stage, up to now."""
         now = time.monotonic() - self._stage_started
-        return {**self._wall, self._monitor.stage: self._wall[self._monitor.stage] + now}
+        return {**self._wall, self.monitor.stage: self._wall[self.monitor.stage] + now}
 
     @property
     def elapsed(self) -> float:
@@ -77,9 +88,9 @@ class Workforce:
     def enter(self, stage: str) -> None:
         """Book what follows under another stage."""
         now = time.monotonic()
-        self._wall[self._monitor.stage] += now - self._stage_started
+        self._wall[self.monitor.stage] += now - self._stage_started
         self._stage_started = now
-        self._monitor.enter_stage(stage)
+        self.monitor.enter_stage(stage)
 
     def work(self, stage: Stage, staff: Staff, on_part: Callable[[Any], None]) -> None:
         """Have every unit of a stage done. `on_part` gets what workers finish."""
@@ -93,7 +104,7 @@ class Workforce:
         )
         self._stage_started = time.monotonic()
         with _thread_limit(staff):
-            self._crew.executor(stage.name, staff).run(
+            self.crew.executor(stage.name, staff).run(
                 stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)
             )
         self._run.sync()
@@ -103,7 +114,7 @@ class Workforce:
 
     def close(self) -> None:
         """End the worker processes."""
-        self._crew.close()
+        self.crew.close()
 
     def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
         if event.kind == PART:
@@ -111,6 +122,8 @@ class Workforce:
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
             self._snapshot.workers[event.worker] = _worker_status(event)
+            if event.host:
+                self.monitor.note(event.host, event.pid, event.value["anonymous_bytes"])
         elif event.kind == DONE:
             finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
             self._snapshot.counts.update(finished["counts"])
@@ -133,7 +146,7 @@ class Workforce:
             self._told = now
             self._run.write_status(
                 {
-                    "stage": self._monitor.stage,
+                    "stage": self.monitor.stage,
                     "units": snapshot.units,
                     "units_done": snapshot.units_done,
                     "counts": dict(snapshot.counts),
@@ -153,7 +166,7 @@ class Workforce:
             self._snapshot,
             counts=counts,
             seconds=seconds,
-            anonymous_bytes=self._monitor.now.anonymous,
+            anonymous_bytes=self.monitor.now.anonymous,
             elapsed=time.monotonic() - self._stage_started,
         )
 

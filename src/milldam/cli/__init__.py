@@ -28,7 +28,9 @@ from milldam.cli.push import push
 from milldam.cli.qa import qa
 from milldam.cli.qa_eval import qa_eval
 from milldam.cli.report import report
+from milldam.cli.run_units import run_units
 from milldam.cli.schema import schema
+from milldam.cli.slurm import slurm
 from milldam.cli.stats import stats
 from milldam.cli.status import status
 from milldam.cli.terminal import visible
@@ -81,7 +83,7 @@ def main(debug: bool) -> None:
 
 _COMMANDS = (
     completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push, qa,
-    qa_eval, report, schema, stats, status, tokenize, train_tokenizer, verify, watch,
+    qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from milldam.cli.engine import engine_options
 from milldam.cli.terminal import visible
 from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
 from milldam.errors import ConfigError
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
 @click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
 @click.option("--workers", type=int, help="Cores to use. [default: all]")
+@engine_options
 @click.option("--overwrite", is_flag=True, help="Do everything again, also what is up to date.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")

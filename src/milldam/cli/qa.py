@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from milldam.cli.engine import engine_options
 from milldam.cli.terminal import visible
 from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
 from milldam.errors import ConfigError
@@ -42,6 +43,7 @@ _CONFIG_ENDINGS = (".yaml", ".yml")
 @click.option("--split", metavar="NAME", help="Name of the split, and which one is read. [default: train]")
 @click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
 @click.option("--workers", type=int, help="Cores to use. [default: all]")
+@engine_options
 @click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be used.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")

@@ -26,7 +26,7 @@ from typing import Any
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, WorkerError
 from milldam.executors import CRASH, DONE, Event, Executor, Task, Work
 from milldam.executors.crews import LocalCrew, Staff
-from milldam.memory import keep_arrow_light
+from milldam.lean_arrow import keep_arrow_lean
 
 RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
@@ -297,7 +297,7 @@ def _work_for(task: bytes, task_id: str, threads: int) -> Work:
 
         # What the task before held must be gone before this one takes its place.
         _state = None
-        keep_arrow_light()
+        keep_arrow_lean()
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
         _state = (task_id, cloudpickle.loads(task).start())

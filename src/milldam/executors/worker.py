@@ -17,7 +17,7 @@ from typing import Any
 
 from milldam.errors import MilldamError
 from milldam.executors import DONE, TASK, WORK, Work
-from milldam.memory import keep_arrow_light
+from milldam.lean_arrow import keep_arrow_lean
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,7 +47,7 @@ def _serve(connection: Connection) -> None:
                 # What the task before held must be gone before this one takes its place.
                 work = None
                 gc.collect()
-                keep_arrow_light()
+                keep_arrow_lean()
                 work = value.start()
                 continue
             assert kind == WORK and work is not None

@@ -23,7 +23,7 @@ import numpy as np
 
 from milldam.config import Config
 from milldam.errors import ConfigError
-from milldam.executors.crews import Crew, LocalCrew, crew_for
+from milldam.executors.crews import Crew, LocalCrew
 from milldam.executors.shares import ShareCrew, ShareDone
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.arranging import ArrangeTask, Staged, find_boundaries, find_cap
@@ -66,7 +66,7 @@ from milldam.sources.opening import STDIN
 from milldam.sources.units import Unit
 from milldam.store.format import token_dtype
 from milldam.tokenizers.proof import Choice
-from milldam.workforce import Staff, Stage, Workforce
+from milldam.workforce import Staff, Stage, at_work
 
 
 def run_job(
@@ -152,13 +152,10 @@ class _Job:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[Monitor]:
-        self._crew = crew_for(self._config.engine, self._config.address, self._budget.limit_bytes)
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._crew.leave)
-            monitor = stack.enter_context(Monitor(self._run.own / "memory.csv", stage="prepare"))
-            self._workforce = Workforce(self._run, self._observer, monitor, self._budget, self._crew)
-            self._crew.require_shared(self._run.folder)
-            yield monitor
+        where = self._config.engine, self._config.address
+        with at_work(self._run, self._observer, self._budget, *where) as self._workforce:
+            self._crew = self._workforce.crew
+            yield self._workforce.monitor
 
     def _begin(self, preparation: Preparation, monitor: Monitor) -> bool:
         """Prepare and plan; False when there is nothing to do."""

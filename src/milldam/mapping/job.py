@@ -12,7 +12,6 @@ there are follows from the budget and the probe; what they make from function, s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -35,12 +34,12 @@ from milldam.mapping.sources import plan_source
 from milldam.mapping.turns import Turns
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import Assigned, BatchRules, MapTask
-from milldam.memory import Budget, Monitor, format_size, usage
-from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, cores
+from milldam.memory import Budget, format_size, usage
+from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan
 from milldam.progress import Observer, Quiet, log
 from milldam.run import UNFINISHED
 from milldam.table.manifest import MadeUnit, TableManifest, TableSchema
-from milldam.workforce import Staff, Stage, Workforce
+from milldam.workforce import Staff, Stage, at_work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,10 +103,9 @@ class _Job:
 
     def run(self) -> MapSummary:
         run = self._run
-        with (
-            Monitor(run.folder / "memory.csv", stage="prepare") as self._monitor,
-            contextlib.closing(Workforce(run, self._observer, self._monitor, self._budget)) as self._workforce,
-        ):
+        where = self._settings.engine, self._settings.address
+        with at_work(run, self._observer, self._budget, *where) as self._workforce:
+            self._monitor = self._workforce.monitor
             self._prepare()
             table = self._up_to_date()
             if table is not None:
@@ -299,7 +297,7 @@ class _Job:
             made[one.key] = one
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
-        turns = Turns(run.folder, self._budget.limit_bytes, first, os.getpid())
+        turns = Turns(run.folder, self._budget.limit_bytes, first, (os.uname().nodename, os.getpid()))
         task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns)
         stage = Stage(
             "map",
@@ -315,8 +313,9 @@ class _Job:
         return [made[key] for key in keys]
 
     def _plan_work(self, probed: Probed, todo: list[int]) -> WorkPlan:
-        units, wanted = self._units, self._settings.workers or cores()
-        small = self._settings.workers is None and sum(units.size(number) for number in todo) < SMALL_INPUT
+        units, wanted = self._units, self._settings.workers or self._workforce.crew.cores
+        local = self._settings.engine == "local"
+        small = local and self._settings.workers is None and sum(units.size(number) for number in todo) < SMALL_INPUT
         useful = 1 if small else max(1, min(wanted, len(todo)))
         if useful > 1 and not self._can_travel():
             useful = 1

@@ -14,6 +14,7 @@ FORMATS = ("python", "numpy", "arrow")
 ON_ERROR = ("raise", "reject")
 LARGEST_BATCH = 1 << 30
 _CHOICES = {
+    "engine": ("local", "ray"),
     "format": FORMATS,
     "on_error": ON_ERROR,
     "documents": ("file", "line", "paragraph"),
@@ -59,6 +60,10 @@ class MapSettings:
     """Cores to use. [default: all]"""
     memory: str | int | None = None
     """Limit for the whole process tree, such as 512MB. [default: half of what is free]"""
+    engine: str = "local"
+    """Where it is worked: "local", or "ray": on a cluster whose machines all see `out`."""
+    address: str | None = None
+    """Of the Ray cluster. [default: the one that runs here]"""
     shard_size: int | str = "64MB"
     """Input of a unit, about: what is reused, or done again, as a whole."""
     shards: int | None = None

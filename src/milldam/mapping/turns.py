@@ -59,7 +59,8 @@ class Turns:
     """For all of them, and the process that planned."""
     first: tuple[int, int]
     """Bytes of the first batch, and what it took."""
-    parent: int
+    parent: tuple[str, int]
+    """Machine and process that planned."""
 
     @contextlib.contextmanager
     def take(self, size: int) -> Iterator[None]:
@@ -82,11 +83,15 @@ class Turns:
         with self._table() as table:
             table.forget_the_dead()
             wanted = table.expected(size)
-            held = usage().anonymous + usage(self.parent).anonymous + table.held()
+            held = usage().anonymous + self._parent_bytes() + table.held()
             if table.at_work and held + wanted > self.limit_bytes:
                 return False
             table.at_work[os.getpid()] = (usage().anonymous, wanted)
             return True
+
+    def _parent_bytes(self) -> int:
+        machine, pid = self.parent
+        return usage(pid).anonymous if machine == os.uname().nodename else 0
 
     @contextlib.contextmanager
     def _table(self) -> Iterator[_Table]:

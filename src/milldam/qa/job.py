@@ -11,7 +11,6 @@ are follows from the budget, and what they make from the input and the settings 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections import Counter
@@ -22,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError, ResourceError
 from milldam.files import NewFile, hash_bytes, remove_temporaries, write_json
-from milldam.memory import Budget, Monitor, format_size, release, usage
-from milldam.planning import TOKENIZER_FACTOR, WorkPlan, cores, fit_workers
+from milldam.memory import Budget, format_size, release, usage
+from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.progress import Observer, Quiet
 from milldam.qa.feature_store.manifest import NAME as MANIFEST
 from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
@@ -36,7 +35,7 @@ from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
 from milldam.sources.listing import InputFile
-from milldam.workforce import Staff, Stage, Workforce
+from milldam.workforce import Staff, Stage, at_work
 
 if TYPE_CHECKING:
     from milldam.qa.feature_store.reader import FeatureStore
@@ -173,10 +172,9 @@ class _Job:
 
     def run(self) -> QASummary:
         run = self._run
-        with (
-            Monitor(run.folder / "memory.csv", stage="prepare") as self._monitor,
-            contextlib.closing(Workforce(run, self._observer, self._monitor, self._budget)) as self._workforce,
-        ):
+        where = self._settings.engine, self._settings.address
+        with at_work(run, self._observer, self._budget, *where) as self._workforce:
+            self._monitor = self._workforce.monitor
             tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
             release()
             identity = Identity(self._identity_settings(tokenizer), self._list_input())
@@ -249,7 +247,7 @@ class _Job:
         )
         reads: list[Read] = []
         stage = Stage("read", task, iter([0]), lambda unit: None, total=1)
-        self._workforce.work(stage, Staff(1, 1), reads.append)
+        self._workforce.work(stage, Staff(1, 1, here=True), reads.append)
         write_json(run.folder / _READ, asdict(reads[0]))
         return reads[0]
 
@@ -257,8 +255,9 @@ class _Job:
 
     def _plan_work(self, read: Read, identity: Identity) -> WorkPlan:
         units, done = len(read.units()), len(self._run.made())
-        wanted = self._settings.workers or cores()
-        small = self._settings.workers is None and sum(read.parts) < SMALL_PARTS
+        wanted = self._settings.workers or self._workforce.crew.cores
+        local = self._settings.engine == "local"
+        small = local and self._settings.workers is None and sum(read.parts) < SMALL_PARTS
         useful = 1 if small else max(1, min(wanted, units - done))
         parent = usage().anonymous
         workers = self._fit_workers(parent, useful, read.longest)
@@ -281,7 +280,7 @@ class _Job:
         )
 
     def _fit_workers(self, parent: int, useful: int, longest: int) -> int:
-        needed = self._loaded_bytes + LONG_FACTOR * max(0, longest - LONG_EXAMPLE)
+        needed = self._loaded_bytes + self._workforce.crew.overhead_bytes + LONG_FACTOR * max(0, longest - LONG_EXAMPLE)
         try:
             return fit_workers(self._budget, parent, needed, useful)
         except ResourceError as error:

@@ -14,7 +14,11 @@ from milldam.qa.rules import QARules
 _SPLIT = re.compile(r"\w+(?:[.+-]\w+)*")
 _LENGTHS = ("max_seq_length", "overlap", "hop", "doc_stride", "memory_tokens")
 _COUNTS = ("max_segments", "max_examples", "workers")
-_CHOICES = {"first": ("auto", "question", "context"), "padding_side": ("auto", "left", "right")}
+_CHOICES = {
+    "first": ("auto", "question", "context"),
+    "padding_side": ("auto", "left", "right"),
+    "engine": ("local", "ray"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,10 @@ class QASettings:
     """Limit for the whole process tree, such as 600MB. [default: half of what is free]"""
     workers: int | None = None
     """Cores to use. [default: all]"""
+    engine: Literal["local", "ray"] = "local"
+    """Where it is worked: on this machine, or on a Ray cluster whose machines all see `out`."""
+    address: str | None = None
+    """Of the Ray cluster, such as 10.0.0.1:6379. [default: the one that runs here]"""
     overwrite: bool = False
     """Replace what was made from other settings or input."""
     strict: bool = False

@@ -63,14 +63,20 @@ class _Sample:
     stage: str
     main: str
     """The process that sampled."""
-    anonymous: int = 0
-    file: int = 0
     pids: set[str] = field(default_factory=set)
+    machines: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Anonymous and file-backed memory by machine; this one has no name."""
 
     def add(self, pid: str, anonymous: int, file: int) -> None:
         self.pids.add(pid)
-        self.anonymous += anonymous
-        self.file += file
+        machine = pid.rpartition(":")[0]
+        before = self.machines.get(machine, (0, 0))
+        self.machines[machine] = (before[0] + anonymous, before[1] + file)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """Of the machine that holds most: the budget is for each."""
+        return max(self.machines.values())
 
 
 def read_timeline(path: Path, *, begin: float = -math.inf, end: float = math.inf) -> Timeline | None:
@@ -133,7 +139,7 @@ class _Curve:
         self._last = sample
         while self._clock >= POINTS * self._step:
             self._coarsen()
-        self._raise(self._peaks, int(self._clock / self._step), (sample.anonymous, sample.file))
+        self._raise(self._peaks, int(self._clock / self._step), sample.most)
 
     def _advance(self, sample: _Sample, begin: float) -> None:
         last = self._last

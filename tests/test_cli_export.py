@@ -80,10 +80,11 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
 SLOW = """
 import sys, time
 from milldam.cli.export import export
-from milldam.exporters import growing, reading
+from milldam.exporters import growing
 from milldam.exporters.job import Ledger
+from milldam.store import blocks
 
-reading.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
+blocks.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
 add = Ledger.add
 Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()

@@ -36,6 +36,9 @@ def slow(batch):
 
 def broken(batch):
     return 1 / 0
+
+class Kind:
+    pass
 """
 
 
@@ -53,7 +56,7 @@ def test_a_function_of_a_script_makes_a_table(work: Path) -> None:
     command = ["map", f"{script}:lengths", source, "-o", out, "--args", "add=5", "--args", "word=a b"]
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    assert "100 rows from 100" in done.output and "cached: 0 of 1 units" in done.output and "peak" in done.output
+    assert "100 rows, " in done.output and "cached: 0 of 1 units" in done.output and "peak" in done.output
     assert Table(out)[2] == {"id": 2, "text": "xx", "n": 7, "word": "a b"}
     script.write_text(SCRIPT.replace("sleep(0.2)", "sleep(0.3)") + "\n# a comment\n")
     assert "is up to date: 100 rows; cached: 1 of 1 units." in invoke(*command).output
@@ -79,7 +82,10 @@ def test_rows_columns_and_json(work: Path) -> None:
         ("lengths", ["--args", "add"], 2, "name=value"),
         ("lengths", ["--columns", "txt"], 3, "txt"),
         ("broken", [], 3, "ZeroDivisionError"),
-        ("lengths", ["--batch-size", "0"], 2, "batch_size"),
+        ("lengths", ["--batch-size", "0"], 2, "--batch-size: 0"),
+        ("broken", [], 3, "--on-error reject"),
+        ("row", [], 3, "a dict of lists; for one row a call: --rows"),
+        ("Kind", [], 2, "Kind is a class"),
         ("lengths", ["--memory", "10MB"], 4, "--memory"),
     ],
 )

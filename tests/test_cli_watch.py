@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs import run_milldam
+
 WATCH = [sys.executable, "-c", "from milldam.cli.watch import watch; watch()"]
 
 
@@ -48,6 +50,14 @@ def test_the_limit_is_compared(tmp_path: Path) -> None:
     assert "limit 20 MB: peak 2" in done.stderr
     assert "over it for" in done.stderr
     assert "never over it" in run(tmp_path, "--limit", "2GB", "--", "true").stderr
+
+
+@pytest.mark.parametrize(("out", "code", "said"), [("{file}", 2, "Not a directory"), ("/proc/w", 4, "takes no files")])
+def test_a_place_that_can_not_be_written_is_said(tmp_path: Path, out: str, code: int, said: str) -> None:
+    """A file in place of the folder, or a file system that takes none, is the user's to change."""
+    (tmp_path / "figures.csv").write_text("a,b\n")
+    found = run_milldam("watch", "-o", out.format(file=tmp_path / "figures.csv"), "true", code=code)
+    assert said in found.stderr and "bug" not in found.stderr
 
 
 def test_figures_as_json(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from milldam.exporters.job import Ledger, Options, load_exporter
 from milldam.exporters.nanogpt import file_name
 from milldam.job.npy import tokenize_to_npy
 from milldam.loader.stores import Store
+from milldam.store import blocks
 from milldam.store import format as store_format
 from milldam.tokenize_options import tokenize_config
 from token_stores import EOS, flat_tokens, write_store
@@ -43,7 +46,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
-    monkeypatch.setattr(reading, "BLOCK_TOKENS", 64)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 2)
     monkeypatch.setattr(growing, "CHECKPOINT_BYTES", 400)
 
@@ -341,11 +344,12 @@ def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: St
 RUNNER = """
 import os, signal, sys, time
 from pathlib import Path
-from milldam.exporters import export, growing, reading
+from milldam.exporters import export, growing
 from milldam.exporters.job import Ledger
+from milldam.store import blocks
 
-store, to, out, where = sys.argv[1:]
-reading.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
+store, to, out, where, *options = sys.argv[1:]
+blocks.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
 steps = 0
 
 def dying(function, name):
@@ -362,17 +366,17 @@ Path.rename = dying(Path.rename, "Path.rename")
 if where == "slowly":
     add = Ledger.add
     Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.2))
-export(store, to, out)
+export(store, to, out, overwrite="overwrite" in options)
 """
 
 
-def runner(store: Store, to: str, out: Path, where: str) -> list[str]:
-    return [sys.executable, "-c", RUNNER, str(store.path), to, str(out), where]
+def runner(store: Store, to: str, out: Path, where: str, *options: str) -> list[str]:
+    return [sys.executable, "-c", RUNNER, str(store.path), to, str(out), where, *options]
 
 
-def killed(store: Store, to: str, out: Path, where: str) -> None:
+def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
     """An export in a process of its own, ended by SIGKILL at a point."""
-    done = subprocess.run(runner(store, to, out, where), capture_output=True, check=False)
+    done = subprocess.run(runner(store, to, out, where, *options), capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
@@ -455,13 +459,125 @@ def test_a_ledger_forgets_a_torn_line_and_what_lies_behind(tmp_path: Path) -> No
     assert Ledger(path).records() == [{"n": 1}, {"n": 4}]
 
 
+STEPPED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from milldam.exporters import export
+folder, to, name, dtype = Path(sys.argv[1]), *sys.argv[2:]
+export(folder / "store", to, folder / "warm" / name)  # imports, once
+real = {name: getattr(os, name) for name in ("rename", "unlink", "rmdir", "mkdir")}
+# A kill loses nothing that is in the page cache: a sync is a step, and costs nothing.
+real["fsync"] = lambda descriptor: None
+
+def dying(function, number):
+    def call(*arguments, **options):
+        global steps
+        steps += 1
+        if steps == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def begin(number, place):
+    child = os.fork()
+    if child == 0:
+        global steps
+        steps = 0
+        for one, function in real.items():
+            setattr(os, one, dying(function, number))
+        try:
+            export(folder / "store", to, place / name, dtype=dtype, overwrite=True)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+number = 0
+while True:
+    number += 1
+    place = folder / f"killed-{number}"
+    shutil.copytree(folder / "before", place)
+    if begin(number, place) == 0:
+        shutil.rmtree(place)
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    "to", ["megatron", "parquet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("npy", "nanogpt", "mds"))]
+)
+def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """At every rename, removal and sync: what is there is old, new or nothing, and the same call makes it all new."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    name, dtype = SINGLE.get(to, "out"), "int32" if to in SINGLE else "uint16"
+    export(store, to, tmp_path / "before" / name)
+    export(store, to, tmp_path / "whole" / name, dtype=dtype)
+    old, new = contents(tmp_path / "before"), contents(tmp_path / "whole")
+    subprocess.run([sys.executable, "-c", STEPPED, str(tmp_path), to, name, dtype], check=True, timeout=60)
+    killed_at = sorted(tmp_path.glob("killed-*"))
+    assert len(killed_at) > 20
+    for place in killed_at:
+        seen = {name: data for name, data in contents(place).items() if not name.startswith(".out")}
+        assert all(data in (old.get(name), new.get(name)) for name, data in seen.items()), place
+        summary = export(store, to, place / name, dtype=dtype, overwrite=True)
+        assert summary.files and summary.bytes, place
+        assert contents(place) == new, place
+        assert export(store, to, place / name, dtype=dtype).up_to_date, place
+
+
+def test_a_finished_record_of_lost_files_counts_for_nothing(store: Store, tmp_path: Path) -> None:
+    """All was made, and then somebody removed it: it is made again, and never an empty folder called up to date."""
+    whole, out = tmp_path / "whole", tmp_path / "killed" / "out"
+    export(store, "parquet", whole)
+    killed(store, "parquet", out, "Path.rename:4")
+    work = out.with_name(".out.milldam-export")
+    assert '"complete"' in (work / "records.jsonl").read_text()
+    shutil.rmtree(work / "files")
+    export(store, "parquet", out)
+    assert contents(out) == contents(whole)
+    for part in out.glob("*.parquet"):
+        part.unlink()
+    (out / ".milldam-export.json").write_text(
+        json.dumps(json.loads((out / ".milldam-export.json").read_bytes()) | {"sizes": {}})
+    )
+    assert not export(store, "parquet", out, overwrite=True).up_to_date
+    assert contents(out) == contents(whole)
+
+
+def test_what_told_of_an_npy_file_stays_until_that_is_replaced(store: Store, tmp_path: Path) -> None:
+    """An overwrite that is killed while it writes leaves the old file with what `tokenize` said of it."""
+    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
+    text.write_text("One. Two. Three.")
+    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1}))
+    before = npy.read_bytes()
+    killed(store, "npy", npy, "write:8", "overwrite")
+    assert npy.read_bytes() == before
+    assert (tmp_path / "corpus.npy.json").exists()
+    export(store, "npy", npy, overwrite=True)
+    assert not (tmp_path / "corpus.npy.json").exists()
+
+
+def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A manifest that somebody else wrote can't make an export write outside its folder."""
+    write_store(tmp_path / "store", [[3], [4]], splits=["train", "val"])
+    manifest = tmp_path / "store" / "milldam.json"
+    good = manifest.read_text()
+    for split in ("../../evil", "a\\\\b", "..", "", ".hidden", "a\\u0000b"):
+        manifest.write_text(good.replace('"split": "val"', f'"split": "{split}"'))
+        for to in ("parquet", "nanogpt"):
+            with pytest.raises(StoreError, match=r"the split .* leaves the folder; refused"):
+                export(tmp_path / "store", to, tmp_path / "deep" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
 # ---- memory ----
 
 
 @pytest.mark.parametrize("to", SINGLE)
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Ten times the tokens and documents, the same peak."""
-    monkeypatch.setattr(reading, "BLOCK_TOKENS", 1 << 14)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 1 << 14)
     monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 1 << 8)
     monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
     peaks = []

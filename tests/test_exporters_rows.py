@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from document_stores import documents_of, random_documents, store_of
-from milldam.errors import ConfigError, MismatchError
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.exporters import export, rows
 from milldam.importers import import_tokens
 from milldam.loader.stores import Store
+from milldam.store import blocks
 
 FORMATS = ("hf", "parquet", "mds", "litdata")
 SEQ_LEN = 500
@@ -213,7 +214,7 @@ def test_blocks_do_not_show_in_the_files(
 ) -> None:
     """Small blocks, so that documents are written in pieces, give the same rows in the same files."""
     export(store, to, tmp_path / "large", split="train", shard_size=3_000)
-    monkeypatch.setattr(rows, "BLOCK_TOKENS", 100)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
     export(store, to, tmp_path / "small", split="train", shard_size=3_000)
     large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
     assert list(large) == list(small)
@@ -254,6 +255,15 @@ def test_what_a_format_can_not_hold_is_refused(store: Store, tmp_path: Path) -> 
     with pytest.raises(MismatchError):
         export(store, "mds", tmp_path / "out", seq_len=60)
     assert export(store, "mds", tmp_path / "out", seq_len=50).up_to_date
+
+
+def test_an_id_that_does_not_fit_a_row_is_an_error_and_never_another_id(tmp_path: Path) -> None:
+    """A manifest whose vocabulary is smaller than its ids: rows are refused as flat files are."""
+    store = store_of(tmp_path / "store", {"train": [[5, 70_000]]}, dtype="int32", vocab_size=60_000)
+    for to in FORMATS:
+        with pytest.raises(StoreError, match="Token id 70,000 does not fit uint16"):
+            export(store, to, tmp_path / to, dtype="uint16")
+        assert not (tmp_path / to).exists()
 
 
 def test_a_document_too_long_for_a_row_is_refused() -> None:

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from jobs import small_disk
 from milldam import files
 from milldam.errors import ResourceError
-from milldam.files import NewFile, hash_bytes, hash_file, json_bytes, remove_temporaries, write_file
+from milldam.files import (
+    FileSink,
+    NewFile,
+    hash_bytes,
+    hash_file,
+    json_bytes,
+    remove_temporaries,
+    stays_in_folder,
+    write_file,
+)
 from milldam.store import ShardWriter
 from milldam.store.writer import Tokens
 
@@ -116,6 +125,17 @@ def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, co
         raise OSError(code, os.strerror(code))
 
 
+def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> None:
+    """As in /proc, or one that was removed; an input that is gone is not mistaken for it."""
+    place = tmp_path / "gone" / "a.bin"
+    with pytest.raises(ResourceError, match=r"its folder takes no files.*with -o"):
+        files.NewFile(place)
+    with pytest.raises(ResourceError, match="takes no files"), files.explain_os_errors(Path("/proc/x")):
+        Path("/proc/x").mkdir()
+    with pytest.raises(FileNotFoundError), files.explain_os_errors(tmp_path / "a.bin"):
+        (tmp_path / "input.txt").read_bytes()
+
+
 def test_other_errors_of_the_system_pass_unchanged(tmp_path: Path) -> None:
     """What has no better explanation is not explained away."""
     with pytest.raises(OSError, match="Input/output error"), files.explain_os_errors(tmp_path):
@@ -149,3 +169,27 @@ def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None
             for _ in range(1000):
                 writer.append(documents)
         assert list(disk.iterdir()) == []
+
+
+@given(st.text(alphabet="a./\\\0-", max_size=6))
+def test_a_name_that_stays_in_a_folder_leads_to_a_file_of_it(name: str) -> None:
+    """Whatever a manifest says: what passes is one step below the folder, on any system."""
+    if stays_in_folder(name):
+        assert (Path("/folder") / name).parent == Path("/folder")
+        assert os.path.normpath(f"/folder/{name}") == f"/folder/{name}"
+        assert stays_in_folder(name, hidden=False) is not name.startswith(".")
+    else:
+        assert not name or name in (".", "..") or set(name) & set("/\\\0")
+        assert not stays_in_folder(name, hidden=False)
+    assert not stays_in_folder(None)
+
+
+def test_a_sink_writes_to_the_file_and_commits_nothing(tmp_path: Path) -> None:
+    """What pyarrow closes is still to be committed by whoever made the file."""
+    with NewFile(tmp_path / "a") as new:
+        with FileSink(new) as sink:
+            assert sink.write(np.arange(3, dtype=np.uint16)) == 6
+            assert sink.tell() == 6
+        assert not (tmp_path / "a").exists()
+        new.commit()
+    assert (tmp_path / "a").read_bytes() == np.arange(3, dtype=np.uint16).tobytes()

@@ -10,6 +10,7 @@ import decimal
 import enum
 import functools
 import io
+import math
 import os
 import pathlib
 import re
@@ -621,3 +622,143 @@ def test_a_function_that_went_through_cloudpickle_is_the_same() -> None:
 
     function = run(SOURCE)
     assert identify(cloudpickle.loads(cloudpickle.dumps(function))).hash == identify(function).hash
+
+
+# ---- functions and classes as arguments ----
+
+
+def up(value: int) -> int:
+    return value + 1
+
+
+def double(value: int) -> int:
+    return value * 2
+
+
+def applied(batch: Any, op: Any = None, other: Any = None) -> Any:
+    return {"x": [op(value) for value in batch["x"]]}
+
+
+class Scaled(np.ndarray[Any, Any]):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+PAIRS = [(math.floor, math.ceil), (int, float), (np.sort, np.cumsum), (torch.sin, torch.cos), (up, double)]
+
+
+@pytest.mark.parametrize(("one", "another"), PAIRS)
+def test_a_function_that_is_an_argument_counts(one: Any, another: Any) -> None:
+    """As a keyword argument, in a partial, as the mapped function itself, in a set; the argument is named."""
+    for made in (
+        lambda op: identify(applied, {"op": op}),
+        lambda op: identify(functools.partial(applied, op=op)),
+        lambda op: identify(functools.partial(applied, None, op)),
+        identify,
+        lambda op: holding({op}),
+    ):
+        assert made(one).hash == made(one).hash != made(another).hash
+    assert "argument op" in identify(applied, {"op": one}).differences(identify(applied, {"op": another}))
+
+
+def test_functions_that_change_places_count() -> None:
+    """The same two, each for the other; and one that a partial names and a call replaces."""
+    assert identify(applied, {"op": up, "other": double}).hash != identify(applied, {"op": double, "other": up}).hash
+    part = functools.partial(applied, op=3)
+    assert identify(part, {"op": up}).hash != identify(part, {"op": double}).hash
+
+
+def test_a_library_method_is_known_by_its_object_too() -> None:
+    """Bound to another value it is another function."""
+    methods = [decimal.Context(prec=prec).create_decimal for prec in (3, 4)]
+    dates = [datetime.date(2000, 1, day).isoformat for day in (1, 2)]
+    assert len({identify(one).hash for one in (*methods, *dates)}) == 4
+
+
+def masked(mask: list[int], fill: int = 0) -> Any:
+    return np.ma.masked_array([1, 2, 3], mask, fill_value=fill)
+
+
+def with_attribute(value: Any, number: int) -> Any:
+    made = value.view(Scaled) if isinstance(value, np.ndarray) else value.as_subclass(Marked)
+    made.scale = number
+    return made
+
+
+def test_arrays_of_own_classes_are_more_than_their_numbers() -> None:
+    """Masks, the class, and attributes that an instance was given."""
+    hashes = [
+        holding(value).hash
+        for value in (
+            np.array([1, 2, 3]),
+            masked([0, 0, 1]),
+            masked([1, 0, 0]),
+            masked([1, 0, 0], 7),
+            np.array([1, 2, 3]).view(Scaled),
+            with_attribute(np.array([1, 2, 3]), 1),
+            with_attribute(np.array([1, 2, 3]), 2),
+            torch.tensor([1, 2, 3]),
+            with_attribute(torch.tensor([1, 2, 3]), 1),
+            with_attribute(torch.tensor([1, 2, 3]), 2),
+        )
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert holding(masked([1, 0, 0])).hash == holding(masked([1, 0, 0])).hash
+    assert holding(with_attribute(np.arange(3), 1)).hash == holding(with_attribute(np.arange(3), 1)).hash
+
+
+def test_options_of_a_sentence_piece_processor_count() -> None:
+    """The same model with begin marks, or giving pieces, encodes otherwise."""
+    pieces = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentences = ["hello world how are you today my friend"] * 50
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, vocab_size=20, minloglevel=2
+    )
+
+    def made(**options: Any) -> str:
+        return holding(pieces.SentencePieceProcessor(model_proto=model.getvalue(), **options)).hash
+
+    assert made() == made()
+    assert len({made(), made(add_bos=True), made(out_type=str)}) == 3
+
+
+def test_pickling_an_instance_does_not_change_its_class() -> None:
+    """Python notes names in the class when it pickles the first instance."""
+
+    class Fresh:
+        def __init__(self) -> None:
+            self.x = 1
+
+    before = holding(Fresh).hash
+    Fresh().__reduce_ex__(4)
+    assert "__slotnames__" in vars(Fresh)
+    assert holding(Fresh).hash == before
+
+
+def test_what_cloudpickle_carries_by_value_is_the_same() -> None:
+    """Closures, partials, classes with slots and data classes, as those of a script are carried."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    source = """
+        import dataclasses, enum, functools
+        class Color(enum.Enum):
+            RED = 1
+        @dataclasses.dataclass
+        class Point:
+            x: int = 1
+        class Slotted:
+            __slots__ = ("x",)
+            def __init__(self, x): self.x = x
+            def __call__(self, batch): return Point(self.x), Color.RED
+        LIMIT = 3
+        def closure(n):
+            def inner(batch): return [n, LIMIT, Point(), Slotted(n)]
+            return inner
+        kinds = [Slotted(3), closure({1, "a"}), functools.partial(closure(2), Color.RED), Slotted(3).__call__, Point]
+    """
+    for kind in run(source, "kinds", __package__=None):
+        known = identify(kind)
+        assert known.differences(identify(cloudpickle.loads(cloudpickle.dumps(kind)))) == []

@@ -19,9 +19,8 @@ from document_stores import Documents, documents_of, random_documents, store_of
 from jobs import TOKENIZER
 from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.exporters import export
-from milldam.exporters import rows as exported_rows
 from milldam.importers import import_tokens
-from milldam.importers import pieces as imported_pieces
+from milldam.store import blocks
 from milldam.store.verify import verify
 
 FLAT = ("npy", "nanogpt")
@@ -47,8 +46,7 @@ def fresh(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("to", [*ROWS, "megatron"])
 def test_documents_come_back_as_they_were(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store -> format -> store: equal documents, whatever their lengths, the blocks and the sizes of files."""
-    monkeypatch.setattr(exported_rows, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(imported_pieces, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
 
     @many_examples
     @given(documents_strategy, st.integers(40, 400), st.integers(20, 200), st.sampled_from(["uint16", "int32"]))
@@ -77,7 +75,7 @@ def cut_behind(tokens: list[int], eos: int) -> list[list[int]]:
 @pytest.mark.parametrize("to", [*ROWS, *FLAT])
 def test_a_stream_is_cut_behind_each_end_of_text(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed rows and flat files are joined and cut at the id, whatever the rows, blocks, files and shards."""
-    monkeypatch.setattr(imported_pieces, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
     names = {"npy": "out.npy", "nanogpt": "out.bin"}
 
     @many_examples
@@ -160,6 +158,91 @@ def test_arrow_files_of_every_list_are_read(tmp_path: Path) -> None:
         for ending in ("arrow", "parquet"):
             import_tokens(tmp_path / f"{number}.{ending}", tmp_path / f"{number}-{ending}")
             assert documents_of(tmp_path / f"{number}-{ending}") == rows[1:]
+
+
+def write_rows(path: Path, *tokens: int) -> None:
+    """A Parquet file with one row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"input_ids": [list(tokens)]}), path)
+
+
+def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
+    """Files beside folders, folders with an index beside folders without one: all is read, or named in an error."""
+    mixed = tmp_path / "mixed"
+    write_rows(mixed / "a.parquet", 1)
+    write_rows(mixed / "sub" / "b.parquet", 2)
+    import_tokens(mixed, mixed / "made")
+    assert documents_of(mixed / "made") == [[1], [2]]
+    assert import_tokens(mixed, mixed / "made").tokens == 2  # what we made is no input
+    write_rows(mixed / "sub" / "deep" / "c.parquet", 3)
+    with pytest.raises(InputError, match=r"sub/deep/c\.parquet lies deeper than one folder, and would be left out"):
+        import_tokens(mixed, tmp_path / "none")
+    folders = tmp_path / "folders"
+    export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "mds", folders / "train")
+    write_rows(folders / "val" / "d.parquet", 6)
+    made = import_tokens(folders, tmp_path / "b")
+    assert {split: documents_of(tmp_path / "b", split) for split in made.splits} == {"train": [[4, 5]], "val": [[6]]}
+
+
+def test_a_split_takes_its_own_files_alone(tmp_path: Path) -> None:
+    """Files that belong to no split are train: none of them gets into val."""
+    for name, token in (("train", 1), ("val", 2), ("extra", 3)):
+        write_rows(tmp_path / "in" / f"{name}.parquet", token)
+    import_tokens(tmp_path / "in", tmp_path / "val", split="val")
+    assert documents_of(tmp_path / "val", "val") == [[2]]
+    import_tokens(tmp_path / "in", tmp_path / "train", split="train")
+    assert sorted(documents_of(tmp_path / "train", "train")) == [[1], [3]]
+    write_rows(tmp_path / "two" / "val.parquet", 2)
+    write_rows(tmp_path / "two" / "extra.parquet", 3)
+    import_tokens(tmp_path / "two", tmp_path / "rest", split="train")
+    assert documents_of(tmp_path / "rest", "train") == [[3]]
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    """Splits that an index or the user names become files of the store."""
+    export(store_of(tmp_path / "store", {"train": [[1]], "val": [[2]]}), "hf", tmp_path / "hf")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "../hf/val"]}')
+    with pytest.raises(InputError, match="leaves the folder; refused"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InputError, match=r"test: no data set in it, though dataset_dict\.json names it"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    with pytest.raises(ConfigError, match="no name for files"):
+        import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
+
+
+def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
+    """Documents of a stream whose id stands first in each, the plain way."""
+    documents: list[list[int]] = [[]]
+    for token in tokens:
+        if token == bos and documents[-1]:
+            documents.append([])
+        documents[-1].append(token)
+    return documents
+
+
+def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llm.c writes end-of-text: whatever the blocks, files and shards, and with no empty document at the begin."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 5)
+
+    @many_examples
+    @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3), st.integers(8, 60))
+    def holds(files: Documents, shard_size: int) -> None:
+        folder = fresh(tmp_path)
+        (folder / "in").mkdir()
+        for number, tokens in enumerate(files):
+            np.save(folder / "in" / f"{number}.npy", np.array(tokens, np.uint16))
+        made = import_tokens(folder / "in", folder / "back", bos=2, shard_size=shard_size)
+        assert documents_of(folder / "back") == cut_before([token for tokens in files for token in tokens], 2)
+        assert (made.manifest.tokenizer["bos"], made.manifest.tokenizer["eos"]) == (2, None)
+
+    holds()
+    np.save(tmp_path / "a.npy", np.array([1]))
+    with pytest.raises(ConfigError, match="--eos and --bos"):
+        import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
 
 
 # ---- the store that is made ----

@@ -198,7 +198,7 @@ def test_another_type_later_is_refused_with_the_place(corpus: Path, tmp_path: Pa
 
     out = tmp_path / "out"
     with pytest.raises(
-        InputError, match=r"(?s)mixed, rows 0 to 19 of unit \d \(.*03\.jsonl\.gz\).*\"n\": int64.*found double"
+        InputError, match=r"(?s)mixed, rows 0 to 19 of .*03\.jsonl\.gz \(unit \d\): .*\"n\": int64.*found double"
     ):
         map_rows(corpus, mixed, out, shard_size=1)
     with pytest.raises(StoreError, match="unfinished"):
@@ -409,7 +409,7 @@ def test_no_rows_are_no_table(corpus: Path, tmp_path: Path) -> None:
 def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:
     """And with the batch sizes that could be smaller."""
     settings = settings_of({"source": corpus, "function": lengths, "out": tmp_path / "out", "memory": "20MB"})
-    with pytest.raises(ResourceError, match=r"at least --memory \d+MB, or a smaller batch_bytes"):
+    with pytest.raises(ResourceError, match=r"at least memory=\"\d+MB\", or a smaller batch_bytes"):
         run_map(settings)
 
 
@@ -516,13 +516,15 @@ def test_killed_anywhere_the_rerun_makes_the_same_bytes(corpus: Path, tmp_path: 
 
 
 def test_killed_while_a_changed_table_is_made_nothing_stale_can_be_opened(corpus: Path, tmp_path: Path) -> None:
-    """The old manifest is gone with the first step, and what did not change is still reused after the kill."""
+    """The old manifest is gone once the new function has worked on a batch; what did not change is still reused."""
     out = tmp_path / "out"
     map_rows(corpus, lengths, out, shard_size=1)
     write_file(corpus, 5, word="longer")
 
     def stop(batch: Any) -> Any:
-        raise ValueError
+        if batch["id"][0] >= 100:
+            raise ValueError
+        return lengths(batch)
 
     with pytest.raises(InputError):
         map_rows(corpus, stop, out, shard_size=1)
@@ -595,3 +597,194 @@ def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
         """)
     )
     assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 400 * 10**6
+
+
+# ---- workers run the code that the keys were made of ----
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's that a mapped function calls."""
+    path = tmp_path / "users_cleaning.py"
+    path.write_text('def clean(text): return "old"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("users_cleaning", None)
+
+
+def test_workers_refuse_a_module_that_was_edited_and_not_reloaded(
+    corpus: Path, tmp_path: Path, own_module: Path
+) -> None:
+    """They import it anew: under the key of the old code they would make rows of the new one."""
+    import users_cleaning  # type: ignore[import-not-found]
+
+    def cleaned(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"v": [users_cleaning.clean(text) for text in batch["text"]]}
+
+    own_module.write_text('def clean(text): return "new"\n')
+    options: dict[str, Any] = {"shards": 4, "remove_columns": "all"}
+    with pytest.raises(ConfigError, match="function clean"):
+        map_rows(corpus, cleaned, tmp_path / "out", workers=2, **options)
+    table = map_rows(corpus, cleaned, tmp_path / "out", workers=1, **options)
+    assert set(table["v"].to_pylist()) == {"old"}
+
+
+def test_workers_refuse_a_script_that_is_edited_during_the_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They load it by its name; nothing of the new code is recorded under the old key."""
+    from milldam.mapping import job
+
+    script = tmp_path / "users_script.py"
+    script.write_text('def f(batch): return {"v": ["old"] * len(batch["text"])}\n')
+    make = job._Job._make
+
+    def edited(self: Any, *given: Any) -> Any:
+        script.write_text(script.read_text().replace("old", "new"))
+        return make(self, *given)
+
+    options: dict[str, Any] = {"shards": 4, "remove_columns": "all", "workers": 2}
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="not the same in a worker"):
+        patched.setattr(job._Job, "_make", edited)
+        map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
+    script.write_text(script.read_text().replace("new", "old"))
+    table = map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
+    assert table.report is not None and table.report.cached == 0
+    assert set(table["v"].to_pylist()) == {"old"}
+
+
+def test_a_cache_that_the_probe_filled_is_no_edit(corpus: Path, tmp_path: Path) -> None:
+    """The first batch runs in this process; what it left in a captured dict travels to the workers."""
+    seen: dict[str, int] = {}
+
+    def remember(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [seen.setdefault(text, len(text)) for text in batch["text"]]}
+
+    table = map_rows(corpus, remember, tmp_path / "out", shards=2, workers=2)
+    assert [row["n"] for row in table] == expected()
+
+
+# ---- what must not be lost ----
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("how", ["table", "data set", "file of it", "link to it"])
+def test_a_table_is_not_mapped_over_itself(how: str, overwrite: bool, corpus: Path, tmp_path: Path) -> None:
+    """Its shards would be removed while they are read, or at the end."""
+    out = tmp_path / "out"
+    table = map_rows(corpus, lengths, out)
+    before = leftovers(out)
+    shard = next(out.glob("rows-*.arrow"))
+    link = tmp_path / "link.arrow"
+    link.symlink_to(shard)
+    source = {"table": table, "data set": None, "file of it": f"file://{shard}", "link to it": link}[how]
+    with pytest.raises(ConfigError, match="Choose another folder"):
+        map_rows(table.to_hf() if how == "data set" else source, lengths, out, overwrite=overwrite)
+    assert leftovers(out) == before
+    assert [row["n"] for row in Table(out)] == expected()
+
+
+@pytest.mark.parametrize("how", ["changed", "unhashable", "overwrite"])
+def test_a_function_that_fails_at_once_costs_no_table(how: str, corpus: Path, tmp_path: Path) -> None:
+    """The old table goes when the new function has worked on a batch, not before."""
+    import sqlite3
+
+    out, database = tmp_path / "out", sqlite3.connect(":memory:")
+    map_rows(corpus, lengths, out)
+    held = database if how == "unhashable" else None
+
+    def fails(batch: Any) -> Any:
+        raise ValueError(held)
+
+    with pytest.raises(InputError, match="fails failed"):
+        map_rows(corpus, fails, out, overwrite=how == "overwrite")
+    database.close()
+    assert [row["n"] for row in Table(out)] == expected()
+    again = map_rows(corpus, lengths, out)
+    assert again.report is not None and again.report.up_to_date
+
+
+def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its units are known by their bytes: put back, they must hold the rows of those bytes."""
+    from milldam.mapping import job
+
+    path, make = tmp_path / "a.jsonl", job._Job._make
+
+    def write(word: str) -> None:
+        path.write_text("".join(f'{{"t": "{word}{row:04d}"}}\n' for row in range(2000)))
+
+    def rewritten(self: Any, *given: Any) -> Any:
+        write("new")
+        return make(self, *given)
+
+    def words(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"w": [text[:3] for text in batch["t"]]}
+
+    write("old")
+    options: dict[str, Any] = {"shard_size": "10KB", "remove_columns": "all", "workers": 1}
+    with monkeypatch.context() as patched, pytest.raises(InputError, match=r"a\.jsonl: changed while it was mapped"):
+        patched.setattr(job._Job, "_make", rewritten)
+        map_rows(path, words, tmp_path / "out", **options)
+    write("old")
+    assert set(map_rows(path, words, tmp_path / "out", **options)["w"].to_pylist()) == {"old"}
+
+
+def test_units_that_cant_be_checked_are_dropped_when_the_input_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came from an address is not looked at again until the end; then all of this run is made again."""
+    import fsspec
+
+    from milldam.mapping import job
+
+    def write(text: str) -> None:
+        with fsspec.open("memory://changing/a.txt", "w") as file:
+            file.write(text)
+
+    write("old")
+    finish = job._Job._finish
+
+    def rewritten(self: Any, *given: Any) -> Any:
+        write("another")
+        return finish(self, *given)
+
+    def size(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [len(text) for text in batch["text"]]}
+
+    with monkeypatch.context() as patched, pytest.raises(InputError, match="changed while it was mapped"):
+        patched.setattr(job._Job, "_finish", rewritten)
+        map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)
+    assert (tmp_path / "out/run/mapped.jsonl").read_text() == ""
+    assert map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)["n"].to_pylist() == [7]
+
+
+# ---- what is told, and what is left ----
+
+
+def test_a_table_tells_what_the_run_did(corpus: Path, tmp_path: Path) -> None:
+    """Reused units and what changed, without a log; a table that is opened by its path has no run to tell of."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shard_size=1)
+    write_file(corpus, 5, word="longer")
+    report = map_rows(corpus, lengths, out, shard_size=1).report
+    assert report is not None
+    assert report.reuse == f"cached: {FILES - 1} of {FILES} units"
+    assert "05.jsonl.gz" in str(report) and report.reuse in str(report)
+    assert report.memory["budget"] > 0
+    assert Table(out).report is None
+
+
+def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:
+    """They may hold a signature; nor row numbers of data sets that are no longer its source."""
+    from datasets import Dataset
+
+    out = tmp_path / "out"
+    data = Dataset.from_dict({"id": list(range(9)), "text": ["word "] * 9})
+    for seed in range(3):
+        map_rows(data.shuffle(seed=seed), lengths, out)
+        assert not (out / "run" / "units.jsonl").exists()
+    assert len(list((out / "run" / "rows").iterdir())) == 1
+    map_rows(corpus, lengths, out)
+    assert not (out / "run" / "rows").exists()

@@ -261,3 +261,32 @@ def test_columns_must_be_those_of_the_schema() -> None:
         fit({}, INTS)
     two = pa.schema([("a", pa.int32()), ("b", pa.string())])
     assert fit({"a": [1]}, two, optional=("b",)).to_pydict() == {"a": [1], "b": [None]}
+
+
+# ---- what the function does to what it is given ----
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("as_arrow", [True, False])
+def test_what_the_function_does_to_its_lists_stays_with_it(as_arrow: bool, batched: bool) -> None:
+    """Columns that stay, and what a second call gets, are as they were read, nested values too."""
+    columns = {"n": [[1], [2]], "d": [{"a": [1]}, {"a": [2]}], "t": ["x", "y"]}
+    rows: Any = pa.RecordBatch.from_pydict(columns) if as_arrow else columns
+
+    def grow(given: dict[str, Any]) -> dict[str, Any]:
+        for value in given["n"] if batched else [given["n"]]:
+            value.append(0)
+        for value in given["d"] if batched else [given["d"]]:
+            value["a"].append(0)
+        given["t"] = None
+        return {"m": [len(value) for value in given["n"]] if batched else len(given["n"])}
+
+    for _ in range(2):
+        made = values(call(grow, rows, batched=batched))
+        assert made == {"n": [[1], [2]], "d": [{"a": [1]}, {"a": [2]}], "t": ["x", "y"], "m": [2, 2]}
+
+
+def test_texts_are_not_copied_for_the_function() -> None:
+    """Only the lists are: a large column costs a pointer a row."""
+    text = "x" * 1000
+    assert call(lambda batch: {"same": [batch["t"][0] is text]}, {"t": [text]})["same"] == [True]

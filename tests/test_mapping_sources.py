@@ -29,7 +29,7 @@ from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
 from milldam.mapping.units import RowUnit
-from milldam.sources.batch import Reject
+from milldam.sources.batch import Reject, TextRules
 from milldam.sources.units import Slice
 from test_mapping_batching import records_of
 
@@ -497,12 +497,12 @@ def test_a_generator_is_spooled_and_cut(
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
     monkeypatch.setattr("milldam.mapping.spooling.PART_BYTES", 300_000)
     monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 50_000)
-    made = plan(functools.partial(count_to, 5000), tmp_path, **options)
+    made = plan(functools.partial(count_to, 5000), tmp_path, numbered=True, **options)
     assert read(made) == list(count_to(5000))
     units = list(made.units())
     assert len(units) == {"shard_size": 3, "shards": 4}.get(next(iter(options), ""), 1)
     assert units[0].first_row == 0
-    again = plan(functools.partial(count_to, 5000), tmp_path / "again", **options)
+    again = plan(functools.partial(count_to, 5000), tmp_path / "again", numbered=True, **options)
     assert [unit.key for unit in again.units()] == [unit.key for unit in units]
 
 
@@ -622,3 +622,76 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
     os.utime(tmp_path / "rows-a.arrow", ns=(1, 1))
     assert keys(tmp_path, tmp_path / "s") == first
+
+
+# ---- what names a source ----
+
+
+def test_a_changed_row_changes_its_own_unit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are not numbered: another one in front leaves the units behind it; with numbers all are others."""
+    monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 1000)
+    rows = [{"t": f"{k:02} " + "x" * 1000} for k in range(8)]
+    other = [{"t": "a " + "y" * 200}, {"t": "b " + "y" * 789}, *rows[1:]]
+    before, after = keys(rows, tmp_path / "a", shards=4), keys(other, tmp_path / "b", shards=4)
+    assert before[0] != after[0] and before[1:] == after[1:]
+    before, after = (keys(one, tmp_path / "c", shards=4, numbered=True) for one in (rows, other))
+    assert not set(before) & set(after)
+
+
+@pytest.mark.parametrize("made_of", [list, pa.Table.from_pylist])
+def test_a_key_does_not_hide_what_a_source_in_memory_holds(made_of: Any, tmp_path: Path) -> None:
+    """A list and a table are known by their content; the key is added to it."""
+
+    def fingerprint(rows: Records, key: str | None) -> str:
+        found = plan_source(made_of(rows), SourceOptions(source_key=key), tmp_path)
+        assert found.unidentified is None
+        return str(found.identity["fingerprint"])
+
+    one, other = [{"t": "aa"}], [{"t": "bb"}]
+    assert fingerprint(one, "v1") == fingerprint([{"t": "aa"}], "v1")
+    assert len({fingerprint(one, "v1"), fingerprint(other, "v1"), fingerprint(one, "v2"), fingerprint(one, None)}) == 4
+
+
+def test_a_list_that_cant_be_hashed_is_not_identified(tmp_path: Path) -> None:
+    """Without a key nothing that was made of it may be reused."""
+    rows = [{"t": lambda: None}]
+    assert "can't be hashed" in str(plan_source(rows, SourceOptions(), tmp_path).unidentified)
+    assert plan_source(rows, SourceOptions(source_key="v1"), tmp_path).unidentified is None
+
+
+def test_hashes_of_a_file_that_changes_meanwhile_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would name other bytes than the file's version does."""
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    from milldam.mapping import pieces
+
+    find = pieces._hash_records
+
+    def changed(*given: Any) -> Any:
+        path.write_text(path.read_text().replace("line", "LINE"))
+        os.utime(path, ns=(1, 1))
+        return find(*given)
+
+    monkeypatch.setattr(pieces, "_hash_records", changed)
+    with pytest.raises(InputError, match="changed while it was read"):
+        keys(path, tmp_path / "spool", shard_size=500)
+    assert not (tmp_path / "spool" / "pieces.jsonl").exists()
+
+
+@pytest.mark.parametrize("address", ["https://host/a.txt?X-Amz-Signature=secret", "s3://me:secret@host/a.txt"])
+def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(address: str, tmp_path: Path) -> None:
+    """Of an address neither its query nor its password leave what is needed to read it."""
+    from milldam.mapping.job import outside
+    from milldam.mapping.reading import FileReader, slices_of
+    from milldam.sources.listing import InputFile
+
+    plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
+    unit = RowUnit(0, "", 0, {"slices": [[address, "txt", None]]})
+    reader = FileReader(TextRules(), None, str(tmp_path))
+    assert reader._name(address) == plain
+    rows = next(reader._with_file(next(slices_of(unit)), iter([pa.array(["hello"], pa.large_string())])))
+    assert records_of(rows) == [{"text": "hello", "file": plain}]
+    rejects: list[Reject] = []
+    reader._named(rejects.append)(Reject(address, "not_utf8", ""))
+    assert rejects[0].file == plain
+    listed = outside(iter([InputFile(address, "txt", None, 5, "")]), tmp_path, tmp_path / "rows")
+    assert [file.path for file in listed] == [plain]

@@ -396,8 +396,10 @@ def test_what_is_wrong_with_an_address_is_said_in_a_few_lines(tmp_path: Path) ->
         milldam.open(f"file://{tmp_path}/s", dtype="uint16")
     with pytest.raises(ConfigError, match="lies at an address"):
         _ = remote(tmp_path / "s").path
-    with pytest.raises(ResourceError, match="A shard of 2 KB and a cache of 500 B"):
-        remote(tmp_path / "s", 500)[0]
+    remote(tmp_path / "s", cache_dir=tmp_path / "warm")[0]
+    for folder in ("cold", "warm"):
+        with pytest.raises(ResourceError, match="A shard of 2 KB and a cache of 500 B"):
+            remote(tmp_path / "s", 500, cache_dir=tmp_path / folder)
 
 
 def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,8 +537,12 @@ def test_an_epoch_over_s3_fetches_each_shard_once(
 
 def test_errors_of_s3_are_a_few_lines(s3: dict[str, Any]) -> None:
     """No bucket, no store."""
-    for address in ("s3://no-such-bucket/x.milldam", "s3://bucket/other.milldam"):
-        with pytest.raises(StoreError, match="no store there") as caught:
+    nowhere = {
+        "s3://no-such-bucket/x.milldam": 'no store there: there is no bucket "no-such-bucket"',
+        "s3://bucket/other.milldam": r"no store there \(no milldam.json\)",
+    }
+    for address, told in nowhere.items():
+        with pytest.raises(StoreError, match=told) as caught:
             milldam.open(address, storage_options=s3)
         assert len(str(caught.value).splitlines()) <= 3
 

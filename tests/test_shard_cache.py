@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -150,6 +152,27 @@ def test_threads_that_need_the_same_file_fetch_it_once(tmp_path: Path) -> None:
     assert source.fetched == [1]
 
 
+def test_no_file_gets_its_name_while_another_process_counts(tmp_path: Path) -> None:
+    """Who makes room sees a file that is being fetched by one name or the other, never by none: the bound holds."""
+    cache, content = ShardCache(tmp_path, 5000), content_of(data_of(1))
+    counting, fetched = threading.Event(), threading.Event()
+
+    def download() -> Iterator[bytes]:
+        yield data_of(1)
+        fetched.set()
+        counting.wait()
+
+    thread = threading.Thread(target=lambda: os.close(cache.open(content, download)))
+    thread.start()
+    fetched.wait()
+    with cache._locked():
+        counting.set()
+        time.sleep(0.2)
+        assert (cache.has(content), len(list(tmp_path.glob("*.part")))) == (False, 1)
+    thread.join()
+    assert cache.has(content)
+
+
 FETCHING = """
 import os, sys, time
 from pathlib import Path
@@ -204,3 +227,123 @@ def test_a_killed_download_leaves_nothing_that_is_misread_or_counted(tmp_path: P
     read(cache, source, 1)
     assert source.fetched == [2, 1]
     assert not list(folder.glob("*.part"))
+
+
+HOLDING = """
+import os, sys
+from pathlib import Path
+from milldam.remote.shard_cache import Content, ShardCache
+os.getpid = lambda: 7
+lease = ShardCache(Path(sys.argv[1]), 100).hold([Content(sys.argv[2] * 32, 10)])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_leases_of_processes_with_the_same_number_do_not_meet(tmp_path: Path) -> None:
+    """Two containers that share a cache: neither waits for the other's lease, nor undoes it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path), digit], **pipes) for digit in ("0", "1")
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 20)[0], "waits for the lease of the other"
+            assert process.stdout.readline() == b"held\n"
+        assert {path.read_text() for path in tmp_path.glob("*.lease")} == {"0" * 32, "1" * 32}
+        cache = ShardCache(tmp_path, 100)
+        with cache._locked():
+            assert len(cache._leased()) == 2
+    finally:
+        for process in processes:
+            process.communicate()
+
+
+FORKING = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import xxhash
+from milldam.remote.shard_cache import Content, ShardCache
+
+data, half, go = bytes([1]) * 1000, threading.Event(), threading.Event()
+cache, content = ShardCache(Path(sys.argv[1]), 1500), Content(xxhash.xxh3_128(data).hexdigest(), 1000)
+
+def download():
+    yield data[:500]
+    half.set()
+    go.wait()
+    yield data[500:]
+
+opened = []
+thread = threading.Thread(target=lambda: opened.append(cache.open(content, download)), daemon=True)
+thread.start()
+half.wait()
+child = os.fork()
+if child == 0:
+    # Meanwhile it has a copy of the descriptor that the parent's thread has locked.
+    descriptor = cache.open(content, download)
+    time.sleep(30)
+    os._exit(0)
+go.set()
+thread.join(10)
+blocked = thread.is_alive()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+sys.exit("the fork has kept the lock" if blocked else 0)
+"""
+
+
+def test_a_fork_in_the_middle_of_a_download_keeps_no_lock(tmp_path: Path) -> None:
+    """A worker that is forked while a thread fetches ahead has the thread's descriptor, and must not block anybody."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, str(tmp_path)], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+STRESSED = """
+import os, random, sys, time
+from pathlib import Path
+import xxhash
+from milldam.remote.shard_cache import Content, ShardCache
+
+folder, seed, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+data = [bytes([number]) * 20_000 for number in range(12)]
+known = [Content(xxhash.xxh3_128(one).hexdigest(), len(one)) for one in data]
+cache, rng = ShardCache(folder, 60_000), random.Random(seed)
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    number = rng.randrange(12)
+    lease = cache.hold([known[number]]) if rng.random() < 0.2 else None
+    descriptor = cache.open(known[number], lambda: (data[number][at : at + 5000] for at in range(0, 20_000, 5000)))
+    assert os.pread(descriptor, 30_000, 0) == data[number]
+    os.close(descriptor)
+    if lease is not None:
+        lease.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_at_random_never_hang_nor_exceed_the_bound(tmp_path: Path) -> None:
+    """A cache of three shards among twelve: at any time at most three lie there, and both come to their end."""
+    command = [sys.executable, "-c", STRESSED, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(seed), "20"]) for seed in (1, 2)]
+    most, deadline = 0, time.monotonic() + 60
+    while any(process.poll() is None for process in processes):
+        assert time.monotonic() < deadline
+        with ShardCache(tmp_path, 60_000)._locked():  # nothing is removed while we look
+            most = max(most, bytes_in(tmp_path))
+        time.sleep(0.001)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert 0 < most <= 60_000
+
+
+def bytes_in(folder: Path) -> int:
+    """What really lies there."""
+    total = 0
+    for entry in list(os.scandir(folder)):
+        if entry.name != "lock" and not entry.name.endswith(".lease"):
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat().st_size
+    return total

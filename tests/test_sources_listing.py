@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 from milldam.errors import ConfigError, InputError
+from milldam.input_files import is_address
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.opening import is_address
 from source_reading import TEXT, read
 
 

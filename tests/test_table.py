@@ -61,6 +61,28 @@ def test_rows_are_found_by_number_from_both_ends(table: Table) -> None:
             table[outside]
 
 
+def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_path: Path) -> None:
+    """In the order that was asked for; what HF has and a table has not is named with `to_hf`."""
+    wanted = rows_of(0, 50)
+    assert table[[30, 1, -1, 1]]["id"] == [30, 1, 49, 1] and table[np.array([2, 3])]["id"] == [2, 3]
+    assert table[np.int64(3)] == wanted[3] and table[[]] == {"id": [], "ids": [], "text": []}
+    assert table[["text", "id"]].column_names == ["text", "id"] and table[["id"]].num_rows == 50
+    assert table.column_names == table.columns and table.num_rows == 50
+    with pytest.raises(IndexError, match="row 50"):
+        table[[1, 50]]
+    with pytest.raises(ConfigError, match="numbers of rows, or names"):
+        table[[1, "id"]]
+    with pytest.raises(AttributeError, match=r"use \.to_hf\(\)\.to_pandas"):
+        table.to_pandas()
+    assert not hasattr(table, "something")
+
+
+def test_tables_of_the_same_rows_are_equal(table: Table, tmp_path: Path) -> None:
+    """Wherever they lie."""
+    assert table == Table(table.path) and len({table, Table(table.path)}) == 1
+    assert table != make_table(tmp_path / "other", [rows_of(0, 20)]) and table != 5
+
+
 @given(st.integers(-60, 60), st.integers(-60, 60), st.integers(1, 60))
 def test_slices_and_batches_are_those_of_a_list(tmp_path: Path, begin: int, end: int, size: int) -> None:
     """Any slice, batches of any size."""

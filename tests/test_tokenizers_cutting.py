@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE
+from milldam.tokenizers import cutting
+from milldam.tokenizers.encoder import Encoder, bare_form
+from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, make_engine
 from milldam.tokenizers.loading import load_tokenizer
+from milldam.tokenizers.runs import Runs, Words, find_runs
 from token_pieces import (
+    NO_SPECIAL,
     TokenizerJson,
     cut_at,
     encode_in_parts,
@@ -23,7 +30,9 @@ from token_pieces import (
     reference,
     small_engine,
     small_windows,
+    texts_of,
 )
+from token_runs import LLAMA3, O200K, RULES, small_links, with_rule
 
 WORDS = [
     "the",
@@ -82,7 +91,7 @@ def documents(*kinds: str) -> st.SearchStrategy[str]:
 
 @pytest.fixture(autouse=True)
 def _small_windows() -> Iterator[None]:
-    with small_windows():
+    with small_windows(), small_links():
         yield
 
 
@@ -301,3 +310,196 @@ def test_real_text_in_pieces_is_the_whole_for_real_tokenizers(shared_data: Path,
     text = (shared_data / "text/tinyshakespeare.txt").read_text(encoding="utf-8")[:30_000]
     text += (shared_data / "text/emoji-test.txt").read_text(encoding="utf-8")[20_000:40_000]
     check(tokenizer_json, engine, text, list(range(0, 50_000, 3000)))
+
+
+# ---- links: pieces that overlap ----
+
+RUNS = (
+    "letters",
+    "capitals",
+    "case",
+    "digits",
+    "one digit",
+    "one letter",
+    "chinese",
+    "thai",
+    "jamo",
+    "signs",
+    "period",
+)
+
+
+def run(kind: str, size: int, rng: random.Random) -> str:
+    """Text of one kind without a space."""
+    alphabets = {
+        "letters": "etaoinshr",
+        "capitals": "ACGT",
+        "case": "etaoinETAOIN",
+        "digits": "0123456789",
+        "one digit": rng.choice("0123456789"),
+        "one letter": rng.choice("xeZé"),
+        "chinese": "".join(map(chr, range(0x4E00, 0x4E40))),
+        "thai": "".join(map(chr, [*range(0xE01, 0xE2F), *range(0xE31, 0xE3A)])),
+        "jamo": "".join(map(chr, [*range(0x1100, 0x1106), *range(0x1161, 0x1166), *range(0x11A8, 0x11AC), 0xAC00])),
+        "signs": "=-#!*/'<>|",
+        "apostrophes": "'slltdm",
+    }
+    if kind == "period":
+        return "".join(rng.choices("the mill", k=rng.randint(1, 7))).replace(" ", "") * (size // 4) + "e"
+    return "".join(rng.choices(alphabets[kind], k=size))
+
+
+def runs_in_a_row(*kinds: str) -> st.SearchStrategy[str]:
+    one = st.tuples(st.sampled_from(kinds), st.sampled_from([1, 3, 40, 500, 900, 1500]), st.integers(0, 1000))
+    return st.lists(one, min_size=1, max_size=4).map(
+        lambda chosen: "".join(run(kind, size, random.Random(seed)) for kind, size, seed in chosen)
+    )
+
+
+@pytest.mark.parametrize(("name", "normalizer"), [(name, None) for name in RULES] + [("Qwen", "NFC")])
+@settings(FEW, max_examples=12)
+@given(text=runs_in_a_row(*RUNS, "period", "apostrophes"), places=PLACES)
+def test_runs_in_links_are_the_whole_for_every_known_rule(
+    demo_tokenizer: Path, name: str, normalizer: str | None, text: str, places: list[int]
+) -> None:
+    """Digits in threes, words that end at a capital, letters that the normaliser joins."""
+    tokenizer_json = with_rule(demo_tokenizer.read_text(encoding="utf-8"), RULES[name], normalizer=normalizer)
+    assert find_runs(tokenizer_json) is not None
+    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json)
+    ids = encode_in_parts(encoder, cut_at(text, places))
+    assert ids == encode_whole(reference(tokenizer_json), text) or encoder.take_inexact_cuts()
+
+
+HARD_RUNS = {
+    "letters": lambda rng: "".join(rng.choices("etaoinshrdlu", k=45_000)),
+    "case": lambda rng: "".join(rng.choices("etaoinETAOIN", k=45_000)),
+    "digits": lambda rng: "".join(rng.choices("0123456789", k=45_000)),
+    "one digit": lambda rng: "7" * 45_000,
+    "one letter": lambda rng: "x" * 45_000,
+    "chinese": lambda rng: "".join(chr(rng.randrange(0x4E00, 0x9F00)) for _ in range(16_000)),
+    "thai": lambda rng: run("thai", 16_000, rng),
+    "emoji": lambda rng: "".join(rng.choices(EMOJI, k=3_000)),
+    "base64": lambda rng: base64.b64encode(rng.randbytes(36_000)).decode(),
+    "syllables": lambda rng: "banana" * 8_000,
+    "signs": lambda rng: "".join(rng.choices("=-#!*/.,;:%$", k=45_000)),
+    "equal signs": lambda rng: "=" * 45_000,
+    "line ends": lambda rng: "\n" * 45_000,
+    "special tokens": lambda rng: "".join(rng.choices(["word", "<|endoftext|>", "<|im_end|>"], k=6_000)),
+}
+
+
+REAL_SIZES = {
+    name: getattr(cutting, name) for name in ("_REACH", "_WINDOW", "_RUN", "_RUN_TAIL", "MAX_RUN", "_LINK", "_OVERLAP")
+}
+
+
+def windows_of_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in REAL_SIZES.items():
+        monkeypatch.setattr(cutting, name, size)
+
+
+def encoder_of_links(tokenizer_json: str) -> Encoder:
+    """With links and overlaps of their real size, for documents of a few of them."""
+    engine = make_engine(GIGATOKEN, tokenizer_json, plain_specials=False, threads=1)
+    engine.document_bytes, engine.piece_bytes, engine.batch_bytes = 24 << 10, 18 << 10, 32 << 10
+    form = bare_form(tokenizer_json, small_engine)
+    return Encoder(engine, NO_SPECIAL, "uint32", bare=form)
+
+
+def encode_giant(encoder: Encoder, text: str) -> list[int]:
+    return [token for tokens in encoder.encode(texts_of(text)) for token in tokens.flat.tolist()]
+
+
+@pytest.mark.parametrize("rule", [None, "o200k", "Llama 3"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5"])
+def test_hard_runs_are_the_whole_for_real_tokenizers(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None
+) -> None:
+    """Without a space for as long as they last."""
+    if rule and name != ("gpt2" if rule == "o200k" else "qwen2.5"):
+        pytest.skip("one vocabulary a rule is enough")
+    windows_of_real_size(monkeypatch)
+    tokenizer_json = (shared_data / "tokenizers" / name / "tokenizer.json").read_text(encoding="utf-8")
+    if rule:
+        tokenizer_json = with_rule(tokenizer_json, RULES[rule], ignore_merges=True)
+    encoder, whole = encoder_of_links(tokenizer_json), tokenizers.Tokenizer.from_str(tokenizer_json)
+    for kind, make in HARD_RUNS.items():
+        text = make(random.Random(1))
+        assert encode_giant(encoder, text) == encode_whole(whole, text), kind
+        assert encoder.take_inexact_cuts() == 0, kind
+
+
+def test_a_run_in_links_is_encoded_about_once(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The overlaps and their trials add less than a fifth."""
+    windows_of_real_size(monkeypatch)
+    encoder = encoder_of_links(demo_tokenizer.read_text(encoding="utf-8"))
+    sizes: list[int] = []
+    encode_text, encode = encoder.engine.encode_text, encoder.engine.encode
+    monkeypatch.setattr(encoder.engine, "encode_text", lambda text: [sizes.append(len(text)), encode_text(text)][1])
+    monkeypatch.setattr(
+        encoder.engine, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1]
+    )
+    text = "".join(random.Random(1).choices("etaoinshrdlu", k=200_000))
+    encode_giant(encoder, text)
+    assert sum(sizes) < 1.2 * len(text)
+    assert max(sizes) < 40_000
+
+
+def test_a_link_that_does_not_hold_is_counted_and_loses_no_text(
+    demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a piece began with when it was cut it must still begin with when it is encoded."""
+    tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
+    monkeypatch.setattr(cutting, "_begins_with", lambda ids, link: link is None)
+    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json)
+    text = run("letters", 9000, random.Random(1))
+    ids = encode_in_parts(encoder, cut_at(text, list(range(0, 9000, 700))))
+    assert encoder.take_inexact_cuts() > 0
+    assert reference(tokenizer_json).decode(ids) == text
+
+
+def test_runs_are_known_for_plain_byte_level_bpe_alone(
+    demo_tokenizer: Path, unigram_json: str, wordpiece_json: str, sentencepiece_json: dict[str, str]
+) -> None:
+    """Also where a token has the name of a field."""
+    plain = json.dumps(json.loads(demo_tokenizer.read_text(encoding="utf-8")))
+    assert find_runs(plain) == Runs(Words(), frozenset("<>"), normalises=False)
+    assert find_runs(plain.replace('"vocab": {', '"vocab": {"normalizer": 99999, ')) == find_runs(plain)
+    assert find_runs(with_rule(plain, LLAMA3, ignore_merges=True)).words == Words(digits=3)  # type: ignore[union-attr]
+    others = (unigram_json, wordpiece_json, *sentencepiece_json.values(), with_rule(plain, r"\w+|\W"))
+    others += (with_rule(plain, LLAMA3, normalizer="NFKC"), with_rule(plain, LLAMA3, unk_token="<unk>"))
+    others += (plain.replace('"add_prefix_space": false', '"add_prefix_space": true'),)
+    others += (with_rule(plain, LLAMA3, ignore_merges=True).replace('"vocab": {', '"vocab": {"%s": 9, ' % ("x" * 300)),)
+    assert [find_runs(one) for one in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize(
+    ("rule", "normalizer", "yes", "no"),
+    [
+        (
+            "GPT-2",
+            None,
+            ["letters", "Éa漢", "123", "١٢٣", "=-'", "🙂👍🏽"],
+            ["a1", "a b", "\n\n", "   ", "<=", "กิ", "\t"],
+        ),
+        ("Llama 3", None, ["aBc", "123", "!!"], ["١٢٣", "!\n"]),
+        ("Qwen", "NFC", ["漢字", "éa", "각", "!!"], ["\u1112\u1161\u11ab", "\uf900", "🙂", "́́"]),
+        ("o200k", None, ["lower", "ünter", "!!", "123"], ["Upper", "ABC", "漢字", "a漢", "☀️", "aʰ"]),
+    ],
+)
+def test_an_overlap_is_of_one_kind_of_characters(
+    demo_tokenizer: Path, rule: str, normalizer: str | None, yes: list[str], no: list[str]
+) -> None:
+    """That the rule for words, the normaliser and added tokens leave together wherever the text around it goes."""
+    runs = find_runs(with_rule(demo_tokenizer.read_text(encoding="utf-8"), RULES[rule], normalizer=normalizer))
+    assert runs is not None
+    assert [text for text in yes if not runs.holds(text.encode())] == []
+    assert [text for text in no if runs.holds(text.encode())] == []
+
+
+def test_digits_in_threes_are_in_step_where_each_token_is_three(demo_tokenizer: Path) -> None:
+    """Else the same tokens could come of other groups."""
+    runs = find_runs(with_rule(demo_tokenizer.read_text(encoding="utf-8"), O200K))
+    assert runs is not None
+    assert [runs.in_step(b"12345678", tokens) for tokens in (2, 3, 4)] == [False, True, False]
+    assert runs.in_step(b"letters", 7)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.tokenizers.encoder import Encoder, add_special_tokens, bare_form, bare_json
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE
+from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, FrugalEngine
 from milldam.tokenizers.special import SpecialTokens
 from token_pieces import (
     NO_SPECIAL,
@@ -26,6 +26,7 @@ from token_pieces import (
     small_windows,
     texts_of,
 )
+from token_runs import small_links
 
 GIANT = "a giant of many words that comes in pieces " * 40
 SMALL = ("one", "", "two words", "é🙂", "\n", "three")
@@ -33,7 +34,7 @@ SMALL = ("one", "", "two words", "é🙂", "\n", "three")
 
 @pytest.fixture(autouse=True)
 def _small_windows() -> Iterator[None]:
-    with small_windows():
+    with small_windows(), small_links():
         yield
 
 
@@ -116,6 +117,17 @@ def test_ids_have_the_type_of_the_store(demo_tokenizer: Path, dtype: str) -> Non
     engine = small_engine(demo_tokenizer.read_text(encoding="utf-8"))
     encoder = Encoder(engine, SpecialTokens(1, 0), dtype)
     assert {tokens.flat.dtype.name for tokens in encoder.encode(texts_of("small", GIANT))} == {dtype}
+
+
+def test_a_giant_run_keeps_to_the_memory_limit(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pieces are encoded one by one as texts, which the engine remembers like any other."""
+    tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
+    engine = small_engine(tokenizer_json)
+    renewed: list[bool] = []
+    monkeypatch.setattr(engine, "renew", lambda: renewed.append(True))
+    encoder = make_encoder(FrugalEngine(engine, limit_bytes=0), tokenizer_json)
+    encode_documents(encoder, [["etaoin" * 3000]])
+    assert len(renewed) > 18_000 // engine.batch_bytes
 
 
 # ---- empty documents ----
@@ -217,7 +229,7 @@ def test_only_tokenizers_that_mark_word_starts_need_a_bare_form(
     """Byte-level BPE and WordPiece do not."""
     plain = demo_tokenizer.read_text(encoding="utf-8")
     forms = [bare_form(one, small_engine) for one in (plain, wordpiece_json, unigram_json)]
-    assert [form is not None for form in forms] == [False, False, True]
+    assert [form.make is not None for form in forms] == [False, False, True]
 
 
 def test_the_bare_form_puts_no_mark_before_text(unigram_json: str) -> None:

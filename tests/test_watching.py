@@ -51,6 +51,11 @@ def test_a_command_is_measured(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"memory.csv", "memory.svg", "memory.json"}
 
 
+def test_a_small_command_does_not_count_with_our_own_memory() -> None:
+    """A child begins with our pages: what the kernel counts of it then is not the command's."""
+    assert watch(["true"]).largest_resident < 8 * MB
+
+
 def test_children_and_their_children_count() -> None:
     """A command's memory is that of all it started, each under its own name."""
     inner = "x = bytearray(30_000_000); import time; time.sleep(0.5)"
@@ -233,6 +238,16 @@ def test_over_too_short_a_time_there_is_no_growth() -> None:
     """Nobody can tell from a few samples."""
     assert growth_of([(0.0, 1.0), (9.0, 2.0)]) is None
     assert growth_of([(k / 100, float(k)) for k in range(100)]) is None
+    assert growth_of([(k / 10, float(k)) for k in range(299)]) is None
+    assert growth_of([(k / 10, float(k)) for k in range(302)]) == pytest.approx(600)
+
+
+def test_what_was_given_back_is_no_growth() -> None:
+    """A process that grew for a while and fell back has no rate; one that only ends falls, too, and keeps its own."""
+    rising = [(k * 0.2, 1e8 + k * 1e7) for k in range(500)]
+    assert growth_of(rising) == pytest.approx(3e9)
+    assert growth_of([*rising, *((100 + k * 0.2, 1e7) for k in range(50))]) is None
+    assert growth_of([*rising, (100.0, 1e7), (100.2, 1e6)]) == pytest.approx(3e9)
 
 
 # ---- the record ----
@@ -312,6 +327,15 @@ def test_the_picture_is_sound_and_escapes_names() -> None:
     stacked = [one for one in root.iter() if one.tag.endswith("polygon") and one.get("class", "").startswith("b")]
     assert len(stacked) == 2
     assert "limit 300 MB" in "".join(root.itertext())
+
+
+def test_a_title_has_of_long_paths_the_last_part() -> None:
+    """The picture's title is the command in one line, not the folders it lies in."""
+    words = ("/opt/venv/bin/python", "/home/anna/jobs/train.py", "--data=/mnt/x/web.jsonl", "a/b", "line 1\nline 2")
+    watched = replace(Watcher().watched(), command=words)
+    assert watched.title == "python …/train.py --data=…/web.jsonl a/b line 1 line 2"
+    assert watched.title in "".join(ET.fromstring(draw(watched)).itertext())
+    assert Watcher().watched().title == "this process"
 
 
 def test_many_processes_are_drawn_in_few_bands() -> None:

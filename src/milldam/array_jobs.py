@@ -1,24 +1,42 @@
 """A job as arrays of tasks for a scheduler: the script that queues its stages, each behind the one before.
 
-Stage after stage: `prepare` as one task, then each stage that has units as an array of shares, then `finish` as one
-task. What each task runs is `milldam run-units`, which any scheduler can start. The order is that of the job's plan.
+Stage after stage: `prepare` as one task, then each stage that can be cut into pieces as an array of shares, then
+`finish` as one task. What each task runs is `milldam run-units`, which any scheduler can start. The stages, their order
+and their pieces are those of the job's plan.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 PREPARE, FINISH = "prepare", "finish"
-_IN_SHARES = frozenset({"arrange", "count", "fingerprint", "group", "join", "near", "tokenize"})
+WAIT_SECONDS = 120
+"""NFS may hide from a machine for a minute what another has written."""
+ALWAYS = ("--requeue", "--open-mode=append", "--kill-on-invalid-dep=yes")
+"""A task may run again, its messages follow those of the first time, and what can't begin any more leaves the queue."""
 _HEAD = """\
 #!/bin/bash
-# {title}
-# Queues the stages of a job, each behind the one before it. Made by `milldam slurm`; run it with bash, or bit by bit.
-# Run it again after a failure: what is done is found and left alone.
+# Made by `milldam slurm`: queues a job stage by stage, each behind the one before. Run it with bash.
+# Run it again after a failure, when nothing of it is queued any more: what is done is found and left alone.
 set -euo pipefail
-{setup}
+cd {folder}
+
+# What every task does first.
+setup={setup}
+run_units={run_units}
+options=({options})
+
+# queue COMMAND OPTION...: hands a task, or an array of them, to Slurm; prints the number of the job.
+queue() {{
+  local id command=$1
+  shift
+  id=$(printf '#!/bin/bash\\n%s\\n%s\\n' "$setup" "$command" | sbatch --parsable "${{options[@]}}" "$@") || return
+  # The name of a cluster may follow.
+  printf '%s\\n' "${{id%%;*}}"
+}}
 """
 
 
@@ -27,52 +45,56 @@ class ArraySettings:
     """How the arrays are queued."""
 
     nodes: int
-    """Shares of each stage, a machine each."""
+    """Tasks of an array that work at the same time, a machine each."""
+    shares: int | None = None
+    """Tasks of an array; None: as many as nodes."""
     options: tuple[str, ...] = ()
     """More options for sbatch, as they are."""
     setup: str = ""
     """Shell commands that come first on every machine, such as the activation of an environment."""
     name: str = "milldam"
     milldam: str = "milldam"
-    """How milldam is started there."""
+    """How milldam is started there: shell words."""
 
 
-def stages_in_shares(stages: Sequence[str]) -> list[str]:
-    """Those that are cut into shares, in the job's order; the rest is done by `finish`."""
-    return [stage for stage in stages if stage in _IN_SHARES]
+def slurm_script(
+    config: Path, folder: Path, overrides: Sequence[str], pieces: Mapping[str, int], settings: ArraySettings
+) -> str:
+    """The script: a command for each stage, with the one before as its dependency.
 
-
-def slurm_script(config: str, overrides: Sequence[str], stages: Sequence[str], settings: ArraySettings) -> str:
-    """The script: a line of sbatch per stage, with the stage before as its dependency."""
-    lines = [_HEAD.format(title=f"{config}: {', '.join(stages)}", setup=_setup_line(settings))]
-    before: str | None = None
-    for stage in (PREPARE, *stages_in_shares(stages), FINISH):
-        lines.append(_queued(stage, before, config, overrides, settings))
-        before = stage
-    lines.append(f'echo "queued: {before} is job ${{{_variable(FINISH)}}}"\n')
-    return "\n".join(lines)
-
-
-def _setup_line(settings: ArraySettings) -> str:
-    return f"setup={shlex.quote(settings.setup + '; ' if settings.setup else '')}"
-
-
-def _queued(stage: str, before: str | None, config: str, overrides: Sequence[str], settings: ArraySettings) -> str:
-    shared = stage not in (PREPARE, FINISH)
-    command = [settings.milldam, "run-units", config, "--stage", stage]
+    `folder`: where the tasks run, from which the configuration's paths are seen. `pieces`: of the plan.
+    """
+    command = ["run-units", str(config), "--wait", str(WAIT_SECONDS)]
     for one in overrides:
         command += ["--set", one]
-    run = shlex.join(command)
-    if shared:
-        run += f" --index $SLURM_ARRAY_TASK_ID --of {settings.nodes}"
-    options = [
-        f"--job-name={settings.name}-{stage}",
-        *([f"--array=0-{settings.nodes - 1}"] if shared else []),
-        *([f"--dependency=afterok:${{{_variable(before)}}}"] if before else []),
-        *map(shlex.quote, settings.options),
-    ]
-    # In single quotes, so that the number of the task is put in on the machine that runs it.
-    return f'{_variable(stage)}=$(sbatch --parsable {" ".join(options)} --wrap="${{setup}}"{shlex.quote(run)})'
+    head = _HEAD.format(
+        folder=shlex.quote(str(folder)),
+        setup=shlex.quote(settings.setup),
+        run_units=shlex.quote(f"{settings.milldam} {shlex.join(command)}"),
+        options=shlex.join([*ALWAYS, *settings.options]),
+    )
+    stages = {PREPARE: None, **pieces, FINISH: None}
+    lines = [head]
+    before = None
+    for stage, count in stages.items():
+        lines.append(_queued(stage, None if count is None else max(1, count), before, settings))
+        before = stage
+    numbers = " ".join(f"${_variable(stage)}" for stage in stages)
+    return "\n".join([*lines, f'\necho "queued: {numbers}"\n'])
+
+
+def _queued(stage: str, pieces: int | None, before: str | None, settings: ArraySettings) -> str:
+    command = f"$run_units --stage {stage}"
+    options = [f"--job-name={shlex.quote(f'{settings.name}-{stage}')}"]
+    if pieces is not None:
+        shares = min(pieces, settings.shares or settings.nodes)
+        # Put in on the machine that runs the task.
+        command += f" --index \\$SLURM_ARRAY_TASK_ID --of {shares}"
+        at_once = f"%{settings.nodes}" if shares > settings.nodes else ""
+        options.append(f"--array=0-{shares - 1}{at_once}")
+    if before is not None:
+        options.append(f'--dependency="afterok:${_variable(before)}"')
+    return f'{_variable(stage)}=$(queue "{command}" \\\n  {" ".join(options)})'
 
 
 def _variable(stage: str) -> str:

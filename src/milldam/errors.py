@@ -2,7 +2,9 @@
 
     MilldamError                exit code 1
     ├── ConfigError                       2   a setting is wrong or contradicts another
-    │   └── MismatchError                 2   the folder was made from other settings or input
+    │   ├── MismatchError                 2   the folder was made from other settings or input
+    │   ├── NotReadyError                 2   what comes before a share of a job is not done
+    │   └── ShareHeldError                2   another task is at work on the same share
     ├── InputError                        3   a file, column or tokenizer can't be used
     ├── StoreError                        3   the folder is no store, or it is damaged
     ├── ResourceError                     4   memory or disk is not enough
@@ -29,6 +31,14 @@ class ConfigError(MilldamError):
 
 
 class MismatchError(ConfigError):
+    pass
+
+
+class NotReadyError(ConfigError):
+    pass
+
+
+class ShareHeldError(ConfigError):
     pass
 
 

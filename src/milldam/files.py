@@ -7,8 +7,11 @@ written (xxh3, 128 bits), so that the record of it can be checked later.
 from __future__ import annotations
 
 import errno
+import fnmatch
+import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,8 @@ from milldam.errors import ConfigError, ResourceError
 
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK = 1 << 20
+# Two letters at least: a drive is none. A path has lost one of the slashes.
+_ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,37 @@ class NewFile:
             self.discard()
 
 
+class FileSink(io.RawIOBase):
+    """A `NewFile` as pyarrow and others write to it, from begin to end. Closing it commits nothing."""
+
+    def __init__(self, new: NewFile) -> None:
+        self._new = new
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._new.write(view)
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._new.size
+
+
+def stays_in_folder(name: object, *, hidden: bool = True) -> bool:
+    """Whether this is the name of something in a folder, and of nothing elsewhere; `hidden`: it may begin with a dot.
+
+    A manifest or an index may come from anywhere: whatever it names goes through here before it becomes a path.
+
+    >>> stays_in_folder("train-00000"), stays_in_folder("../train"), stays_in_folder(".git", hidden=False)
+    (True, False, False)
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        return False
+    return hidden or not name.startswith(".")
+
+
 def write_file(path: Path, data: bytes) -> dict[str, Any]:
     """Write a small file at once, durably."""
     with NewFile(path) as new:
@@ -134,13 +170,60 @@ def hash_bytes(data: bytes) -> str:
 
 def remove_temporaries(folder: Path) -> None:
     """Clear what killed runs left behind; call it only while holding the folder's lock."""
-    for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        path.unlink(missing_ok=True)
+    remove_matching(folder, f".*{TEMPORARY_SUFFIX}")
+
+
+def names_matching(folder: Path, *patterns: str) -> Iterator[str]:
+    """Names of a folder that match one of some shell patterns, as they come: none of a million others is held."""
+    matches = re.compile("|".join(map(fnmatch.translate, patterns))).match
+    # Most of a store's names are told apart by how they begin, and there may be millions.
+    begins = tuple(re.split(r"[*?\[]", pattern)[0] for pattern in patterns)
+    try:
+        with os.scandir(folder) as entries:
+            names = (entry.name for entry in entries)
+            yield from (name for name in names if name.startswith(begins) and matches(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def remove_matching(folder: Path, *patterns: str) -> None:
+    """Remove the files of a folder that match one of some shell patterns, however many there are."""
+    found = True
+    # A file system may pass over names while others are removed: until a look finds none.
+    while found:
+        found = False
+        for name in names_matching(folder, *patterns):
+            found = True
+            (folder / name).unlink(missing_ok=True)
+
+
+def address_of(path: str | Path) -> str | None:
+    """The address that was taken for a path, which has lost a slash of it, to be shown; None for an ordinary path.
+
+    >>> address_of(Path("s3://bucket/corpus")), address_of("https://me:secret@host/a?token=1"), address_of("corpus")
+    ('s3://bucket/corpus', 'https://host/a', None)
+    """
+    found = _ADDRESS.match(str(path))
+    if found is None:
+        return None
+    host, slash, rest = str(path)[found.end() :].partition("?")[0].partition("/")
+    return f"{found[1]}://{host.rpartition('@')[2]}{slash}{rest}"
+
+
+def refuse_address(out: str | Path) -> None:
+    """Refuse an address where files are written: as a path it is a folder here, called `s3:`."""
+    address = address_of(out)
+    if address is not None:
+        raise ConfigError(
+            f"{address}: the output is a folder on this machine, or on a file system that it mounts. Put it there, and "
+            "copy it afterwards, or `milldam push` it to the Hub."
+        )
 
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusals on writing into an error that says what to do."""
+    """Turn the system's refusals on writing into an error that says what to do; an address is refused before."""
+    refuse_address(path)
     try:
         yield
     except OSError as error:
@@ -154,5 +237,10 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ResourceError(
                 f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o."
+            ) from None
+        if error.errno == errno.ENOENT and (str(error.filename) == str(path) or not path.parent.exists()):
+            # As in /proc, or when somebody removes the folder meanwhile; not when the input is gone.
+            raise ResourceError(
+                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place with -o."
             ) from None
         raise

@@ -7,8 +7,9 @@ No file is opened: a `stat` for each, and the names of one folder at a time are 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from milldam.errors import did_you_mean
@@ -25,7 +26,22 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+MANIFESTS, RUN_FOLDER = ("milldam.json", "milldam-table.json", "milldam-qa.json"), "run"
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
+
+
+def is_address(given: str | Path) -> bool:
+    """Whether fsspec should open it: s3://, gs://, hf://, memory://, ..."""
+    return "://" in str(given)
+
+
+def without_secrets(text: str) -> str:
+    """An address without its user, password and query; what is no address stays as it is.
+
+    >>> without_secrets("https://me:secret@host/data?token=abc")
+    'https://host/data'
+    """
+    return re.sub(r"(\w://[^\s?]*)\?\S*", r"\1", re.sub(r"://[^/\s@]*@", "://", text))
 
 
 def kind_of(name: str) -> tuple[str, str | None] | None:
@@ -68,7 +84,7 @@ def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[s
     if real in above:
         return  # a link that leads back up
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".") or (entry.is_dir() and _is_ours(entry.path)):
+        if entry.name.startswith(".") or (entry.is_dir() and (is_ours(entry.path) or is_run_folder(entry.path))):
             continue
         if entry.is_dir():
             yield from _below(Path(entry.path), any_format, (*above, real))
@@ -76,9 +92,14 @@ def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[s
             yield entry.path
 
 
-def _is_ours(folder: str) -> bool:
-    """A store or a run, finished or not: what we made is no input, wherever it lies."""
-    return any((Path(folder) / name).exists() for name in ("milldam.json", "run/lock"))
+def is_ours(folder: str) -> bool:
+    """A store, a table or a run, finished or not: what we made is no input, wherever it lies."""
+    return any((Path(folder) / name).exists() for name in (*MANIFESTS, "run/lock"))
+
+
+def is_run_folder(folder: str) -> bool:
+    """What a run wrote of itself, where a store or a table is named as input."""
+    return os.path.basename(folder) == RUN_FOLDER and is_ours(os.path.dirname(folder))  # noqa: PTH119, PTH120
 
 
 def version_of(status: os.stat_result) -> str:
@@ -98,7 +119,9 @@ class InputState:
         self._fingerprint = hash_bytes(b"")
 
     def add(self, path: str, size: int, version: str, dataset: int = 0) -> None:
-        known = f"{self._fingerprint} {dataset} {PurePath(path).name} {size} {version}"
+        # Not by pathlib, which takes three times as long: there may be ten million of them.
+        name = os.path.basename(path)  # noqa: PTH119
+        known = f"{self._fingerprint} {dataset} {name} {size} {version}"
         self._fingerprint = hash_bytes(known.encode("utf-8", "surrogateescape"))
         self._files, self._bytes = self._files + 1, self._bytes + size
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -85,6 +85,10 @@ def available_bytes() -> tuple[int, str]:
     machine = _machine_available()
     limits = [(machine, "this machine")]
     limits += [(max(0, limit - used), "the memory cgroup") for limit, used in _cgroup_limits()]
+    given = os.environ.get("SLURM_MEM_PER_NODE", "")
+    if given.isdigit() and int(given):
+        # Told also where no cgroup holds the task to it. In units of 2**20 bytes.
+        limits.append((max(0, int(given) * 2**20 - usage().anonymous), "Slurm"))
     return min(limits)
 
 
@@ -221,6 +225,16 @@ class StageMemory:
     final: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What a process elsewhere told."""
+
+    time: float
+    now: int
+    peak: int
+    """Since the last sample."""
+
+
 _HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
 
 
@@ -232,8 +246,8 @@ class Monitor:
     minutes only one sample a second is written (the peak is still kept from all of them), which
     bounds a day's run to some tens of megabytes of disk. Holds no history in memory.
 
-    Of processes on other machines it knows what is noted; a row's pid is then `machine:pid`. The budget holds for each
-    machine: what counts is the one that holds most.
+    Of processes that are not in the tree it knows what is noted; a row's pid is then `machine:pid`. The budget holds
+    for each machine: what counts is the one that holds most.
     """
 
     timeline: Path
@@ -242,10 +256,12 @@ class Monitor:
     now: Usage = Usage()
     peak: Usage = Usage()
     machines: dict[str, int] = field(default_factory=dict)
-    """Peak of anonymous memory on each of the other machines."""
+    """Peak of anonymous memory on each machine of which something is noted."""
+    here: str = ""
+    """What notes call this machine: its own processes count there, too."""
 
     def __post_init__(self) -> None:
-        self._elsewhere: dict[tuple[str, int], tuple[float, Usage]] = {}
+        self._elsewhere: dict[tuple[str, int], _Noted] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="milldam-monitor", daemon=True)
         self._started = time.monotonic()
@@ -285,20 +301,26 @@ class Monitor:
             self._file.flush()
 
     def note(self, machine: str, pid: int, anonymous: int) -> None:
-        """A process on another machine told what it holds."""
+        """A process that is not of this tree told what it holds; 0: it has ended."""
         with self._lock:
-            self._elsewhere[machine, pid] = (time.monotonic(), Usage(anonymous))
+            before = self._elsewhere.pop((machine, pid), None)
+            if anonymous:
+                # Between two samples the largest counts.
+                peak = max(anonymous, before.peak if before is not None else 0)
+                self._elsewhere[machine, pid] = _Noted(time.monotonic(), anonymous, peak)
 
     def _heard_of(self) -> dict[tuple[str, int], Usage]:
-        """Processes on other machines that told something lately."""
+        """Processes elsewhere that told something lately."""
         silent = time.monotonic() - _SILENT_SECONDS
-        self._elsewhere = {who: told for who, told in self._elsewhere.items() if told[0] > silent}
-        return {who: told for who, (_, told) in self._elsewhere.items()}
+        lately = {who: noted for who, noted in self._elsewhere.items() if noted.time > silent}
+        self._elsewhere = {who: replace(noted, peak=noted.now) for who, noted in lately.items()}
+        return {who: Usage(noted.peak) for who, noted in lately.items()}
 
     def _largest_machine(self, here: Usage, elsewhere: dict[tuple[str, int], Usage]) -> Usage:
         totals: dict[str, Usage] = {}
         for (machine, _), one in elsewhere.items():
-            totals[machine] = totals.get(machine, Usage()) + one
+            # What this process holds is on one of the machines.
+            totals[machine] = totals.get(machine, here if machine == self.here else Usage()) + one
         for machine, total in totals.items():
             self.machines[machine] = max(self.machines.get(machine, 0), total.anonymous)
         return max((here, *totals.values()), key=lambda total: total.anonymous)
@@ -306,7 +328,9 @@ class Monitor:
     def sample(self, write: bool = True) -> Usage:
         """Measure the tree once, now."""
         with self._lock:
-            each: list[tuple[int | str, Usage]] = [(pid, usage(pid)) for pid in process_tree()]
+            # A cluster may run below this process: its workers tell of themselves, and what else it takes is not ours.
+            tree = [os.getpid()] if self.here else process_tree()
+            each: list[tuple[int | str, Usage]] = [(pid, usage(pid)) for pid in tree]
             elsewhere = self._heard_of()
             self.now = self._largest_machine(sum((one for _, one in each), Usage()), elsewhere)
             self._book(self.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from milldam.errors import ResourceError
 from milldam.executors import cores as cores
@@ -40,6 +40,8 @@ class WorkPlan:
     engine_note: str
     note: str = ""
     stages: tuple[str, ...] = ("tokenize",)
+    pieces: dict[str, int] = field(default_factory=dict)
+    """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
 
 
 def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from milldam.memory import format_size
 from milldam.planning import WorkPlan
 
 log = logging.getLogger("milldam")
@@ -41,7 +42,16 @@ class Quiet:
     """The library's own observer: warnings go to `logging`, the rest nowhere."""
 
     def planned(self, plan: WorkPlan) -> None:
-        log.info("plan: %s", plan)
+        sizes = format_size(plan.input_bytes), format_size(plan.budget.limit_bytes)
+        log.info(
+            "plan: %d of %d units to do; %s of input, %d workers, a budget of %s; %s",
+            plan.units - plan.done,
+            plan.units,
+            sizes[0],
+            plan.workers,
+            sizes[1],
+            "; ".join(filter(None, (plan.engine_note, plan.note))),
+        )
 
     def progress(self, snapshot: Snapshot) -> None:
         pass

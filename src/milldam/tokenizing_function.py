@@ -32,6 +32,9 @@ CACHE_BYTES = 48 << 20
 GIANT_CACHE_BYTES = 16 << 20
 """While a giant document is cut: what the engine remembers of it, ten times its text, is of no use again."""
 _ROOM = 1 << 20
+_SMALL = 4096
+_REMEMBERED = 3
+"""Bytes that the engine keeps for each byte of new text."""
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 
@@ -151,7 +154,11 @@ class _ForgettingEngine:
         return ids, offsets
 
     def encode_text(self, text: bytes) -> engines.Ids:
-        before = self._with_room(GIANT_CACHE_BYTES)  # what cuts giant documents tries texts one by one
+        """What cuts giant documents encodes texts one by one; a look at the memory takes as long as a small one."""
+        if len(text) < _SMALL:
+            self._taken += _REMEMBERED * len(text)
+            return self._engine.encode_text(text)
+        before = self._with_room(GIANT_CACHE_BYTES)
         ids = self._engine.encode_text(text)
         self._taken += usage().anonymous - before
         return ids

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from milldam.executors import CRASH, DONE, PART, PROGRESS, Event, Task
+from milldam.executors import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
 from milldam.executors.crews import Crew, Staff, crew_for
 from milldam.lean_arrow import keep_arrow_lean
 from milldam.memory import Budget, Monitor, release
@@ -48,6 +48,7 @@ def at_work(run: Run, observer: Observer, budget: Budget, engine: str, address: 
     with contextlib.ExitStack() as stack:
         stack.callback(crew.leave)
         monitor = stack.enter_context(Monitor(run.own / "memory.csv", stage="prepare"))
+        monitor.here = crew.machine
         workforce = Workforce(run, observer, monitor, budget, crew)
         crew.require_shared(run.folder)
         yield workforce
@@ -63,7 +64,7 @@ class Workforce:
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = self._stage_started = time.monotonic()
-        self._told = 0.0
+        self._told = self._written = 0.0
         self.seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
         self._wall: defaultdict[str, float] = defaultdict(float)
@@ -95,11 +96,12 @@ class Workforce:
     def work(self, stage: Stage, staff: Staff, on_part: Callable[[Any], None]) -> None:
         """Have every unit of a stage done. `on_part` gets what workers finish."""
         self.enter(stage.name)
+        units, done, size = self._expected(stage)
         self._snapshot = Snapshot(
             stage=stage.name,
-            units=stage.total,
-            units_done=stage.done,
-            input_total=stage.input_bytes,
+            units=units,
+            units_done=done,
+            input_total=size,
             budget_bytes=self._snapshot.budget_bytes,
         )
         self._stage_started = time.monotonic()
@@ -107,10 +109,18 @@ class Workforce:
             self.crew.executor(stage.name, staff).run(
                 stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)
             )
+            self._tell(force=True)
         self._run.sync()
         self.seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
+
+    def _expected(self, stage: Stage) -> tuple[int, int, int]:
+        """Units, those done before, bytes of input: for a share, about its part of what is left."""
+        if self._run.share is None:
+            return stage.total, stage.done, stage.input_bytes
+        of = self._run.share.of
+        return -(-(stage.total - stage.done) // of), 0, stage.input_bytes // of
 
     def close(self) -> None:
         """End the worker processes."""
@@ -122,8 +132,8 @@ class Workforce:
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
             self._snapshot.workers[event.worker] = _worker_status(event)
-            if event.host:
-                self.monitor.note(event.host, event.pid, event.value["anonymous_bytes"])
+        elif event.kind == MEMORY:
+            self.monitor.note(event.host, event.pid, event.value)
         elif event.kind == DONE:
             finished = self._by_unit.pop(event.unit, {"counts": {}, "seconds": {}})
             self._snapshot.counts.update(finished["counts"])
@@ -133,17 +143,18 @@ class Workforce:
         elif event.kind == CRASH:
             self._by_unit.pop(event.unit, None)
             self._observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
-        self._tell(force=event.kind == DONE)
+        self._tell()
 
-    def _tell(self, *, force: bool) -> None:
-        """Show where the run stands, and write it down for `milldam status`."""
+    def _tell(self, *, force: bool = False) -> None:
+        """Show where the run stands, and write it down for `milldam status`; not for each of a million small units."""
         now = time.monotonic()
         if not force and now - self._told < REPORT_SECONDS:
             return
+        self._told = now
         snapshot = self._current()
         self._observer.progress(snapshot)
-        if now - self._told >= STATUS_SECONDS or force:
-            self._told = now
+        if now - self._written >= STATUS_SECONDS or force:
+            self._written = now
             self._run.write_status(
                 {
                     "stage": self.monitor.stage,

@@ -11,22 +11,22 @@ import click
 
 from milldam.cli.terminal import visible
 from milldam.cli.tokenize import as_interrupt
+from milldam.importers import FORMATS
 
 if TYPE_CHECKING:
     from milldam.importers.job import ImportSummary
-
-_FORMATS = ("npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata")
 
 
 @click.command("import")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("-o", "--out", required=True, metavar="STORE", help="Folder for the store.")
-@click.option("--from", "format", type=click.Choice(_FORMATS), help="What it is. [default: seen from the files]")
+@click.option("--from", "format", type=click.Choice(FORMATS), help="What it is. [default: seen from the files]")
 @click.option(
     "--tokenizer", metavar="NAME", help="What made the tokens: a folder, a file or a Hub name. [default: none]"
 )
 @click.option("--column", metavar="NAME", help="The column with the ids. [default: input_ids or tokens]")
 @click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents behind this id.")
+@click.option("--bos", type=int, metavar="ID", help="The same, cut before this id, as llm.c has it.")
 @click.option("--dtype", metavar="DTYPE", help="Of .bin files and columns of bytes. [default: uint16]")
 @click.option("--split", metavar="NAME", help="Which split, and its name in the store. [default: all, or train]")
 @click.option("--vocab-size", type=int, metavar="N", help="Without a tokenizer. [default: the largest id + 1]")
@@ -37,8 +37,8 @@ def import_(sources: tuple[str, ...], out: str, as_json: bool, **options: Any) -
     """Make a store of tokens that another tool wrote.
 
     SOURCE: .npy, .bin of nanoGPT or llm.c, a pair of Megatron, Parquet, Arrow, or a folder of save_to_disk, MDS or
-    litdata. A row is a document, a flat file is one; with --eos they are joined and cut behind each end of text.
-    Interrupted or killed, the same command goes on where it stopped.
+    litdata. A row is a document, a flat file is one; with --eos they are joined and cut behind each end of text, with
+    --bos before. Interrupted or killed, the same command goes on where it stopped.
 
     \b
     milldam import train.bin -o owt.milldam --eos 50256 --tokenizer gpt2/

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import sys
@@ -14,10 +15,10 @@ import click
 from milldam.cli.engine import engine_options
 from milldam.cli.terminal import visible
 from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, MilldamError
 
 if TYPE_CHECKING:
-    from milldam.mapping.job import MapSummary
+    from milldam.table.summary import MapSummary
 
 
 @click.command()
@@ -79,17 +80,56 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     from milldam.mapping import run_map
     from milldam.mapping.settings import settings_of
 
-    settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
-    signal.signal(signal.SIGTERM, as_interrupt)
     try:
+        settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
+        signal.signal(signal.SIGTERM, as_interrupt)
         with make_observer(quiet=quiet) as observer:
             summary = run_map(settings, observer)
     except KeyboardInterrupt:
-        _explain_interrupt(Path(settings.out))
+        _explain_interrupt(Path(options["out"]))
+    except MilldamError as error:
+        raise type(error)(_as_options(str(error))) from error
     if as_json:
         click.echo(json.dumps(summary.as_json()))
     elif not quiet:
         click.echo(visible("\n".join(summary_lines(summary))))
+
+
+_OPTIONS = (
+    (r'\bon_error="reject"', "--on-error reject"),
+    (r'\bremove_columns="all"', "--remove-columns all"),
+    (r"\bbatched=False", "--rows"),
+    (r'\bmemory="(\w+)"', r"--memory \1"),
+    (r'\b(?<!_)key="\.\.\."', "--key ..."),
+    (r"\bworkers=(\d+)", r"--workers \1"),
+    (r"\bmemory=(?!\S*\w)", "--memory"),
+    (r"\bcolumns=\[\.\.\.\]", "--columns"),
+    (r"\bschema=", "schema= (in Python, milldam.map)"),
+)
+
+
+def _as_options(message: str) -> str:
+    """A message about arguments of `milldam.map`, as one about options. Lines of the user's code stay as they are.
+
+    >>> _as_options("leave out remove_columns=['a', 'b'] or use a smaller shard_size")
+    'leave out --remove-columns a,b or use a smaller --shard-size'
+    """
+    return "\n".join(line if line.startswith("  ") else _as_option(line) for line in message.split("\n"))
+
+
+def _as_option(line: str) -> str:
+    line = re.sub(r"\bremove_columns=\[([^\]]*)\]", lambda found: f"--remove-columns {_listed(found[1])}", line)
+    for pattern, option in _OPTIONS:
+        line = re.sub(pattern, option, line)
+    return re.sub(r"\b(?:map: )?(shard_size|batch_bytes|batch_size)\b", _dashed, line)
+
+
+def _dashed(found: re.Match[str]) -> str:
+    return f"--{found[1].replace('_', '-')}"
+
+
+def _listed(names: str) -> str:
+    return ",".join(name.strip(" '\"") for name in names.split(","))
 
 
 def _said(options: dict[str, Any]) -> dict[str, Any]:
@@ -136,14 +176,18 @@ def summary_lines(summary: MapSummary) -> list[str]:
 
     if summary.up_to_date:
         return [f"{summary.out} is up to date: {summary.rows:,} rows; {summary.reuse}."]
+    counts = f"{summary.rows:,} rows"
+    if summary.read != summary.rows:
+        counts = f"{summary.read:,} rows in, {summary.rows:,} out"
     columns = ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items())
     lines = [
-        f"{summary.out}: {summary.rows:,} rows from {summary.read:,}, {format_size(summary.bytes)}; {summary.reuse}",
+        f"{summary.out}: {counts}, {format_size(summary.bytes)}; {summary.reuse}",
         f"Columns: {columns}",
         f"{summary.seconds:.1f} s, {summary.workers} workers",
     ]
     lines += [f"Changed: {what}" for what in summary.changed]
     if summary.rejected:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in summary.rejected.items())
-        lines.append(f"Rejected: {sum(summary.rejected.values()):,} ({reasons}), in {summary.out / 'rejects.jsonl'}")
+        lines.append(f"Rejected: {summary.set_aside}")
+    if summary.over_budget:
+        lines.append(f"Warning: {summary.over_budget}")
     return lines + memory_lines(summary.memory)

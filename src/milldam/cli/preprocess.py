@@ -14,7 +14,10 @@ from milldam.cli.engine import engine_options
 
 if TYPE_CHECKING:
     from milldam.config import Config
+    from milldam.job.estimating import Estimate
+    from milldam.job.needs import Needs
     from milldam.job.stages import PlannedJob
+    from milldam.sources.listed import Listing
 
 _config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 _set = click.option(
@@ -63,16 +66,45 @@ def preprocess(
 @click.command()
 @_config
 @_set
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that will do it.")
+@click.option("--workers", type=int, help="Cores to use on each. [default: workers of the file]")
+@click.option("--memory", metavar="SIZE", help="Budget of each. [default: memory of the file]")
+@click.option(
+    "--listing",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Plan on simulated input: files by path and size (.jsonl, .csv), also documents; they need not be there.",
+)
+@click.option(
+    "--sample", multiple=True, metavar="PATH", help="Real files like those of --listing. [default: typical text]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def plan(
+    config: Path,
+    overrides: tuple[str, ...],
+    nodes: int,
+    listing: Path | None,
+    sample: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Check a configuration, its inputs and its tokenizer; show stages, units, estimated tokens, disk, time and memory.
 
-    Reads a small sample of the input and writes nothing.
+    Reads a small sample of the input and writes nothing. Times are of machines like this one.
 
     \b
     milldam plan config.yaml
+    milldam plan config.yaml --nodes 16 --workers 32 --memory 64GB
+    milldam plan config.yaml --listing files.csv --sample part-00.jsonl
     """
-    _show_plan(load(config, overrides, quiet=False, options={}), as_json=as_json)
+    from milldam.errors import ConfigError
+    from milldam.sources.listed import Listing
+
+    if sample and listing is None:
+        raise ConfigError("--sample goes with --listing; input that is there is its own sample.")
+    loaded = load(config, overrides, quiet=False, options=options)
+    listed = None if listing is None else Listing(listing, sample)
+    _show_plan(loaded, as_json=as_json, nodes=nodes, listing=listed)
 
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
@@ -88,10 +120,10 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
     return loaded.config
 
 
-def _show_plan(config: Config, *, as_json: bool) -> None:
+def _show_plan(config: Config, *, as_json: bool, nodes: int = 1, listing: Listing | None = None) -> None:
     from milldam.job.stages import plan_job
 
-    planned = plan_job(config)
+    planned = plan_job(config, nodes=nodes, listing=listing)
     if as_json:
         click.echo(json.dumps(_as_json(planned)))
         return
@@ -107,16 +139,58 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
     from milldam.cli.progress import plan_lines
     from milldam.memory import format_size
 
-    guess = planned.estimate
-    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in guess.temporary_bytes.items())
-    minutes, seconds = divmod(int(guess.seconds), 60)
+    guess, needs, machines = planned.estimate, planned.estimate.needs, planned.machines
+    assert needs is not None
+    time = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
+    loader = needs.loader
     return [
         *plan_lines(planned.plan),
         f"Output: {config.out} ({planned.state})",
-        "Estimated from a sample:",
+        *(f"Simulated {line}" for line in planned.simulated),
+        "Estimated from a sample:" if not planned.simulated else "Estimated, for what is simulated:",
         f"  documents {guess.documents:,}, text {format_size(guess.text_bytes)}, tokens {guess.tokens:,}"
         " (before anything is dropped)",
-        f"  disk: store {format_size(guess.store_bytes)}, meanwhile {temporary or 'nothing'};"
-        f" {format_size(guess.free_bytes)} are free",
-        f"  time: {f'{minutes} min ' if minutes else ''}{seconds} s",
+        f"  units {planned.plan.units:,}, shards {needs.shards:,}, manifest {format_size(needs.manifest_bytes)},"
+        f" run folder {format_size(needs.run_folder_bytes)}",
+        *_dedup_lines(needs),
+        *_disk_lines(guess, needs, told=not planned.simulated),
+        f"  time on {machines.nodes} x {machines.workers} workers: {_duration(guess.seconds)}"
+        + (f" ({time})" if "," in time else ""),
+        f"  memory: at least {format_size(planned.memory_bytes)} a machine for {machines.workers} workers",
+        f"  loader: first batch after {_duration(loader['first_batch_seconds'])},"
+        f" {format_size(loader['memory_bytes'])} a process",
     ]
+
+
+def _dedup_lines(needs: Needs) -> list[str]:
+    from milldam.memory import format_size
+
+    steps = {"partitions of hashes": needs.partitions, "steps of bands": needs.band_steps}
+    told = [f"{number:,} {name}" for name, number in steps.items() if number]
+    if needs.dedup_index_bytes:
+        told.append(f"{format_size(needs.dedup_index_bytes)} for the index across runs")
+    return [f"  dedup: {', '.join(told)}"] if told else []
+
+
+def _disk_lines(guess: Estimate, needs: Needs, *, told: bool) -> list[str]:
+    from milldam.memory import format_size
+
+    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in guess.temporary_bytes.items())
+    stage, most = needs.peak
+    free = f"; {format_size(guess.free_bytes)} are free" if told else ""
+    return [
+        f"  disk: store {format_size(guess.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
+        f" meanwhile {temporary or 'nothing'}",
+        f"  disk at most: {format_size(most)}, in {stage}{free}",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(0.25), _duration(100), _duration(100_000)
+    ('0.2 s', '1 min 40 s', '27.8 h')
+    """
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, NotReadyError, ShareHeldError
 
 if TYPE_CHECKING:
     from milldam.config import Config
     from milldam.progress import Observer
+
+_LOOK_AGAIN_SECONDS = 2.0
 
 
 @click.command("run-units")
@@ -23,6 +29,13 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
 @click.option("--memory", metavar="SIZE", help="Limit for this machine. [default: memory of the file]")
 @click.option("--workers", type=int, help="Cores to use on this machine. [default: workers of the file]")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="Look so long for what stages before have done, where a file system shows it late. [default: 0]",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No plan or progress.")
 def run_units(
     config: Path,
@@ -32,12 +45,14 @@ def run_units(
     overrides: tuple[str, ...],
     memory: str | None,
     workers: int | None,
+    wait: float,
     quiet: bool,
 ) -> None:
     """Do a share of a stage: what one task of an array runs, on Slurm or any other scheduler.
 
-    Every N-th unit of the stage from I on. Run again, it does what is left. The stages before must be done, by all of
-    their shares; `prepare` comes first and `finish` last, each by one task. `milldam slurm` writes a script of them.
+    Every N-th unit of the stage from I on. Run again, it does what is left; beside another task with the same share, it
+    waits for that one. The stages before must be done, by all of their shares; `prepare` comes first and `finish` last,
+    each by one task. `milldam slurm` writes a script of them. Exit code 0: the share, or what was asked for, is done.
 
     \b
     milldam run-units config.yaml --stage prepare
@@ -46,24 +61,44 @@ def run_units(
     """
     from milldam.cli.preprocess import load
     from milldam.cli.progress import make_observer
-    from milldam.cli.tokenize import as_interrupt
+    from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt
 
     loaded = load(config, overrides, quiet=quiet, options={"memory": memory, "workers": workers})
     signal.signal(signal.SIGTERM, as_interrupt)
-    with make_observer(quiet=quiet) as observer:
-        _run(loaded, stage, index, of, observer)
+    try:
+        with make_observer(quiet=quiet) as observer:
+            _patiently(_work_of(loaded, stage, index, of), observer, wait)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted. What is done is safe: run or queue the same task again to go on.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
-def _run(config: Config, stage: str, index: int | None, of: int | None, observer: Observer) -> None:
+def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> Callable[[Observer], Any]:
     from milldam.array_jobs import FINISH, PREPARE
-    from milldam.job.stages import prepare_job, run_job, work_share
+    from milldam.job.stages import finish_job, prepare_job, work_share
     from milldam.run import Share
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:
             raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
-        (prepare_job if stage == PREPARE else run_job)(config, observer)
-    elif index is None or of is None:
+        return partial(prepare_job if stage == PREPARE else finish_job, config)
+    if index is None or of is None:
         raise ConfigError(f"--stage {stage} is done in shares: say which one, such as --index 0 --of 1.")
-    else:
-        work_share(config, Share(stage, index, of), observer)
+    return partial(work_share, config, Share(stage, index, of))
+
+
+def _patiently(work: Callable[[Observer], Any], observer: Observer, seconds: float) -> None:
+    """Wait for another task with the same share as long as it takes: then nothing is left, or what it left."""
+    begun, told = time.monotonic(), False
+    while True:
+        try:
+            work(observer)
+            return
+        except ShareHeldError as error:
+            if not told:
+                observer.warn(f"{error} Waiting for it.")
+                told = True
+        except NotReadyError:
+            if time.monotonic() - begun >= seconds:
+                raise
+        time.sleep(_LOOK_AGAIN_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -9,9 +10,10 @@ import click
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
-@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Shares of each stage, a machine each.")
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
+@click.option("--shares", type=click.IntRange(min=1), help="Tasks of each stage, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
-@click.option("--cpus", type=int, help="Cores of each task (sbatch --cpus-per-task).")
+@click.option("--cpus", type=click.IntRange(min=1), help="Cores of each task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")
 @click.option("--time", "limit", metavar="TIME", help="Time limit of each task (sbatch --time).")
 @click.option("--partition", metavar="NAME", help="Where to queue (sbatch --partition).")
@@ -23,6 +25,7 @@ import click
 def slurm(
     config: Path,
     nodes: int,
+    shares: int | None,
     out: Path | None,
     cpus: int | None,
     mem: str | None,
@@ -36,8 +39,9 @@ def slurm(
 ) -> None:
     """Write a script that queues a job on Slurm: every stage an array of shares, each stage behind the one before.
 
-    Checks the configuration first, as `milldam plan` does. The output folder must be on a file system that all
-    machines share. What each task runs is `milldam run-units`; a task that is queued again does what is left.
+    Checks the configuration first, as `milldam plan` does. The tasks run in the current folder; it, the input and the
+    output folder must be on a file system that all machines share. What each task runs is `milldam run-units`; a task
+    that is queued again does what is left.
 
     \b
     milldam slurm config.yaml --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh
@@ -46,15 +50,18 @@ def slurm(
     from milldam.array_jobs import ArraySettings, slurm_script
     from milldam.cli.preprocess import load
     from milldam.files import write_file
-    from milldam.job.stages import plan_job
+    from milldam.job.stages import plan_job, require_shareable
 
-    stages = plan_job(load(config, overrides, quiet=False, options={})).plan.stages
+    loaded = load(config, overrides, quiet=False, options={})
+    require_shareable(loaded)
+    pieces = plan_job(loaded).plan.pieces
     named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
     options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
-    settings = ArraySettings(nodes, options, setup, milldam=program)
-    script = slurm_script(str(config.absolute()), overrides, stages, settings)
+    settings = ArraySettings(nodes, shares, options, setup, milldam=program)
+    script = slurm_script(config.absolute(), Path.cwd(), overrides, pieces, settings)
     if out is None:
         click.echo(script, nl=False)
         return
     write_file(out, script.encode())
-    click.echo(f"{out}: {len(stages)} stages for {nodes} machines. Queue it: bash {out}")
+    stages = ", ".join(("prepare", *pieces, "finish"))
+    click.echo(f"{out}: {stages}; {nodes} machines. Queue it: bash {shlex.quote(str(out))}")

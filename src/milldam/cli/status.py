@@ -33,7 +33,7 @@ def status(out: Path, as_json: bool) -> None:
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a folder and, where there is a run, what it last wrote down."""
+    """The state of a folder and, where there is a run, what it last wrote down; so do its shares."""
     from milldam.errors import StoreError
     from milldam.run import FINISHED, NEW
 
@@ -44,12 +44,30 @@ def read_status(out: Path) -> dict[str, Any]:
     path = run.folder / "status.json"
     last: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
     safe = run.safe()
-    if state != FINISHED:
-        working = run.is_locked()
-        heard = max([last.get("time", time.time()), *(w["time"] for w in last.get("workers", {}).values())])
-        stuck = time.time() - heard > _STUCK_SECONDS
-        state = ("stuck" if stuck else "working") if working else "ended"
-    return {"state": state, "safe": safe, **last}
+    if state == FINISHED:
+        return {"state": state, "safe": safe, **last}
+    shares = {label: told | {"state": _share_state(told)} for label, told in run.share_statuses().items()}
+    if run.is_locked():
+        at_work = [told for told in shares.values() if told["held"]] or [last]
+        state = "stuck" if all(map(_is_silent, at_work)) else "working"
+    else:
+        state = "ended"
+    # Those of the plan, where it has them: a stage such as a probe has units of its own.
+    units = run.planned_units() or last.get("units")
+    found = {"safe": safe, **last, "units": units, "state": state}
+    return found | ({"shares": shares} if shares else {})
+
+
+def _share_state(told: dict[str, Any]) -> str:
+    if told["held"]:
+        return "stuck" if _is_silent(told) else "working"
+    return str(told.get("state", "ended"))
+
+
+def _is_silent(told: dict[str, Any]) -> bool:
+    """Whether nothing was heard for a while, neither of a run or share nor of its workers."""
+    heard = max([told.get("time", time.time()), *(worker["time"] for worker in told.get("workers", {}).values())])
+    return bool(time.time() - heard > _STUCK_SECONDS)
 
 
 def _run_of(out: Path) -> Run:
@@ -73,23 +91,58 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     from milldam.memory import format_size
 
     safe = found["safe"]
-    kept = f"{safe['units_done']} units, {safe['documents']:,} documents, {safe['tokens']:,} tokens"
-    units = f"{safe['units_done']}/{found.get('units', '?')} units"
+    counted = [f"{count:,} {name}" for name, count in safe.items() if name != "units_done"]
+    kept = ", ".join([_units(safe["units_done"]), *counted])
+    units = f"{safe['units_done']}/{_units(found['units'])}" if found.get("units") else _units(safe["units_done"])
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]
+    shares = _share_lines(found.get("shares", {}))
     if found["state"] == "ended":
-        return [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", "Run the same command again to go on."]
+        same = "command, or call milldam.map as before," if "rows" in safe else "command again"
+        again = f"Run the same {same} to go on." if not shares else "Queue the job again to go on."
+        return [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *shares, again]
+    if shares and not found.get("pid"):
+        return [f"{out}: {found['state']}, in shares, {units}", f"Safe: {kept}.", *shares]
     lines = [
         f"{out}: {found['state']}, process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}, "
         f"{units}, {found.get('elapsed', 0):.0f} s",
         f"Memory: {format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}",
         f"Safe: {kept}.",
     ]
-    for number, worker in sorted(found.get("workers", {}).items()):
-        ago = time.time() - worker["time"]
-        lines.append(
-            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-            f"{worker.get('documents', 0):,} documents, {format_size(worker.get('anonymous_bytes', 0))}, "
-            f"heard {ago:.0f} s ago"
-        )
-    return lines
+    return lines + _worker_lines(found.get("workers", {}), "rows" if "rows" in safe else "documents") + shares
+
+
+def _units(count: int) -> str:
+    return f"{count} unit" + ("s" if count != 1 else "")
+
+
+def _worker_lines(workers: dict[str, Any], counted: str) -> list[str]:
+    from milldam.memory import format_size
+
+    return [
+        f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
+        f"{worker.get('documents', 0):,} {counted}, {format_size(worker.get('anonymous_bytes', 0))}, "
+        f"heard {time.time() - worker['time']:.0f} s ago"
+        for number, worker in sorted(workers.items())
+    ]
+
+
+def _share_lines(shares: dict[str, Any]) -> list[str]:
+    """A line for each share that is not done, and one for all that are."""
+    done = sum(told["state"] == "done" for told in shares.values())
+    lines = [_share_line(label, told) for label, told in shares.items() if told["state"] != "done"]
+    return lines + ([f"  {done} shares are done"] if done else [])
+
+
+def _share_line(label: str, told: dict[str, Any]) -> str:
+    from milldam.memory import format_size
+
+    line = f"  {label}: {told['state']}"
+    if told["state"] == "failed":
+        return f"{line} on {told.get('host')}: {told.get('message')}"
+    if "units" not in told:
+        return line
+    return (
+        f"{line}, process {told['pid']} on {told['host']}, {told['units_done']} of about {told['units']} units, "
+        f"{told['elapsed']:.0f} s, {format_size(told['anonymous_bytes'])} of {format_size(told['budget_bytes'])}"
+    )

@@ -80,7 +80,7 @@ def _lines(watched: Watched, out: Path) -> Iterator[str]:
     code = watched.exit_code or 0
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
     yield ""
-    yield f"{shorten(' '.join(watched.command), 70)}: {duration(watched.seconds)}, {ended}"
+    yield f"{shorten(watched.title, 70)}: {duration(watched.seconds)}, {ended}"
     yield from _totals(watched)
     yield from _plot(watched)
     yield from _table(watched)
@@ -91,6 +91,9 @@ def _totals(watched: Watched) -> Iterator[str]:
     from milldam.markup import duration, share
     from milldam.memory import format_size
 
+    if not watched.processes:
+        yield "  It ended before its memory could be looked at."
+        return
     growth = "" if watched.growth is None else f"  growth {_rate(watched.growth)} MB/min"
     peak, mean = watched.peak, watched.mean
     for name, most, usual, more in (
@@ -102,8 +105,9 @@ def _totals(watched: Watched) -> Iterator[str]:
         once = format_size(watched.counted_once.anonymous)
         beside = format_size(watched.sum_when_counted)
         yield f"  each page counted once, sampled more seldom: at most {once}, where the sum was {beside}"
-    largest = format_size(watched.largest_resident)
-    yield f"  largest process, by the kernel's own count: {largest} resident, file-backed included"
+    if watched.largest_resident:
+        largest = format_size(watched.largest_resident)
+        yield f"  largest process, by the kernel's own count: {largest} resident, file-backed included"
     if watched.peak_swapped:
         yield f"  swapped out at most: {format_size(watched.peak_swapped)}, which is not in the figures above"
     if watched.limit is not None:
@@ -152,6 +156,8 @@ def _columns(watched: Watched) -> list[int]:
 def _table(watched: Watched) -> Iterator[str]:
     from milldam.memory import format_size
 
+    if not watched.processes:
+        return
     yield ""
     heads = ("lived", "start", "peak", "final", "file", "MB/min")
     yield f"{'pid':>9}  {'process':<30}" + "".join(f"{head:>11}" for head in heads)

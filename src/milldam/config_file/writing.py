@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,9 +39,20 @@ def _item_lines(item: Any, path: KeyPath, comments: dict[KeyPath, str]) -> Itera
     yield from (f"    {line}" for line in lines)
 
 
+def _in_list(value: Any) -> str:
+    """The same between brackets, where a comma means something."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_in_list(key)}: {_in_list(one)}' for key, one in value.items())}}}"
+    written = _scalar(value)
+    plain = not isinstance(value, str) or written.startswith(("'", '"')) or re.fullmatch(r"[\w./-]+", written)
+    return written if plain else json.dumps(value)
+
+
 def _scalar(value: Any) -> str:
     """A value on one line. Text that could be read as something else gets quotes."""
     if isinstance(value, str) and (not value.isprintable() or not isinstance(number_in(value), str)):
         return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_in_list(one) for one in value)}]"
     written = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return written.removesuffix("\n").removesuffix("\n...")

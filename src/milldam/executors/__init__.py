@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
+PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
+"""What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
 TASK, WORK = "task", "work"
 """What a worker process is sent."""
 
@@ -44,9 +45,12 @@ class Event:
 def cores() -> int:
     """Of this machine, those that this process may use."""
     try:
-        return len(os.sched_getaffinity(0))
+        usable = len(os.sched_getaffinity(0))
     except AttributeError:
-        return os.cpu_count() or 1
+        usable = os.cpu_count() or 1
+    # Slurm tells what it gave, also where it binds nobody to it.
+    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return min(usable, int(given)) if given.isdigit() and int(given) else usable
 
 
 class Executor(Protocol):

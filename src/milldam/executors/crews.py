@@ -45,6 +45,11 @@ class Crew(Protocol):
         """What a worker holds more than one on this machine would."""
         ...
 
+    @property
+    def machine(self) -> str:
+        """What events call the machine that this process is on; empty where there is no other."""
+        ...
+
     def require_shared(self, folder: Path) -> None:
         """Raise ConfigError when a machine that takes part does not see a folder."""
         ...
@@ -93,6 +98,7 @@ class LocalCrew:
         return cores()
 
     overhead_bytes = 0
+    machine = ""
 
     def require_shared(self, folder: Path) -> None:
         """There is one machine."""

@@ -14,11 +14,11 @@ class SerialExecutor:
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
-        work = task.start()
+        work, pid = task.start(), os.getpid()
         for unit in units:
-            work(assign(unit), partial(_report, on_event, unit))
-            on_event(Event(0, os.getpid(), unit, DONE))
+            work(assign(unit), partial(_report, on_event, pid, unit))
+            on_event(Event(0, pid, unit, DONE))
 
 
-def _report(on_event: Callable[[Event], None], unit: int, kind: str, value: Any) -> None:
-    on_event(Event(0, os.getpid(), unit, kind, value))
+def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, value: Any) -> None:
+    on_event(Event(0, pid, unit, kind, value))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, NotReadyError
 from milldam.executors import Event, Executor, Task
 from milldam.executors.crews import Crew, Staff
 
@@ -20,20 +20,11 @@ class ShareDone(Exception):  # noqa: N818 - no error: the share's way ends here
     """The share is done; the other shares and stages are for others."""
 
 
-class ShareCrew:
-    """Shares of a stage on top of another crew. `stages`: all of the job's, in order."""
+class _Beside:
+    """Another crew, for all but its executors."""
 
-    def __init__(self, inner: Crew, wanted: str, holds: Callable[[int], bool], stages: Sequence[str]) -> None:
-        self._inner, self._wanted, self._holds, self._stages = inner, wanted, holds, stages
-        if wanted not in stages:
-            raise ConfigError(f"--stage {wanted}: this job has the stages {', '.join(stages)}.")
-
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        if stage == self._wanted:
-            return _ShareExecutor(self._inner.executor(stage, staff), self._holds)
-        if self._stages.index(stage) > self._stages.index(self._wanted):
-            raise ShareDone
-        return _NothingLeft(stage, self._wanted)
+    def __init__(self, inner: Crew) -> None:
+        self._inner = inner
 
     @property
     def cores(self) -> int:
@@ -43,6 +34,10 @@ class ShareCrew:
     def overhead_bytes(self) -> int:
         return self._inner.overhead_bytes
 
+    @property
+    def machine(self) -> str:
+        return self._inner.machine
+
     def require_shared(self, folder: Path) -> None:
         self._inner.require_shared(folder)
 
@@ -51,6 +46,37 @@ class ShareCrew:
 
     def leave(self) -> None:
         self._inner.leave()
+
+
+class ShareCrew(_Beside):
+    """A share of a stage on top of another crew. `stages`: all of the job's that are done in shares, in order."""
+
+    def __init__(self, inner: Crew, wanted: str, holds: Callable[[int], bool], stages: Sequence[str]) -> None:
+        super().__init__(inner)
+        self._wanted, self._holds, self._stages = wanted, holds, stages
+        if wanted not in stages:
+            listed = ", ".join(stages)
+            raise ConfigError(
+                f"--stage {wanted}: this job has the stages {listed}; prepare before and finish after them."
+            )
+
+    def executor(self, stage: str, staff: Staff) -> Executor:
+        if stage == self._wanted:
+            return _ShareExecutor(self._inner.executor(stage, staff), self._holds)
+        if stage in self._stages and self._stages.index(stage) < self._stages.index(self._wanted):
+            return _NothingLeft(stage, self._wanted)
+        raise ShareDone
+
+
+class FinishCrew(_Beside):
+    """For who comes after all shares, and does what is not done in shares."""
+
+    def __init__(self, inner: Crew, stages: Sequence[str]) -> None:
+        super().__init__(inner)
+        self._stages = stages
+
+    def executor(self, stage: str, staff: Staff) -> Executor:
+        return _NothingLeft(stage, "finish") if stage in self._stages else self._inner.executor(stage, staff)
 
 
 class _ShareExecutor:
@@ -76,6 +102,7 @@ class _NothingLeft:
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
         if next(iter(units), None) is not None:
-            raise ConfigError(
-                f"--stage {self._wanted}: the stage {self._stage} before it is not done. Run its shares first."
+            raise NotReadyError(
+                f"--stage {self._wanted}: the stage {self._stage} before it is not done. Run its shares first; "
+                "`milldam preprocess` does all that is left on one machine."
             )

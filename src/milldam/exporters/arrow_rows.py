@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from milldam.exporters.rows import FileRows
-from milldam.files import NewFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,24 +16,6 @@ COLUMN = "input_ids"
 DTYPES = ("int32", "uint16", "uint32", "int64")
 ROW_BYTES = 4
 """An offset."""
-
-
-class Sink(io.RawIOBase):
-    """A file in the making as pyarrow writes to it. Closing it commits nothing."""
-
-    def __init__(self, new: NewFile) -> None:
-        self._new = new
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._new.write(view)
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self._new.size
 
 
 def schema(dtype: np.dtype[Any]) -> pa.Schema:

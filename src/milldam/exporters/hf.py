@@ -12,10 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.exporters.arrow_rows import DTYPES, ROW_BYTES, Sink, batches, schema
+from milldam.exporters.arrow_rows import DTYPES, ROW_BYTES, batches, schema
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, write_rows
-from milldam.files import NewFile, hash_bytes, write_json
+from milldam.files import FileSink, NewFile, hash_bytes, write_json
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
@@ -44,7 +44,7 @@ class _SavedDataset:
     def write_file(self, new: NewFile, rows: FileRows) -> None:
         import pyarrow as pa
 
-        with pa.ipc.new_stream(Sink(new), schema(rows.part.dtype)) as writer:
+        with pa.ipc.new_stream(FileSink(new), schema(rows.part.dtype)) as writer:
             for batch in batches(rows):
                 writer.write_batch(batch)
 

@@ -7,6 +7,7 @@ An exporter is a module with
     OPTIONS    which of seq_len, dtype and shard_size it knows; they are part of the plan, and others are refused
     check(store, out, options) -> None     refuses what it can't write, before anything is made
     write(export) -> dict                  makes the files in `export.folder`, durably; counts for the summary
+    outdated(out) -> tuple of paths        optional: what others wrote beside OUT, which would be wrong of the new file
 
 All files are made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a rename is enough):
 
@@ -14,6 +15,7 @@ All files are made in the work folder `.OUT.milldam-export` beside OUT (same dis
     records.jsonl    the ledger: what is durable already, a line each
     lock             held while an export is at work
     files/           what will be OUT; a folder is renamed in one step, a file or pair file by file
+    replaced/        the folder that was OUT before, until all is done
 
 So OUT is whole or not there. What it was made from is kept, in `OUT/.milldam-export.json` for a folder (pyarrow,
 datasets, MDS and litdata pass over it) and in `OUT.milldam-export.json` beside a file or pair; then the work folder is
@@ -37,11 +39,19 @@ from filelock import FileLock, Timeout
 
 from milldam.errors import ConfigError, MismatchError, did_you_mean
 from milldam.exporters import EXPORTERS
-from milldam.files import explain_os_errors, remove_temporaries, sync_folder, write_json
+from milldam.files import (
+    explain_os_errors,
+    refuse_address,
+    remove_temporaries,
+    stays_in_folder,
+    sync_folder,
+    write_json,
+)
 from milldam.loader.stores import Store
 
 PLAN_VERSION = 1
 RECORD_NAME = "milldam-export.json"
+PLAN, RECORDS = "plan.json", "records.jsonl"
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 _COMPLETE = "complete"
 
@@ -110,6 +120,13 @@ class Ledger:
             os.fsync(file.fileno())
         self._records.append(record)
 
+    def forget(self) -> None:
+        """Begin anew: what the records tell of is gone."""
+        with explain_os_errors(self._path), self._path.open("r+b") as file:
+            file.truncate(0)
+            os.fsync(file.fileno())
+        self._records = []
+
     def _recover(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             with explain_os_errors(self._path):
@@ -161,28 +178,35 @@ def run_export(store: Store, to: str, out: Path, options: Options, *, overwrite:
     if not overwrite and not place.work.exists() and place.finished(plan):
         return place.summary(up_to_date=True)
     with place.locked():
-        if not overwrite and place.finished(plan):
+        if place.finished(plan) and (not overwrite or place.published(plan)):
             # Killed when all was done but the clearing up, or finished by another while we waited.
             place.clear()
             return place.summary(up_to_date=True)
         place.prepare(plan, overwrite=overwrite)
-        export = Export(chosen, out, place.files, options, Ledger(place.work / "records.jsonl"))
+        export = Export(chosen, out, place.files, options, Ledger(place.work / RECORDS))
         resumed = bool(export.ledger.records())
-        place.publish(plan, _written(exporter, export))
+        place.publish(plan, _written(exporter, export, place))
         place.clear()
     return place.summary(seconds=time.monotonic() - started, resumed=resumed)
 
 
-def _written(exporter: Exporter, export: Export) -> dict[str, Any]:
+def _written(exporter: Exporter, export: Export, place: _Place) -> dict[str, Any]:
     """The exporter's counts. Once it is through, it is not asked again: its files may have their names already."""
-    for record in export.ledger.records():
-        if _COMPLETE in record:
-            counts: dict[str, Any] = record[_COMPLETE]
+    done = _completion(export.ledger)
+    if done is not None:
+        if place.holds(done.get("sizes", {})):
+            counts: dict[str, Any] = done[_COMPLETE]
             return counts
+        export.ledger.forget()
     counts = exporter.write(export)
     sync_folder(export.folder)
-    export.ledger.add({_COMPLETE: counts})
+    export.ledger.add({_COMPLETE: counts, "sizes": _sizes_below(export.folder)})
     return counts
+
+
+def _completion(ledger: Ledger) -> dict[str, Any] | None:
+    """The record that the exporter was through."""
+    return next((record for record in ledger.records() if _COMPLETE in record), None)
 
 
 def load_exporter(to: str) -> Exporter:
@@ -200,6 +224,7 @@ def takes_splits(exporter: Exporter) -> bool:
 
 def _checked(exporter: Exporter, store: Store, out: Path, options: Options) -> Store:
     """The part of the store that is meant, when all that was asked for can be done."""
+    refuse_address(out)
     for name in ("seq_len", "dtype"):
         if getattr(options, name) is not None and name not in exporter.OPTIONS:
             option = name.replace("_", "-")
@@ -217,8 +242,16 @@ def _checked(exporter: Exporter, store: Store, out: Path, options: Options) -> S
         raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
     if chosen.tokens == 0:
         raise ConfigError(f"{chosen.name}: has no tokens. There is nothing to export.")
+    _check_split_names(chosen)
     exporter.check(chosen, out, options)
     return chosen
+
+
+def _check_split_names(store: Store) -> None:
+    """They become folders and files."""
+    for split in store.splits:
+        if not stays_in_folder(split, hidden=False):
+            raise ConfigError(f'{store.name}: the split "{split}" is no name for a file. Nothing is written.')
 
 
 def _plan(exporter: Exporter, store: Store, options: Options) -> dict[str, Any]:
@@ -237,17 +270,30 @@ class _Place:
         self.kind = "folder" if several else exporter.KIND
         self.exporter, self.store, self.out = exporter, store, out
         self.work = out.with_name(f".{out.name}.milldam-export")
-        self.files = self.work / "files"
+        self.files, self.replaced = self.work / "files", self.work / "replaced"
         beside = out.with_name(f"{out.name}.{RECORD_NAME}")
         self.record = out / f".{RECORD_NAME}" if self.kind == "folder" else beside
+        self._cleared = False
         self._outputs = [out.with_name(out.name + suffix) for suffix in _SUFFIXES[self.kind]]
 
     def finished(self, plan: dict[str, Any]) -> bool:
         """Whether OUT is there, with all its files at their sizes, and made by this plan."""
         record = _read_json(self.record)
-        if record is None or record.get("plan") != plan:
+        if record is None or record.get("plan") != plan or not record.get("sizes"):
             return False
         return all(_size(self._folder / name) == size for name, size in record["sizes"].items())
+
+    def published(self, plan: dict[str, Any]) -> bool:
+        """Whether the export that was at work here by this plan has put its result in place: OUT is of that one."""
+        if _read_json(self.work / PLAN) != plan or not (self.work / RECORDS).exists():
+            return False
+        done = _completion(Ledger(self.work / RECORDS))
+        return done is not None and not any(self.files.glob("*"))
+
+    def holds(self, sizes: dict[str, int]) -> bool:
+        """Whether what was made is still there to be given its names, or has them."""
+        places = (self.files,) if self.kind == "folder" else (self.files, self._folder)
+        return bool(sizes) and all(any(_size(one / name) == size for one in places) for name, size in sizes.items())
 
     @property
     def _folder(self) -> Path:
@@ -271,21 +317,21 @@ class _Place:
         try:
             yield
         finally:
-            if not (self.work / "plan.json").exists():
+            if not self._cleared and not (self.work / PLAN).exists():
                 self.clear()
             lock.release()
 
     def prepare(self, plan: dict[str, Any], *, overwrite: bool) -> None:
         """Make the work folder ready for this plan, or refuse: what is there is of another."""
-        begun = _read_json(self.work / "plan.json")
+        begun = _read_json(self.work / PLAN)
         if begun != plan:
             if begun is not None and not overwrite:
                 raise MismatchError(_begun_otherwise(self.out, begun, plan))
             self._refuse_existing(overwrite=overwrite)
             # The plan last: a kill on the way leaves nothing under another plan's name.
-            for path in (self.work / "plan.json", self.work / "records.jsonl", self.files):
+            for path in (self.work / PLAN, self.work / RECORDS, self.files):
                 _remove(path)
-            write_json(self.work / "plan.json", plan)
+            write_json(self.work / PLAN, plan)
         else:
             self._refuse_existing(overwrite=True)
         with explain_os_errors(self.files):
@@ -324,26 +370,28 @@ class _Place:
                 sync_folder(self.record.parent)
 
     def _swap_folder(self) -> None:
-        replaced = self.work / "replaced"
         if self.out.exists():
             # Moved away in one step: nobody sees it half removed.
-            _remove(replaced)
-            self.out.rename(replaced)
+            _remove(self.replaced)
+            self.out.rename(self.replaced)
         self.files.rename(self.out)
         sync_folder(self.out.parent)
 
     def _rename_files(self) -> None:
         """The last, which readers of a pair look for, goes first and comes last: it never says of other files."""
         waiting = [path for path in self._outputs if (self.files / path.name).exists()]
-        self.record.unlink(missing_ok=True)
-        for path in waiting[1:]:
+        outdated = getattr(self.exporter, "outdated", None)
+        for path in (self.record, *(outdated(self.out) if outdated else ()), *waiting[1:]):
             path.unlink(missing_ok=True)
         for path in waiting:
             (self.files / path.name).rename(path)
             sync_folder(self.out.parent)
 
     def clear(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        """Remove the work folder; the plan and the records last, which tell a later call that all was done."""
+        self._cleared = True
+        for folder in (self.replaced, self.files, self.work):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _begun_otherwise(out: Path, begun: dict[str, Any], plan: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, with_headers, write_rows
 from milldam.files import NewFile, hash_bytes, write_file
+from milldam.store.blocks import is_giant
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
@@ -91,7 +92,7 @@ def _items(rows: FileRows) -> Iterator[np.ndarray[Any, Any]]:
             continue
         # headers: (rows, 4)
         headers = (lengths * width).astype("<u4").view(np.uint8).reshape(-1, 4)
-        if rows.is_giant(lengths):
+        if is_giant(lengths):
             yield np.ascontiguousarray(headers)
             yield from rows.pieces(start, int(lengths[0]))
         else:

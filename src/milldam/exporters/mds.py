@@ -23,6 +23,7 @@ import numpy as np
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, with_headers, write_rows
 from milldam.files import NewFile, write_file
+from milldam.store.blocks import is_giant
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
@@ -107,7 +108,7 @@ def _samples(rows: FileRows, *, fixed: bool) -> Iterator[np.ndarray[Any, Any]]:
     for start, lengths in rows.blocks():
         if fixed:
             yield from rows.pieces(start, int(lengths.sum()))
-        elif rows.is_giant(lengths):
+        elif is_giant(lengths):
             header, size = _headers(lengths, rows.part.dtype.itemsize)
             yield header[0, : size[0]]
             yield from rows.pieces(start, int(lengths[0]))

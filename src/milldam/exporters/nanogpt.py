@@ -7,7 +7,7 @@ itself must then be told so. Holds a block of tokens at a time. No meta.pkl is m
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,13 @@ DTYPES = ("uint16", "uint32", "int32", "int64")
 
 
 def check(store: Store, out: Path, options: Options) -> None:
-    if _several(store):
-        for split in store.splits:
-            if PurePosixPath(split).name != split:
-                raise ConfigError(f'{store.name}: the split "{split}" is no name for a file. Choose one with --split.')
-    elif out.suffix != ".bin":
+    if not _several(store) and out.suffix != ".bin":
         raise ConfigError(f"-o {out}: of one split, nanogpt is a file that ends in .bin, such as train.bin.")
+    if _several(store) and out.suffix == ".bin":
+        raise ConfigError(
+            f"-o {out}: of several splits ({', '.join(store.splits)}), nanogpt is a folder with a file for each. "
+            f"Name a folder, or choose a split with --split {store.splits[0]}."
+        )
     _dtype(store, options)
 
 

@@ -32,16 +32,18 @@ def write(export: Export) -> dict[str, Any]:
     store = export.store
     dtype = _dtype(store, export.options)
     write_tokens(export, store, export.out.name, dtype, npy_header(dtype, store.tokens))
-    if read_sidecar(export.out) is not None:
-        # What `tokenize --format npy` said of a file that is replaced now.
-        sidecar_path(export.out).unlink(missing_ok=True)
     return {"dtype": dtype.name}
 
 
-def npy_header(dtype: np.dtype[Any], tokens: int) -> bytes:
-    """The first bytes of an .npy file that holds so many tokens."""
+def outdated(out: Path) -> tuple[Path, ...]:
+    """What `tokenize --format npy` said of the file that is replaced."""
+    return (sidecar_path(out),) if read_sidecar(out) is not None else ()
+
+
+def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
+    """The first bytes of an .npy file that holds one array of so many numbers."""
     header = io.BytesIO()
-    shape = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": (tokens,)}
+    shape = {"descr": npy_format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     npy_format.write_array_header_1_0(header, shape)
     return header.getvalue()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.exporters.arrow_rows import DTYPES, ROW_BYTES, Sink, batches, schema
+from milldam.exporters.arrow_rows import DTYPES, ROW_BYTES, batches, schema
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, write_rows
-from milldam.files import NewFile
+from milldam.files import FileSink, NewFile
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
@@ -40,7 +40,7 @@ class _Parquet:
         import pyarrow.parquet as pq
 
         form = schema(rows.part.dtype)
-        with pq.ParquetWriter(Sink(new), form, compression="zstd") as writer:
+        with pq.ParquetWriter(FileSink(new), form, compression="zstd") as writer:
             for batch in batches(rows):
                 # A row group for each: nothing is held from one to the next.
                 writer.write_batch(batch, row_group_size=max(1, batch.num_rows))

@@ -1,11 +1,12 @@
 """The tokens and documents of a store in order, in blocks of bounded size: what exports of one file read from.
 
-Files are read, not mapped, so nothing stays resident. A block holds at most BLOCK_TOKENS tokens or BLOCK_DOCUMENTS
+Files are read, not mapped, so nothing stays resident. A block holds at most a million tokens or BLOCK_DOCUMENTS
 documents.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,26 @@ import numpy as np
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stores import Store
+from milldam.store.blocks import in_blocks
 from milldam.store.format import Index, Int64s
 
-BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 1 << 17
 
 
 def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:
     """The tokens from `first` on. A block is valid until the next is asked for."""
     reader = open_reader(store.stream(), "pread")
-    for start in range(first, store.tokens, BLOCK_TOKENS):
-        ahead = start + BLOCK_TOKENS
-        if reader.announces and ahead < store.tokens:
+    blocks, ahead = itertools.tee(in_blocks(first, store.tokens - first))
+    next(ahead, None)
+    for block, following in itertools.zip_longest(blocks, ahead):
+        if reader.announces and following is not None:
             # The disk reads the next block while this one is written.
-            reader.announce(*_stretch(ahead, store.tokens))
-        yield reader.runs(*_stretch(start, store.tokens))
+            reader.announce(*_stretch(*following))
+        yield reader.runs(*_stretch(*block))
 
 
 def _stretch(start: int, end: int) -> tuple[Int64s, Int64s]:
-    return np.array([start]), np.array([min(BLOCK_TOKENS, end - start)])
+    return np.array([start]), np.array([end - start])
 
 
 def document_lengths(store: Store) -> Iterator[Int64s]:
@@ -49,20 +51,24 @@ def document_lengths(store: Store) -> Iterator[Int64s]:
 
 
 def as_dtype(blocks: Iterator[TokenArray], dtype: np.dtype[Any]) -> Iterator[TokenArray]:
-    """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
-    limits = np.iinfo(dtype)
+    """The same tokens in another dtype, as `block_as` has them."""
     for block in blocks:
-        if block.dtype == dtype:
-            yield block
-            continue
-        smallest, largest = int(block.min(initial=0)), int(block.max(initial=0))
-        if smallest < limits.min or largest > limits.max:
-            wrong = largest if largest > limits.max else smallest
-            raise StoreError(
-                f"Token id {wrong:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
-                "damaged. `milldam verify` says where."
-            )
-        yield block.astype(dtype)
+        yield block_as(block, dtype)
+
+
+def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
+    """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
+    if block.dtype == dtype:
+        return block
+    limits = np.iinfo(dtype)
+    smallest, largest = int(block.min(initial=0)), int(block.max(initial=0))
+    if smallest < limits.min or largest > limits.max:
+        wrong = largest if largest > limits.max else smallest
+        raise StoreError(
+            f"Token id {wrong:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
+            "damaged. `milldam verify` says where."
+        )
+    return block.astype(dtype)
 
 
 def chosen_dtype(store: Store, asked: str | None, default: str, known: tuple[str, ...]) -> np.dtype[Any]:

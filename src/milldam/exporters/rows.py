@@ -20,12 +20,13 @@ import numpy as np
 
 from milldam.errors import ConfigError
 from milldam.exporters.job import Export, Options
+from milldam.exporters.reading import block_as
 from milldam.files import NewFile, explain_os_errors, remove_temporaries
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.loader.stores import Store
+from milldam.store.blocks import cut_blocks, in_blocks
 from milldam.store.format import Int64s
 
-BLOCK_TOKENS = 1 << 20
 MOST_ROWS = 1 << 20
 """Of a file: bounds what is held of documents of a token or two."""
 _MOST_TOKENS = 2**31 - 1
@@ -93,29 +94,23 @@ class FileRows:
 
     def blocks(self) -> Iterator[tuple[int, Int64s]]:
         """(position, lengths) of whole rows: about a million tokens, or one row that has more."""
-        ends = self.lengths.cumsum()
-        first = 0
-        while first < len(ends):
-            before = int(ends[first - 1]) if first else 0
-            stop = max(first + 1, int(ends.searchsorted(before + BLOCK_TOKENS, side="right")))
-            yield self.file.start + before, self.lengths[first:stop]
-            first = stop
-
-    def is_giant(self, lengths: Int64s) -> bool:
-        """Whether a block is one row that is better written in pieces."""
-        return len(lengths) == 1 and int(lengths[0]) > BLOCK_TOKENS
+        position = self.file.start
+        for first, stop in cut_blocks(self.lengths):
+            lengths = self.lengths[first:stop]
+            yield position, lengths
+            position += int(lengths.sum())
 
     def tokens(self, start: int, count: int) -> TokenArray:
         """Tokens of the split from a position on; they may share memory with what is asked for next."""
         if not count:
             return np.empty(0, self.part.dtype)
         tokens = self._reader.runs(np.array([start]), np.array([count]))
-        return np.ascontiguousarray(tokens, self.part.dtype)
+        return np.ascontiguousarray(block_as(tokens, self.part.dtype))
 
     def pieces(self, start: int, count: int) -> Iterator[TokenArray]:
         """The same in pieces of a million, for a row of any length."""
-        for at in range(start, start + count, BLOCK_TOKENS):
-            yield self.tokens(at, min(BLOCK_TOKENS, start + count - at))
+        for begin, end in in_blocks(start, count):
+            yield self.tokens(begin, end - begin)
 
 
 # ---- what can be written ----

@@ -83,7 +83,7 @@ def identify(
     walk = Walk()
     walk.begin(function)
     for name, value in sorted((kwargs or {}).items()):
-        walk.value(f"argument {name}", value)
+        walk.root(f"argument {name}", value)
     walk.finish()
     parts = {**walk.parts, _PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     if key is not None:

@@ -46,6 +46,29 @@ def describe(value: Any) -> Described | None:
 
 
 def _array(value: Any) -> Described:
+    """Content; of a class made from arrays also the class, and the attributes of its instances."""
+    import numpy as np
+
+    content = _array_content(np.asarray(value))
+    if type(value) is np.ndarray or isinstance(value, np.memmap):
+        return content
+    return (*content, type(value), _own(value))
+
+
+def _masked_array(value: Any) -> Described:
+    import numpy as np
+
+    mask, kind = _array_content(np.ma.getmaskarray(value)), type(value)
+    facts = (value.fill_value, bool(value.hardmask), sorted(getattr(value, "_optinfo", {}).items()))
+    return (*_array_content(np.asarray(value.data)), mask, kind, facts)
+
+
+def _own(value: Any) -> Described:
+    """The attributes that an instance was given, by name."""
+    return tuple(sorted(getattr(value, "__dict__", {}).items()))
+
+
+def _array_content(value: Any) -> Described:
     import numpy as np
 
     kind = str(value.dtype.descr) if value.dtype.names else value.dtype.str
@@ -71,8 +94,11 @@ def _tensor(value: Any) -> Described:
 
     if value.is_sparse or value.is_quantized or value.is_meta:
         raise NoContentError
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return (str(value.dtype), tuple(value.shape), hashlib.blake2b(memoryview(flat.numpy()), digest_size=16).digest())
+    plain = value.detach().as_subclass(torch.Tensor)
+    flat = plain.cpu().contiguous().reshape(-1).view(torch.uint8)
+    content = hashlib.blake2b(memoryview(flat.numpy()), digest_size=16).digest()
+    kind = None if type(value) is torch.Tensor else type(value)
+    return (str(value.dtype), tuple(value.shape), content, kind, _own(value))
 
 
 def _by_text(value: Any) -> Described:
@@ -149,6 +175,13 @@ def _huggingface_tokenizer(value: Any) -> Described:
     return (type(value), sorted(settings.items()), sorted(value.get_vocab().items()), model)
 
 
+def _sentence_pieces(value: Any) -> Described:
+    """The model, and the options that `encode` and `decode` take when a call names none."""
+    plain = (str, bool, int, float, type, type(None))
+    options = [(name, one) for name, one in _own(value) if isinstance(one, plain)]
+    return (value.serialized_model_proto(), options)
+
+
 def _data_set(value: Any) -> Described:
     return (value._fingerprint, str(value.split))
 
@@ -158,6 +191,7 @@ def _fingerprinted(value: Any) -> Described:
 
 
 _KNOWN: dict[tuple[str, str], Callable[[Any], Described]] = {
+    ("numpy", "MaskedArray"): _masked_array,
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): _scalar,
     ("numpy", "dtype"): _dtype,
@@ -174,7 +208,7 @@ _KNOWN: dict[tuple[str, str], Callable[[Any], Described]] = {
     ("pyarrow", "Table"): _arrow_rows,
     ("tokenizers", "Tokenizer"): _tokenizer,
     ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
-    ("sentencepiece", "SentencePieceProcessor"): lambda value: (value.serialized_model_proto(),),
+    ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
     ("datasets", "Dataset"): _data_set,
     ("milldam", "TextEncoder"): lambda value: value.identity,
     ("milldam", "Store"): _fingerprinted,

@@ -167,7 +167,7 @@ class Values:
     def _state(self, state: Any, where: str) -> Digest:
         both = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
         if all(one is None or type(one) is dict for one in both):  # attributes, and those in slots
-            return digest_of("state", *(self.attributes("attributes", one or {}, where) for one in both))
+            return digest_of("state", self.attributes("attributes", (both[0] or {}) | (both[1] or {}), where))
         return self.digest(state, where)
 
     def _refused(self, value: Any, where: str) -> Digest:

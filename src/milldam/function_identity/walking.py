@@ -37,7 +37,7 @@ _DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: igno
 _HEAP_TYPE = 1 << 9
 """Flag of the classes made by a class statement; the others are Python's own or compiled."""
 
-# Of a class: where it stands, what Python adds to each, what is said in other words elsewhere.
+# Of a class: where it stands, what Python adds to each (some of it later), what is said in other words elsewhere.
 _UNTOLD = {
     "__abstractmethods__",
     "__annotate_func__",
@@ -51,6 +51,7 @@ _UNTOLD = {
     "__orig_bases__",
     "__parameters__",
     "__qualname__",
+    "__slotnames__",  # set by the first pickling of an instance
     "__static_attributes__",
     "__weakref__",
     "_abc_impl",
@@ -58,7 +59,7 @@ _UNTOLD = {
 
 
 class Walk:
-    """Collects the parts. `begin` with the function, add `value`s, then `finish`."""
+    """Collects the parts. `begin` with the function, add its arguments by `root`, then `finish`."""
 
     def __init__(self, within: frozenset[int] = frozenset()) -> None:
         self._within = within  # members of sets, around this walk: one that contains its own set is met again
@@ -70,28 +71,34 @@ class Walk:
         self._waiting: deque[Callable[[], None]] = deque()
         self._alive: list[Any] = []
 
-    def begin(self, function: Any) -> None:
+    def begin(self, function: Any, label: str = "object") -> None:
         """The function itself, whatever kind of callable it is: its code is the part "code"."""
         if isinstance(function, functools.partial):
             for n, value in enumerate(function.args):
-                self.value(f"argument {n}", value)
+                self.root(f"argument {n}", value)
             for name, value in sorted(function.keywords.items()):
-                self.value(f"argument {name}", value)
-            self.begin(function.func)
+                self.root(f"argument {name}", value)
+            self.begin(function.func, label)
         elif isinstance(function, types.MethodType):
-            self.value("object", function.__self__)
-            self.begin(function.__func__)
+            self.root(label, function.__self__)
+            self.begin(function.__func__, f"method of {label}")
         elif isinstance(function, types.FunctionType) and library_name(function) is None:
             self._labels[id(function)] = CODE
             self._taken.add(CODE)
             self._waiting.append(lambda: self._function(function, CODE))
         else:
-            self.value("object", function)
+            self.root(label, function)
 
     def finish(self) -> None:
         """Walk until nothing new is found."""
         while self._waiting:
             self._waiting.popleft()()
+
+    def root(self, label: str, value: Any) -> None:
+        """A value that nothing else refers to: a part under its own label also when it is a function or a class."""
+        link = self.value(label, value)
+        if self.has_name(value):
+            self.parts[label] = link.hex()
 
     def value(self, label: str, value: Any) -> Digest:
         """A named value: a part of its own, unless it is a function, class or module, which have theirs."""
@@ -142,7 +149,7 @@ class Walk:
         if id(value) in self._within:
             return digest_of("again")
         walk = Walk(self._within | {id(value)})
-        walk.value("value", value)
+        walk.root("value", value)
         walk.finish()
         return text_digest("alone", *(f"{name} {part}" for name, part in sorted(walk.parts.items())))
 
@@ -291,7 +298,12 @@ class Walk:
         where = label
         bases = digest_of("bases", *(self._values.digest(base, where) for base in kind.__bases__))
         told = self._members_of_enum(kind) if issubclass(kind, enum.Enum) else dict(vars(kind))
-        told = {name: value for name, value in told.items() if name not in _UNTOLD}
+        # The places of slots are told by `__slots__`; a class that cloudpickle has carried has none.
+        told = {
+            name: value
+            for name, value in told.items()
+            if name not in _UNTOLD and not isinstance(value, types.MemberDescriptorType)
+        }
         annotated = list(vars(kind).get("__annotations__", ()))
         self.parts[label] = digest_of(
             "class",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
-from milldam.files import hash_file
+from milldam.files import hash_file, stays_in_folder
 
 TOKENIZER = "tokenizer.json"
 
@@ -171,5 +171,5 @@ def _file(name: str, record: dict[str, Any]) -> StoredFile:
 
 
 def _refuse_outside(name: str, manifest: Path) -> None:
-    if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name or name[0] == ".":
+    if not stays_in_folder(name, hidden=False):
         raise StoreError(f'{manifest}: the file name "{name}" leaves the folder; refused.')

@@ -26,7 +26,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import explain_os_errors, hash_bytes, remove_temporaries, sync_folder, write_file, write_json
+from milldam.files import (
+    explain_os_errors,
+    hash_bytes,
+    refuse_address,
+    remove_temporaries,
+    sync_folder,
+    write_file,
+    write_json,
+)
 from milldam.hub.client import hub_api, quiet, repo_name
 from milldam.hub.contents import (
     FEATURES,
@@ -103,6 +111,7 @@ def pull_store(request: PullRequest, tell: Tell | None = None) -> PullSummary:
     """Pull a store; see the module. `tell` is given a sentence now and then."""
     repo = repo_name(request.repo)
     out = request.out or Path(repo.split("/")[1])
+    refuse_address(out)
     api = hub_api()
     with quiet():
         tree = read_tree(api, repo, request.revision)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
-from milldam.files import json_bytes
+from milldam.files import address_of, json_bytes
 from milldam.hub import card, client
 from milldam.hub.client import REPO_TYPE, explained, has_token, hub_api, quiet, repo_name, tried, trouble_of
 from milldam.hub.contents import KINDS, Contents, StoredFile, check_sizes, is_whole, read_contents
@@ -100,6 +100,9 @@ class Step:
 def push_store(request: PushRequest, tell: Tell | None = None) -> PushSummary:
     """Push a store; see the module. `tell` is given a sentence now and then."""
     repo = repo_name(request.repo)
+    address = address_of(request.folder)
+    if address is not None:
+        raise ConfigError(f"{address}: what is pushed lies on this machine. Copy it here first.")
     contents = read_contents(request.folder)
     check_sizes(request.folder, contents)
     api = hub_api()

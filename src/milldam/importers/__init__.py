@@ -5,7 +5,7 @@ pieces      a file to read, and what reading it needs to know
 flat        npy, nanoGPT, llm.c and Megatron files -> blocks of tokens
 columns     a column of token ids in Arrow and Parquet files -> the same
 samples     MDS shards and litdata chunks -> the same
-documents   blocks -> documents: the source's own, or cut behind each end-of-text id
+documents   blocks -> documents: the source's own, or cut behind each id that ends one, or before each that begins one
 job         documents -> shards of a store, resumable by shard
 """
 
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
 
-__all__ = ["import_tokens"]
+__all__ = ["FORMATS", "import_tokens"]
+
+FORMATS = ("npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata")
 
 
 def import_tokens(source: str | Path | Sequence[str | Path], out: str | Path, **options: Any) -> Store:
@@ -29,6 +31,7 @@ def import_tokens(source: str | Path | Sequence[str | Path], out: str | Path, **
     tokenizer    what made the tokens; it is copied into the store, and ids are checked against it
     column       the column with the ids; default input_ids or tokens
     eos          an id that ends documents: all rows are joined and cut behind each; default: a row is a document
+    bos          an id that begins documents, as end-of-text does in files of llm.c: the same, cut before each
     dtype        of a .bin file that does not say it, or of MDS columns of bytes; default uint16
     split        which one of a source that has several, and what it is called; default: all of them, or train
     vocab_size   where there is no tokenizer; default: the largest id and one

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import InputError
-from milldam.importers.pieces import Piece, ReadRules, cut_blocks
+from milldam.importers.pieces import Piece, ReadRules
+from milldam.store.blocks import cut_blocks
 from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
 

@@ -1,7 +1,9 @@
 """What the user names -> pieces in a fixed order. No token is read.
 
-A folder that an index describes (state.json, index.json) is read as that says; a folder of such folders has a split for
-each; in a folder of plain files the splits show in the names (train.bin, val.bin, fineweb_train_000001.bin).
+A folder that an index describes (state.json, index.json) is read as that says. Else all is read: the files in it and
+those of the folders in it, each by its index or file by file. Folders with an index are splits; of plain files the
+splits show in the names (train.bin, val.bin, fineweb_train_000001.bin). What lies deeper is not passed over in silence:
+it is an error that names it. Files that belong to no split belong to train where others have one.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, InputError
+from milldam.files import stays_in_folder
 from milldam.importers.pieces import Piece
 from milldam.importers.settings import ImportSettings
-from milldam.input_files import nearby
+from milldam.input_files import is_ours, nearby
 from milldam.loader.foreign import foreign_path
 from milldam.store.manifest import NAME as MANIFEST
 
@@ -25,6 +29,7 @@ _SUFFIXES = {
 }  # fmt: skip
 _SPLIT = re.compile(r"(?:^|[_.-])(train|validation|valid|val|test|eval)(?=[_.-]|$)")
 _FLAT = ("npy", "nanogpt", "megatron")
+_TRAIN = "train"
 _KNOWN = (
     "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, "
     "and the folders of save_to_disk, MDS and litdata."
@@ -37,18 +42,19 @@ def find_pieces(settings: ImportSettings) -> list[Piece]:
     for piece in found:
         if settings.format not in (None, piece.kind) and not (settings.format in _FLAT and piece.kind in _FLAT):
             raise ConfigError(f"{piece.path}: is {piece.kind}, and --from {settings.format} is asked for.")
-    splits = list(dict.fromkeys(piece.split for piece in found if piece.split is not None))
-    if settings.split is not None and splits:
+    if all(piece.split is None for piece in found):
+        return [replace(piece, split=settings.split or _TRAIN) for piece in found]
+    named = [replace(piece, split=piece.split or _TRAIN) for piece in found]
+    splits = list(dict.fromkeys(str(piece.split) for piece in named))
+    for split in splits:
+        if not stays_in_folder(split, hidden=False):
+            raise InputError(f'The source has a split "{split}", which is no name for files; refused.')
+    if settings.split is not None:
         if settings.split not in splits:
             raise ConfigError(f'No split "{settings.split}" in the source; it has {", ".join(splits)}.')
-        found = [piece for piece in found if piece.split in (None, settings.split)]
-    order = [settings.split or "train", *splits]
-    named = [_named(piece, settings.split or "train") for piece in found]
+        return [piece for piece in named if piece.split == settings.split]
+    order = [_TRAIN, *splits]
     return sorted(named, key=lambda piece: order.index(str(piece.split)))
-
-
-def _named(piece: Piece, default: str) -> Piece:
-    return Piece(piece.kind, piece.path, piece.split or default, piece.facts)
 
 
 def _pieces_of(source: Path) -> list[Piece]:
@@ -57,17 +63,53 @@ def _pieces_of(source: Path) -> list[Piece]:
     if source.is_file() or not source.exists():
         return [_plain_file(source)]
     if (source / "dataset_dict.json").is_file():
-        names = _read_json(source / "dataset_dict.json").get("splits", [])
-        return [piece for name in names for piece in _indexed(source / str(name), str(name))]
-    found = list(_indexed(source, None))
-    if not found:
-        inner = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
-        found = [piece for folder in inner for piece in _indexed(folder, folder.name)] or list(_plain_files(source))
-    if not found:
-        found = [piece for folder in inner for piece in _plain_files(folder, _split_of(folder, len(inner)))]
+        return [
+            piece
+            for name in _read_json(source / "dataset_dict.json").get("splits", [])
+            for piece in _saved(source, name)
+        ]
+    found = list(_indexed(source, None)) or [*_plain_files(source), *_in_folders(source)]
     if not found:
         raise InputError(f"{source}: no tokens in it that milldam knows.\n{_KNOWN}")
     return found
+
+
+def _saved(source: Path, name: Any) -> list[Piece]:
+    """A split of a DatasetDict; what the index names must be there."""
+    folder = _inside(source, name)
+    found = list(_indexed(folder, name))
+    if not found and not (folder / "state.json").is_file():
+        raise InputError(f"{folder}: no data set in it, though dataset_dict.json names it. Is the folder whole?")
+    return found
+
+
+def _in_folders(source: Path) -> list[Piece]:
+    """What the folders in a folder hold, each by its index or file by file."""
+    inner = sorted(path for path in source.iterdir() if path.is_dir() and _is_input(path))
+    found = []
+    for folder in inner:
+        pieces = list(_indexed(folder, folder.name))
+        if not pieces:
+            pieces = list(_plain_files(folder, _split_of(folder, len(inner))))
+            _refuse_deeper(source, folder)
+        found += pieces
+    return found
+
+
+def _is_input(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not is_ours(str(folder))
+
+
+def _refuse_deeper(source: Path, folder: Path) -> None:
+    """Whoever names a folder means all that is in it: what would be left out is said."""
+    for inner in folder.iterdir():
+        below = inner.rglob("*") if inner.is_dir() and _is_input(inner) else iter(())
+        deeper = next((path for path in below if path.suffix in _SUFFIXES and path.is_file()), None)
+        if deeper is not None:
+            raise InputError(
+                f"{source}: {deeper.relative_to(source)} lies deeper than one folder, and would be left out.\n"
+                f"Name the folders to read: milldam import {inner} ..."
+            )
 
 
 def _plain_file(source: Path) -> Piece:
@@ -143,11 +185,11 @@ def _mds_shard(folder: Path, split: str | None, shard: dict[str, Any]) -> Piece:
     return Piece("mds", path, split, {"shard": shard})
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _inside(folder: Path, name: Any) -> Path:
     """An index may come from anywhere: it must not make us read files elsewhere."""
-    if Path(name).name != name:
+    if not stays_in_folder(name):
         raise InputError(f'{folder}: its index names the file "{name}", which leaves the folder; refused.')
-    return folder / name
+    return folder / str(name)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from milldam.importers.pieces import Piece, ReadRules, cut_blocks, in_blocks, is_giant
+from milldam.importers.pieces import Piece, ReadRules
 from milldam.loader.foreign import open_foreign
 from milldam.loader.reading import Reader, open_reader
+from milldam.store.blocks import cut_blocks, in_blocks, is_giant
 from milldam.store.format import Index
 from milldam.store.writer import Tokens
 

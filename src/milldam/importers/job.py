@@ -24,7 +24,7 @@ import numpy as np
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import hash_bytes, write_json
-from milldam.importers.documents import documents_of, read_piece
+from milldam.importers.documents import Border, documents_of, read_piece
 from milldam.importers.finding import find_pieces
 from milldam.importers.pieces import Piece, ReadRules, listed, no_tokens
 from milldam.importers.settings import ImportSettings
@@ -40,6 +40,8 @@ NO_TOKENIZER = "none"
 ENGINE = "imported"
 _POSITIONS, _VOCABULARY = "positions.jsonl", "vocabulary.json"
 _LARGEST_ID = 2**31 - 1
+_LARGEST_BELIEVED = 2**24
+"""No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +98,23 @@ def run_import(settings: ImportSettings) -> ImportSummary:
 
 
 def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
-    facts: dict[str, Any] = {"bos": None, "eos": settings.eos, "bos_token": None, "eos_token": None}
+    facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
     if settings.tokenizer is None:
         return _Tokenizer(None, settings.vocab_size, {"name": NO_TOKENIZER, "xxh3": None} | facts)
     from milldam.tokenizers.loading import load_tokenizer
 
     loaded = load_tokenizer(settings.tokenizer)
-    if settings.eos is not None:
-        facts["eos_token"] = _token_of(loaded, settings.eos)
+    for name in ("bos", "eos"):
+        if facts[name] is not None:
+            facts[f"{name}_token"] = _token_of(loaded, name, facts[name])
     named = {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())}
     return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
 
 
-def _token_of(loaded: LoadedTokenizer, eos: int) -> str:
-    token = loaded.huggingface.id_to_token(eos)
+def _token_of(loaded: LoadedTokenizer, name: str, id: int) -> str:
+    token = loaded.huggingface.id_to_token(id)
     if token is None:
-        raise ConfigError(f"--eos {eos}: the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}.")
+        raise ConfigError(f"--{name} {id}: the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}.")
     return str(token)
 
 
@@ -119,6 +122,8 @@ def _identity_settings(settings: ImportSettings, tokenizer: _Tokenizer, pieces: 
     """Everything that changes the result. The files are in the input's identity, what they are taken for is here."""
     layout = hash_bytes(json.dumps([(piece.kind, piece.split, piece.facts) for piece in pieces]).encode())
     asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size", "shard_size")}
+    if settings.bos is not None:
+        asked["bos"] = settings.bos
     return {"import": asked | {"tokenizer": tokenizer.facts["xxh3"], "layout": layout}}
 
 
@@ -155,6 +160,8 @@ class _Import:
         self._settings, self._run, self._pieces = settings, run, pieces
         self._tokenizer, self._identity = tokenizer, identity
         self._rules = ReadRules(settings.column, settings.dtype, run.folder)
+        id = settings.bos if settings.eos is None else settings.eos
+        self._border = None if id is None else Border(id, begins=settings.eos is None)
         self._writer: ShardWriter | None = None
         self._open = False
         """The document at the writer's end goes on."""
@@ -194,7 +201,9 @@ class _Import:
             for piece in self._pieces:
                 for tokens in read_piece(piece, self._rules):
                     largest = max(largest, _largest(tokens, piece))
-            write_json(path, {"vocab_size": max(largest + 1, (self._settings.eos or 0) + 1)})
+            if largest >= _LARGEST_BELIEVED:
+                raise InputError(_unbelievable(largest, self._settings))
+            write_json(path, {"vocab_size": max(largest, 0 if self._border is None else self._border.id) + 1})
         return int(json.loads(path.read_bytes())["vocab_size"])
 
     def _write_shards(self, vocab_size: int) -> None:
@@ -206,7 +215,7 @@ class _Import:
                 self._finish_split(number)
             split = piece.split
             taken = position.taken if number == position.piece else 0
-            for tokens in documents_of(piece, self._rules, self._settings.eos, taken):
+            for tokens in documents_of(piece, self._rules, self._border, taken):
                 _check_ids(tokens, piece, vocab_size)
                 taken = self._add(tokens, number, taken)
         self._finish_split(len(self._pieces))
@@ -219,7 +228,10 @@ class _Import:
     def _add(self, tokens: Tokens, piece: int, taken: int) -> int:
         """Write documents, and end the shard with the one that fills it; what is taken of the piece then."""
         flat, lengths = tokens.flat, tokens.lengths
-        in_rows = self._settings.eos is None
+        in_rows = self._border is None
+        if not in_rows and not self._open and lengths[0] == 0:
+            # A border before which there is nothing.
+            lengths = lengths[1:]
         while len(lengths):
             writer = self._shard_of(self._pieces[piece])
             closed = len(lengths) - tokens.open
@@ -275,6 +287,15 @@ def _largest(tokens: Tokens, piece: Piece) -> int:
         wrong = smallest if smallest < 0 else largest
         raise InputError(f"{piece.path}: {wrong} is no token id. Is it of another dtype, or another column?")
     return largest
+
+
+def _unbelievable(largest: int, settings: ImportSettings) -> str:
+    sources = ", ".join(map(str, settings.sources))
+    asked = "the dtype" if settings.dtype is None else f"--dtype {settings.dtype}"
+    return (
+        f"{sources}: the largest token id is {largest:,}, and no vocabulary is that large. "
+        f"Is {asked} right, and the column? If it is, say --vocab-size."
+    )
 
 
 def _check_ids(tokens: Tokens, piece: Piece, vocab_size: int) -> None:

@@ -13,10 +13,7 @@ import numpy.typing as npt
 
 from milldam.errors import InputError
 from milldam.input_files import version_of
-from milldam.store.format import Int64s
 from milldam.store.writer import Tokens
-
-BLOCK_TOKENS = 1 << 20
 
 TokenArray = npt.NDArray[np.integer[Any]]
 
@@ -63,29 +60,6 @@ def require_integers(dtype: np.dtype[Any], path: Path, what: str) -> np.dtype[An
     if dtype.kind not in "iu":
         raise InputError(f"{path}: {what} holds {dtype}; tokens are integers.")
     return dtype
-
-
-def in_blocks(start: int, count: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the blocks of a stretch."""
-    for at in range(start, start + count, BLOCK_TOKENS):
-        yield at, min(at + BLOCK_TOKENS, start + count)
-
-
-def is_giant(lengths: Int64s) -> bool:
-    """Whether a block is one row that is better read in pieces."""
-    return len(lengths) == 1 and int(lengths[0]) > BLOCK_TOKENS
-
-
-def cut_blocks(lengths: Int64s, most_tokens: int | None = None) -> Iterator[tuple[int, int]]:
-    """(first, stop) of rows of about a block's tokens, or of so many, or one row that has more."""
-    most_tokens = most_tokens or BLOCK_TOKENS
-    ends = lengths.cumsum()
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(ends.searchsorted(before + most_tokens, side="right")))
-        yield first, stop
-        first = stop
 
 
 def no_tokens() -> Tokens:

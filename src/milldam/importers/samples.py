@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from milldam.errors import InputError
 from milldam.importers.columns import choose_column
-from milldam.importers.pieces import Piece, ReadRules, cut_blocks, require_integers
+from milldam.importers.pieces import Piece, ReadRules, require_integers
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.store.blocks import cut_blocks
 from milldam.store.writer import Tokens
 
 Bytes = npt.NDArray[np.uint8]

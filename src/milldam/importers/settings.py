@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from milldam.errors import ConfigError, did_you_mean
+from milldam.files import stays_in_folder
+from milldam.importers import FORMATS
 from milldam.memory import parse_size
-
-FORMATS = ("npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class ImportSettings:
     tokenizer: str | None = None
     column: str | None = None
     eos: int | None = None
+    bos: int | None = None
     dtype: str | None = None
     split: str | None = None
     vocab_size: int | None = None
@@ -55,13 +56,23 @@ def _check(settings: ImportSettings) -> None:
         raise ConfigError(f'No format "{settings.format}"; there are {", ".join(FORMATS)}.{hint}')
     if settings.shard_size < 1:
         raise ConfigError("--shard-size: a size such as 256MB is wanted.")
-    if settings.eos is not None and settings.eos < 0:
-        raise ConfigError(f"--eos {settings.eos}: the id of a token is wanted, 0 or more.")
+    _check_borders(settings)
     if settings.vocab_size is not None and not 1 <= settings.vocab_size <= 2**31:
         raise ConfigError(f"--vocab-size {settings.vocab_size}: from 1 to 2**31.")
     _check_dtype(settings.dtype)
     if settings.tokenizer is not None and settings.vocab_size is not None:
         raise ConfigError("--vocab-size and --tokenizer: the tokenizer says it. Leave one out.")
+
+
+def _check_borders(settings: ImportSettings) -> None:
+    for name in ("eos", "bos"):
+        id = getattr(settings, name)
+        if id is not None and id < 0:
+            raise ConfigError(f"--{name} {id}: the id of a token is wanted, 0 or more.")
+    if settings.eos is not None and settings.bos is not None:
+        raise ConfigError("--eos and --bos: documents are cut behind one id, or before one. Leave one out.")
+    if settings.split is not None and not stays_in_folder(settings.split, hidden=False):
+        raise ConfigError(f'--split "{settings.split}": no name for files. Use letters and digits.')
 
 
 def _check_dtype(name: str | None) -> None:

@@ -6,6 +6,7 @@ of a terabyte are found in the first units; a share of all (10%:20%) reads the d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from milldam.run import Run
 from milldam.sources.units import Unit
 
 NAME = "counts.jsonl"
+_HEAR_SECONDS = 5.0
 
 Rows = tuple[int, int]
 
@@ -54,6 +56,7 @@ class RowCounts:
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
         self._counts = {line["unit"]: line["documents"] for line in run.appended(NAME)}
+        self._heard = time.monotonic()
         self._reached = dict.fromkeys(self._units, (0, 0))
         """Data set -> how many of its units are counted without a gap, and their documents."""
 
@@ -74,10 +77,17 @@ class RowCounts:
         """Units to count, in plan order, as long as more are needed."""
         for dataset, units in self._units.items():
             for unit in units:
+                self._hear_of_others()
                 if self._is_settled(dataset):
                     break
                 if unit not in self._counts:
                     yield unit
+
+    def _hear_of_others(self) -> None:
+        """A share alone, which leaves units out, would never know that enough are counted."""
+        if self._run.share is not None and time.monotonic() - self._heard > _HEAR_SECONDS:
+            self._counts.update({line["unit"]: line["documents"] for line in self._run.appended(NAME)})
+            self._heard = time.monotonic()
 
     def _is_settled(self, dataset: int) -> bool:
         """Whether enough units are counted, without a gap, to reach the last document wanted."""

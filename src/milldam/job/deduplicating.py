@@ -11,7 +11,7 @@ import numpy as np
 from milldam.config import Config
 from milldam.dedup.fingerprints import hash_file_name, partition_count
 from milldam.dedup.rules import DedupRules
-from milldam.job.estimating import keeps_texts, survey
+from milldam.job.estimating import Survey, keeps_texts
 from milldam.job.preparing import Prepared
 from milldam.job.resolving import IndexTask, ResolveTask, pin_index, resolved, resolved_path
 from milldam.memory import Budget, usage
@@ -70,7 +70,7 @@ class Deduplication:
             spool=str(self.run.folder),
             threads=staff.threads,
             seed=self.config.seed,
-            keep_texts=keeps_texts(self.config, sum(survey(self._units())[0].values())),
+            keep_texts=keeps_texts(self.config, sum(Survey.of(self._units()).unpacked().values())),
         )
         size = self.run.bytes_of(todo)
         stage = Stage("fingerprint", task, iter(todo.tolist()), assign, total=len(todo), input_bytes=size)

@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from milldam.config import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.files import NewFile, write_json
+from milldam.files import NewFile, names_matching, remove_matching, write_json
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
 from milldam.job.rejects import gather_rejects
@@ -39,13 +39,15 @@ from milldam.run import (
     Run,
     in_plan_order,
     require_complete,
-    shards_in_order,
 )
+from milldam.store.drafting import ShardSpool
 from milldam.store.format import token_dtype
-from milldam.store.manifest import Manifest
+from milldam.store.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.store.place import Folder
 from milldam.workforce import Workforce
 
 DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
+_DROPPED_PARTS = "dropped-*.jsonl.zst"
 _BLOCK = 1 << 20
 _REASONS_SHOWN = 10
 _PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
@@ -62,7 +64,7 @@ class Finish:
     report: bool
     """Make the report."""
 
-    def make_manifest(self, preparation: Preparation, *, require_all: bool) -> Manifest:
+    def make_manifest(self, preparation: Preparation, *, require_all: bool) -> Draft:
         """Gather what workers left in parts; raises when something is missing, changed, or nothing is left."""
         run, prepared = self.run, self.prepared
         if require_all:
@@ -72,28 +74,31 @@ class Finish:
         run.tidy()
         if preparation.list_input() != prepared.identity.input:
             raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
-        shards = shards_in_order(in_plan_order(final_files(run)))
-        if not any(shard.split == TRAIN for shard in shards):
-            raise InputError(_nothing_left(self.config, run, flow_of(final_records(run)), other_splits=bool(shards)))
+        gathered = _gather(run)
+        if TRAIN not in gathered.shards.splits:
+            other_splits = bool(gathered.shards.splits)
+            raise InputError(_nothing_left(self.config, run, gathered.tally.flow(), other_splits=other_splits))
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
-        return Manifest(
+        facts = Manifest(
             dtype=token_dtype(prepared.vocab_size),
             vocab_size=prepared.vocab_size,
             tokenizer=tokenizer | dataclasses.asdict(prepared.special),
             engine=_engine_version(self.plan.engine),
             settings=prepared.identity.settings,
             input=prepared.identity.input,
-            shards=shards,
-            dropped=_all_dropped(final_records(run)),
-            inexact_cuts=sum(record.inexact_cuts for record in run.records()),
+            shards=(),
+            dropped=gathered.tally.all_dropped(),
+            inexact_cuts=gathered.inexact_cuts,
         )
+        return Draft(facts, gathered)
 
-    def wind_up(self, manifest: Manifest) -> Summary:
+    def wind_up(self, draft: Draft) -> Summary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
         # Before the manifest: what it tells can't be found out again once the folder is a store.
-        summary = self._summary(manifest)
+        summary = self._summary(draft)
         self._write(summary)
-        manifest.write(self.run.out)
+        draft.gathered.shards.write(draft.facts, self.run.out)
+        draft.gathered.shards.remove()
         summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
         self._write(summary)
         remove_intermediate(self.run)
@@ -124,9 +129,9 @@ class Finish:
             "finished": time.time(),
         }
 
-    def _summary(self, manifest: Manifest) -> Summary:
-        flow = flow_of(final_records(self.run))
-        summary = finished_summary(self.run.out, manifest)
+    def _summary(self, draft: Draft) -> Summary:
+        flow = draft.gathered.tally.flow()
+        summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         none = {"documents": 0, "tokens": 0}
         return dataclasses.replace(
@@ -150,7 +155,8 @@ def complete(config: Config, run: Run, *, report: bool) -> Summary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     # A run that was killed while it wrote the report left a part of it.
     run.tidy()
-    summary = finished_summary(run.out, Manifest.read(run.out))
+    manifest = ManifestText.at(Folder(run.out))
+    summary = finished_summary(run.out, manifest.facts(), totals_by_split(manifest.shards()))
     if config.packing_rules is not None:
         summary = dataclasses.replace(summary, packing=_packing_told(config, run) or pack_store(config, run.out))
     if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
@@ -178,24 +184,22 @@ def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
     return True
 
 
-def finished_summary(out: Path, manifest: Manifest) -> Summary:
-    """What the manifest alone tells."""
-    splits: dict[str, dict[str, int]] = {}
-    for shard in manifest.shards:
-        counted = splits.setdefault(shard.split, {"documents": 0, "tokens": 0})
-        counted["documents"] += shard.documents
-        counted["tokens"] += shard.tokens
+def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> Summary:
+    """What the manifest alone tells: its facts, and the sums over its shards."""
+    totals = Totals()
+    for split in splits.values():
+        totals.add(split)
     return Summary(
         out=out,
         up_to_date=True,
-        documents=manifest.documents,
-        tokens=manifest.tokens,
-        text_bytes=manifest.text_bytes,
-        characters=manifest.characters,
+        documents=totals.documents,
+        tokens=totals.tokens,
+        text_bytes=totals.text_bytes,
+        characters=totals.characters,
         dropped=manifest.dropped,
         engine=manifest.engine,
         inexact_cuts=manifest.inexact_cuts,
-        splits=splits,
+        splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
     )
 
 
@@ -215,30 +219,18 @@ def pack_store(config: Config, out: Path) -> dict[str, Any]:
 def remove_intermediate(run: Run) -> None:
     """What a finished store no longer needs."""
     shutil.rmtree(run.folder / DEDUP_FOLDER, ignore_errors=True)
-    for path in [*run.out.glob(f"{STAGED}-[0-9]*"), *run.folder.glob("dropped-*.jsonl.zst")]:
-        path.unlink(missing_ok=True)
-
-
-def final_records(run: Run) -> Iterator[PartRecord]:
-    """Every part as the last stage that touched it left it."""
-    arranged = bool(run.appended_files(ARRANGED))
-    yield from (PartRecord(**line) for line in run.appended(ARRANGED))
-    yield from (record for record in run.records() if not (arranged and record.shards))
-
-
-def final_files(run: Run) -> list[Path]:
-    """Where the records of all shards are."""
-    return run.appended_files(ARRANGED) or run.appended_files(RECORDS)
+    remove_matching(run.out, f"{STAGED}-[0-9]*")
+    remove_matching(run.folder, _DROPPED_PARTS)
 
 
 def _gather_dropped(run: Run) -> None:
     """Put the dropped documents of all parts end to end, in plan order."""
-    parts = sorted(run.folder.glob("dropped-*.jsonl.zst"))
+    parts = sorted(names_matching(run.folder, _DROPPED_PARTS))
     if not parts:
         return
     with NewFile(run.out / DROPPED) as new:
         for part in parts:
-            with part.open("rb") as file:
+            with (run.folder / part).open("rb") as file:
                 while block := file.read(_BLOCK):
                     new.write(block)
         new.commit()
@@ -247,30 +239,74 @@ def _gather_dropped(run: Run) -> None:
 # ---- what became of the documents ----
 
 
-def flow_of(records: Iterable[PartRecord]) -> list[dict[str, Any]]:
-    """Documents into and out of each stage, with the reasons of what was dropped there."""
-    read = 0
-    dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
-    for record in records:
-        read += record.read
+class Tally:
+    """Documents that were read, and dropped by stage and reason."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+
+    def add(self, record: PartRecord) -> None:
+        self._read += record.read
         for stage, counts in record.dropped.items():
-            dropped[stage].update(counts)
-    documents = read + dropped[STAGES[0]].total()
-    flow = []
-    for stage in STAGES:
-        left = documents - dropped[stage].total()
-        reasons = dict(dropped[stage].most_common())
-        flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
-        documents = left
-    return flow
+            dropped = self._dropped[stage]
+            for reason, count in counts.items():
+                dropped[reason] += count
+
+    def flow(self) -> list[dict[str, Any]]:
+        """Documents into and out of each stage, with the reasons of what was dropped there."""
+        documents = self._read + self._dropped[STAGES[0]].total()
+        flow = []
+        for stage, dropped in self._dropped.items():
+            left = documents - dropped.total()
+            reasons = dict(dropped.most_common())
+            flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
+            documents = left
+        return flow
+
+    def all_dropped(self) -> dict[str, int]:
+        """By reason alone."""
+        total: Counter[str] = Counter()
+        for dropped in self._dropped.values():
+            total.update(dropped)
+        return dict(sorted(total.items()))
 
 
-def _all_dropped(records: Iterable[PartRecord]) -> dict[str, int]:
-    dropped: Counter[str] = Counter()
-    for record in records:
-        for counts in record.dropped.values():
-            dropped.update(counts)
-    return dict(sorted(dropped.items()))
+@dataclass(slots=True)
+class Gathered:
+    """What the records tell."""
+
+    shards: ShardSpool
+    tally: Tally
+    inexact_cuts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A manifest that is not written yet."""
+
+    facts: Manifest
+    """Without shards."""
+    gathered: Gathered
+
+
+def _gather(run: Run) -> Gathered:
+    """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them."""
+    arranged = run.appended_files(ARRANGED)
+    gathered = Gathered(ShardSpool(run.folder), Tally())
+
+    def shards() -> Iterator[Shard]:
+        for record in in_plan_order(arranged or run.appended_files(RECORDS)):
+            gathered.tally.add(record)
+            gathered.inexact_cuts += 0 if arranged else record.inexact_cuts
+            yield from (Shard(**shard) for shard in record.shards)
+
+    gathered.shards.fill(shards())
+    for record in run.records() if arranged else ():
+        gathered.inexact_cuts += record.inexact_cuts
+        if not record.shards:
+            gathered.tally.add(record)
+    return gathered
 
 
 def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other_splits: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ class Preparation:
 
     def __init__(self, config: Config, run: Run) -> None:
         self._config, self._run = config, run
-        self._resolved = [_resolve(one) for one in config.sources]
+        self._resolved = self._resolve_all()
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -109,11 +109,30 @@ class Preparation:
         """List the input as it is now; its number, size and fingerprint."""
         return self._run.write_inputs(self._files())
 
+    def units(self, prepared: Prepared) -> Iterator[Unit]:
+        """Every unit in plan order."""
+        return planned_units(self._run, prepared.sources, prepared.shard_size)
+
+    def sample(self, prepared: Prepared, some: list[Unit]) -> list[Unit]:
+        """Units to learn from what the input holds, when some of its own are given."""
+        return some
+
+    def _resolve_all(self) -> list[list[Resolved]]:
+        return [_resolve(one) for one in self._config.sources]
+
+    def _heads(self, number: int) -> Iterator[InputFile]:
+        """Files of a data set whose heads can be looked at."""
+        return listed_files(self._run, number)
+
     def look_up_sources(self) -> tuple[Source, ...]:
         """The data sets of the configuration, with what was found of them; the input must be listed."""
         return tuple(self._source(number) for number in range(len(self._config.sources)))
 
     def _files(self) -> Iterator[tuple[int, InputFile]]:
+        if self._run.share is not None:
+            # As it was when the run was prepared: not every share need ask for every file. Who finishes does.
+            yield from ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._run.inputs())
+            return
         for number, resolved in enumerate(self._resolved):
             for one in resolved:
                 yield from ((number, file) for file in list_inputs(one.inputs, one.input_format))
@@ -121,7 +140,7 @@ class Preparation:
     def _source(self, number: int) -> Source:
         config, given = self._config, self._config.sources[number]
         rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
-        slices = (Slice(file.path, file.format, file.compression) for file in listed_files(self._run, number))
+        slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
         column = find_text_column(slices, given.text_column, str(self._run.folder))
         split = VAL if number < len(config.validation_sets) else None
         text = dataclasses.replace(rules, text_column=column)
@@ -182,7 +201,7 @@ class Preparation:
         size = 0
         lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
         number = len(self._config.sources) - 1
-        for file in itertools.islice(listed_files(self._run, number), _FILES_SAMPLED):
+        for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
             for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
                 for text in batch.texts:
@@ -205,20 +224,28 @@ def _resolve(one: DataSet) -> list[Resolved]:
 
 def listed_files(run: Run, dataset: int) -> Iterator[InputFile]:
     """The files of one data set, as just listed."""
-    for file in run.inputs(listed_now=True):
-        if file.pop("dataset", 0) == dataset:
-            yield InputFile(**file)
+    return (InputFile(**file) for file in run.listed(dataset))
 
 
 def planned_units(run: Run, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
     """Every unit in plan order: data set after data set, each repetition on its own."""
+    return cut_units(partial(listed_files, run), slice_file, sources, shard_size)
+
+
+def cut_units(
+    files_of: Callable[[int], Iterator[InputFile]],
+    slice_one: Callable[..., Iterator[Slice]],
+    sources: tuple[Source, ...],
+    shard_size: int,
+) -> Iterator[Unit]:
+    """The same for files that are listed, and cut, in some way."""
     index = 0
     for number, source in enumerate(sources):
-        slicer = partial(slice_file, rules=source.rules.text)
+        slicer = partial(slice_one, rules=source.rules.text)
         first = index
         for copy in range(source.copies):
             behind = index - first
-            files = listed_files(run, number)
+            files = files_of(number)
             for unit in plan_units(files, shard_size, slicer, first_index=index, dataset=number, copy=copy):
                 yield dataclasses.replace(unit, original=unit.index - behind) if copy else unit
                 index += 1

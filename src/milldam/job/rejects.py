@@ -7,14 +7,15 @@ to place. Streams.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from milldam.files import NewFile
+from milldam.files import NewFile, names_matching
+from milldam.input_files import is_address
 from milldam.run import Run
 from milldam.sources.compression import read_blocks
-from milldam.sources.opening import is_address, open_bytes
+from milldam.sources.opening import open_bytes
 from milldam.sources.records import count_line_ends
 
 NAME = "rejects.jsonl"
@@ -24,13 +25,13 @@ _BLOCK = 1 << 20
 def gather_rejects(run: Run, parts: list[Path] | None = None) -> None:
     """Write the file; remove it when there is nothing to write. `parts`: theirs, where names do not tell the order."""
     path = run.out / NAME
-    parts = sorted(run.folder.glob("rejects-*.jsonl")) if parts is None else parts
-    if not parts:
+    names = sorted(names_matching(run.folder, "rejects-*.jsonl")) if parts is None else []
+    if not (names or parts):
         path.unlink(missing_ok=True)
         return
     lines = _LineCounter()
     with NewFile(path) as new:
-        for reject in _read(parts):
+        for reject in _read(parts or (run.folder / name for name in names)):
             reject["file"] = _current_path(run, reject["file"])
             origin = reject.pop("origin", 0)
             if origin and "line" in reject:
@@ -39,7 +40,7 @@ def gather_rejects(run: Run, parts: list[Path] | None = None) -> None:
         new.commit()
 
 
-def _read(parts: list[Path]) -> Iterator[dict[str, Any]]:
+def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for part in parts:
         with part.open(encoding="utf-8") as lines:
             for line in lines:

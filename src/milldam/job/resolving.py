@@ -70,19 +70,13 @@ class ResolveTask:
         )
 
     def _near(self, step: int, memory_bytes: int) -> dict[str, Any]:
-        from milldam.dedup.near import find_pairs, join_pairs
+        from milldam.dedup.near import find_pairs, join_pairs, pair_steps
 
         assert self.rules.near is not None
         limits = {"memory_bytes": memory_bytes, "threads": self.threads}
-        if step < self._pair_steps:
+        if step < pair_steps(self.rules.near):
             return {"pairs": find_pairs(self.folder, self.rules.near, step, **limits)}
         return asdict(join_pairs(self.folder, self.rules.near, exempt_below=self.exempt_below, **limits))
-
-    @property
-    def _pair_steps(self) -> int:
-        from milldam.dedup.near import pair_steps
-
-        return 0 if self.rules.near is None else pair_steps(self.rules.near)
 
     @property
     def is_small(self) -> bool:
@@ -94,16 +88,20 @@ class ResolveTask:
 
     @property
     def stages(self) -> dict[str, range]:
-        """The steps of each stage; a stage needs all of those before it.
+        """The steps of each stage; a stage needs all of those before it."""
+        return steps_of(self.rules, self.partitions)
 
-        Exact first: what it drops is no candidate for near.
-        """
-        exact = {"off": 0, "bloom": 1}.get(self.rules.method, self.partitions)
-        found = {GROUP: range(exact)} if exact else {}
-        if self.rules.near is not None:
-            last = self.partitions + self._pair_steps
-            found |= {NEAR: range(self.partitions, last), JOIN: range(last, last + 1)}
-        return found
+
+def steps_of(rules: DedupRules, partitions: int) -> dict[str, range]:
+    """The steps of each stage in order. Exact first: what it drops is no candidate for near."""
+    exact = {"off": 0, "bloom": 1}.get(rules.method, partitions)
+    found = {GROUP: range(exact)} if exact else {}
+    if rules.near is not None:
+        from milldam.dedup.near import pair_steps
+
+        last = partitions + pair_steps(rules.near)
+        found |= {NEAR: range(partitions, last), JOIN: range(last, last + 1)}
+    return found
 
 
 def resolved_path(folder: Path, step: int) -> Path:

@@ -22,22 +22,20 @@ from pathlib import Path
 import numpy as np
 
 from milldam.config import Config
-from milldam.errors import ConfigError
+from milldam.dedup.fingerprints import partition_count
+from milldam.errors import ConfigError, MilldamError, NotReadyError
 from milldam.executors.crews import Crew, LocalCrew
-from milldam.executors.shares import ShareCrew, ShareDone
+from milldam.executors.shares import FinishCrew, ShareCrew, ShareDone
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.arranging import ArrangeTask, Staged, find_boundaries, find_cap
 from milldam.job.counting import CountTask, RowCounts
 from milldam.job.deduplicating import Deduplication
-from milldam.job.estimating import TYPICAL, Estimate, estimate, measure, require_disk, survey
+from milldam.job.estimating import TYPICAL, Estimate, Sample, Survey, estimate, measure, require_disk, typical
 from milldam.job.finishing import Finish, complete
+from milldam.job.needs import Machines
 from milldam.job.preparing import Preparation, pick_engine, planned_units
-from milldam.job.resolving import (
-    GROUP,
-    JOIN,
-    NEAR,
-    check_index,
-)
+from milldam.job.resolving import check_index, steps_of
+from milldam.job.simulating import SimulatedPreparation
 from milldam.memory import Budget, Monitor, usage
 from milldam.passes.assignments import Assignment
 from milldam.passes.pipeline import Selection, TokenizeTask
@@ -46,6 +44,8 @@ from milldam.planning import (
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
     SMALL_INPUT,
+    WORK_BYTES,
+    WORKER_BYTES,
     WorkPlan,
     fit_workers,
     require_room_for_grouping,
@@ -57,11 +57,13 @@ from milldam.run import (
     RECORDS,
     UNFINISHED,
     Identity,
+    PartRecord,
     Run,
     Share,
     in_plan_order,
     refuse_foreign,
 )
+from milldam.sources.listed import Listing
 from milldam.sources.opening import STDIN
 from milldam.sources.units import Unit
 from milldam.store.format import token_dtype
@@ -88,14 +90,46 @@ def run_job(
 
 def prepare_job(config: Config, observer: Observer | None = None) -> None:
     """Check and plan the job in its output folder, for shares to work on; what is there of it already stays."""
+    require_shareable(config)
     with Run(Path(config.out)) as run:
         _Job(config, run, observer or Quiet(), 0).prepare()
 
 
 def work_share(config: Config, share: Share, observer: Observer | None = None) -> None:
-    """Do what is left of a share of a stage, beside others that do theirs. The job must be prepared."""
-    with Run(Path(config.out), share=share) as run, contextlib.suppress(ShareDone):
-        _Job(config, run, observer or Quiet(), 0).run(report=False)
+    """Do what is left of a share of a stage, beside others that do theirs.
+
+    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
+    work on this share.
+    """
+    require_shareable(config)
+    with Run(Path(config.out), share=share) as run:
+        try:
+            _Job(config, run, observer or Quiet(), 0).run(report=False)
+        except ShareDone:
+            run.close_status(stage=share.stage, state="done")
+        except MilldamError as error:
+            run.close_status(stage=share.stage, state="failed", message=str(error))
+            raise
+
+
+def finish_job(config: Config, observer: Observer | None = None) -> Summary:
+    """Make the store of what shares have done. Raises NotReadyError when something of theirs is left."""
+    require_shareable(config)
+    # What shares have done is never replaced: only who prepares may.
+    config = replace(config, overwrite=False)
+    with Run(Path(config.out)) as run:
+        return _Job(config, run, observer or Quiet(), 0, after_shares=True).run(report=True)
+
+
+def require_shareable(config: Config) -> None:
+    """Raise ConfigError when the job can't be done in shares."""
+    if config.engine != "local":
+        raise ConfigError(f"engine: {config.engine}: shares work on the machine that each is on. Leave it out.")
+    if config.limit is not None:
+        raise ConfigError("limit counts documents in one process, not in shares. Use max_documents of the data sets.")
+    alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
+    if alone:
+        raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +140,29 @@ class PlannedJob:
     estimate: Estimate
     state: str
     """What is in the output folder."""
+    machines: Machines
+    memory_bytes: int
+    """The smallest budget of each machine for its workers."""
+    simulated: tuple[str, ...] = ()
+    """What is not there but supposed."""
 
 
-def plan_job(config: Config) -> PlannedJob:
-    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder."""
+def plan_job(config: Config, *, nodes: int = 1, listing: Listing | None = None) -> PlannedJob:
+    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder.
+
+    `nodes`: how many machines like this plan's will work on it. `listing`: plan on the files that it lists, which need
+    not be there.
+    """
     with tempfile.TemporaryDirectory(prefix="milldam-plan-") as folder, Run(Path(folder) / "plan") as run:
-        return _Job(config, run, Quiet(), 0).look_ahead()
+        return _Job(config, run, Quiet(), 0).look_ahead(nodes, listing)
 
 
 class _Job:
-    def __init__(self, config: Config, run: Run, observer: Observer, held_bytes: int) -> None:
+    def __init__(
+        self, config: Config, run: Run, observer: Observer, held_bytes: int, *, after_shares: bool = False
+    ) -> None:
         self._config, self._run, self._observer = config, run, observer
+        self._after_shares = after_shares
         self._budget = Budget.of(config.memory, held_bytes)
         self._crew: Crew = LocalCrew(self._budget.limit_bytes)
 
@@ -124,7 +170,7 @@ class _Job:
         with self._at_work() as monitor:
             preparation = Preparation(self._config, self._run)
             if not self._begin(preparation, monitor):
-                return complete(self._config, self._run, report=report and self._run.share is None)
+                return complete(self._config, self._run, report=report)
             self._observer.planned(self._plan)
             self._ranges = self._count()
             self._deduplicate()
@@ -149,6 +195,7 @@ class _Job:
             self._observer.planned(self._plan)
             if self._dedup is not None:
                 self._dedup.pin()
+            self._run.forget_shares()
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[Monitor]:
@@ -162,6 +209,8 @@ class _Job:
         self._prepared = preparation.prepare()
         begin = self._where_to_begin(self._prepared.identity)
         if begin == FINISHED:
+            if self._run.share is not None:
+                raise ShareDone
             return False
         # All that can be refused is refused before anything in the folder is replaced.
         choice = self._choose_engine()
@@ -169,23 +218,41 @@ class _Job:
             monitor.restart()
         self._plan = self._plan_work(choice, self._plan_units(choice.engine, fresh=begin == NEW))
         self._dedup = self._plan_dedup()
-        share = self._run.share
+        share, in_shares = self._run.share, tuple(self._plan.pieces)
         if share is not None:
-            self._workforce.hire(ShareCrew(self._crew, share.stage, share.holds, self._plan.stages))
+            self._workforce.hire(ShareCrew(self._crew, share.stage, share.holds, in_shares))
+        elif self._after_shares:
+            self._workforce.hire(FinishCrew(self._crew, in_shares))
         return True
 
-    def look_ahead(self) -> PlannedJob:
+    def look_ahead(self, nodes: int, listing: Listing | None) -> PlannedJob:
         config = self._config
-        self._prepared = Preparation(config, self._run).prepare()
-        state = _state_of(config, self._prepared.identity)
+        simulated = None if listing is None else SimulatedPreparation(config, self._run, listing)
+        preparation = simulated or Preparation(config, self._run)
+        self._prepared = preparation.prepare()
+        state = "simulated" if simulated else _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
-        units = self._run.stage(planned_units(self._run, self._prepared.sources, self._prepared.shard_size))
-        plan = self._plan_work(choice, units)
-        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
-        sample = measure(config, self._prepared, some, plan.engine)
-        expected = estimate(config, self._prepared, input_bytes, sample, plan.workers)
-        require_disk(expected, config.out)
-        return PlannedJob(plan, expected, state)
+        survey = Survey.of(preparation.units(self._prepared))
+        plan = self._plan_work(choice, survey.units)
+        machines = Machines(nodes, plan.workers)
+        sample = self._sample(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
+        documents = simulated.documents if simulated else {}
+        needed = estimate(
+            config, self._prepared, survey, sample, plan.stages, machines, documents=documents, here=simulated is None
+        )
+        if simulated is None:
+            require_disk(needed, config.out)
+        told = simulated.told() if simulated else ()
+        memory = usage().anonymous + plan.workers * (WORKER_BYTES + self._loaded_bytes + WORK_BYTES)
+        return PlannedJob(plan, needed, state, machines, memory, told)
+
+    def _sample(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Sample:
+        """What some units hold; without any, typical text."""
+        if units or simulated is None:
+            return measure(self._config, self._prepared, units, engine)
+        documents = simulated.documents.total()
+        size = self._prepared.identity.input["bytes"]
+        return typical(size, documents) if documents else TYPICAL
 
     # ---- prepare and plan ----
 
@@ -193,9 +260,9 @@ class _Job:
         """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
         run, config = self._run, self._config
         state = run.state()
-        if run.share is not None and state == NEW:
-            raise ConfigError(f"{config.out}: not prepared. First: milldam run-units CONFIG --stage prepare")
-        if run.share is not None:
+        if self._after_shares and state == NEW:
+            raise NotReadyError(f"{config.out}: not prepared. First: milldam run-units CONFIG --stage prepare")
+        if run.share is not None or self._after_shares:
             run.require_same(identity)
             return state
         same = state != NEW and not run.identity().differences(identity)
@@ -239,21 +306,23 @@ class _Job:
         run, prepared = self._run, self._prepared
         units = planned_units(run, prepared.sources, prepared.shard_size)
         if fresh:
-            count = run.stage(units)
-            self._require_disk(engine)
+            survey = Survey()
+            count = run.stage(survey.watch(units))
+            self._require_disk(engine, survey, count)
             run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
             return count
         if run.share is None and run.has_moved():
             run.replan(units)
         return run.resume()
 
-    def _require_disk(self, engine: str) -> None:
+    def _require_disk(self, engine: str, survey: Survey, units: int) -> None:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
-        input_bytes, some = survey(self._run.all_units(Unit.from_json, staged=True))
-        typical = estimate(self._config, self._prepared, input_bytes, TYPICAL, 1)
-        if typical.disk_bytes > typical.free_bytes:
-            sample = measure(self._config, self._prepared, some, engine)
-            require_disk(estimate(self._config, self._prepared, input_bytes, sample, 1), self._config.out)
+        job = (self._config, self._prepared, survey)
+        stages = self._stages(self._pieces(units))
+        first = estimate(*job, TYPICAL, stages, Machines())
+        if first.disk_bytes > first.free_bytes:
+            sample = measure(self._config, self._prepared, survey.some, engine)
+            require_disk(estimate(*job, sample, stages, Machines()), self._config.out)
 
     @property
     def _out(self) -> str:
@@ -265,7 +334,7 @@ class _Job:
         useful = 1 if self._one_process else max(1, min(wanted, units - done))
         parent = usage().anonymous
         workers = fit_workers(self._budget, parent, self._loaded_bytes, useful)
-        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        left = self._budget.limit_bytes - (parent if workers > 1 or self._crew.machine else 0)
         return WorkPlan(
             budget=self._budget,
             units=units,
@@ -278,28 +347,28 @@ class _Job:
             engine=choice.engine,
             engine_note=choice.note,
             note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
-            stages=self._stages,
+            stages=self._stages(self._pieces(units)),
+            pieces=self._pieces(units),
         )
 
-    @property
-    def _stages(self) -> tuple[str, ...]:
+    def _pieces(self, units: int) -> dict[str, int]:
+        """The stages that are cut into pieces, in order, and into how many at most."""
+        dedup = self._config.dedup_rules
+        found = {"count": units} if any(source.counted for source in self._prepared.sources) else {}
+        if dedup is not None:
+            steps = steps_of(dedup, partition_count(self._prepared.identity.input["bytes"]))
+            found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
+        return found | {"tokenize": units} | ({"arrange": units} if self._staged else {})
+
+    def _stages(self, pieces: dict[str, int]) -> tuple[str, ...]:
         """The stages that this job has, in order."""
-        config = self._config
-        packing, dedup = config.packing_rules, config.dedup_rules
-        near = dedup is not None and dedup.near is not None
-        has = {
-            "count": any(source.counted for source in self._prepared.sources),
-            "fingerprint": dedup is not None,
-            GROUP: dedup is not None and dedup.method != "off",
-            NEAR: near,
-            JOIN: near,
-            "tokenize": True,
-            "arrange": self._staged,
+        packing, dedup = self._config.packing_rules, self._config.dedup_rules
+        last = {
             "index": dedup is not None and dedup.index is not None,
             "pack": packing is not None and packing.write,
             "report": True,
         }
-        return tuple(stage for stage, there in has.items() if there)
+        return (*pieces, *(stage for stage, there in last.items() if there))
 
     @property
     def _one_process(self) -> bool:
@@ -434,8 +503,15 @@ class _Job:
         )
         done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
         todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
+
+        def keep(record: PartRecord) -> None:
+            # Once, though a worker that died before it could say that it is done is made up for by another.
+            if (record.unit, record.part) not in done:
+                done.add((record.unit, record.part))
+                run.append(ARRANGED, asdict(record))
+
         stage = Stage("arrange", task, iter(todo), lambda k: staged[k], total=len(todo))
-        self._workforce.work(stage, self._readers(), lambda record: run.append(ARRANGED, asdict(record)))
+        self._workforce.work(stage, self._readers(), keep)
 
     def _staged_shards(self) -> list[Staged]:
         datasets = np.fromiter((unit.dataset for unit in self._units()), np.int64)

@@ -64,7 +64,11 @@ def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | Non
     place = place_at(path, **asked)
     if dtype is not None:
         raise ConfigError(f"{place.name}: a store knows its dtype; leave dtype out.")
-    return Store(place, split=split)
+    store = Store(place, split=split)
+    if place.origin is not None:
+        # Now, rather than at the first shard that has to be fetched.
+        place.origin.require_room(max((shard.bin["bytes"] for shard in store.shards), default=0))
+    return store
 
 
 def _open_one(path: Path, split: str | None, dtype: npt.DTypeLike | None) -> Store | ForeignFile:

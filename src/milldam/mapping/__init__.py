@@ -12,13 +12,14 @@ What it makes is a `milldam.table.Table`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from milldam.mapping.job import MapSummary
     from milldam.table import Table
+    from milldam.table.summary import MapSummary
 
 __all__ = ["map", "run_map"]
 
@@ -59,7 +60,10 @@ def map(
     >>> lengths = lambda rows: {"length": [len(text) for text in rows["text"]]}
     >>> table = map("books/", lengths, "lengths.table")                                            # doctest: +SKIP
     >>> table[0], table.to_hf()                                                                    # doctest: +SKIP
+    >>> print(table.report.reuse)                                                                  # doctest: +SKIP
+    cached: 4 of 16 units
     """
+    from milldam.errors import ConfigError
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
     from milldam.table import Table
@@ -67,8 +71,27 @@ def map(
     said = {name: value for name, value in locals().items() if name in _SAID}
     release()
     settings = settings_of(said | options)
-    run_map(settings, held_bytes=usage().anonymous)
-    return Table(settings.out)
+    try:
+        summary = run_map(settings, held_bytes=usage().anonymous)
+    except ConfigError as error:
+        if "-o" not in str(error):
+            raise
+        # What every run says of its folder, in the words of the command line.
+        raise type(error)(re.sub(r"(?<!\S)-o\b", "out=", str(error))) from None
+    _warn(summary)
+    table = Table(settings.out)
+    table.report = summary
+    return table
+
+
+def _warn(summary: MapSummary) -> None:
+    """What nobody should overlook, to `logging`; of a table that was there already it was said before."""
+    from milldam.progress import log
+
+    if not summary.up_to_date and summary.rejected:
+        log.warning("%s: rejected: %s", summary.out, summary.set_aside)
+    if summary.over_budget:
+        log.warning("%s: %s", summary.out, summary.over_budget)
 
 
 _SAID = frozenset(map.__annotations__) - {"options", "return"}

@@ -2,12 +2,14 @@
 
 As `datasets.map` has it: columns that are not in `remove_columns` stay, those that the function returns take their
 place or are added. Columns that are passed through keep their Arrow type and are not copied. Holds the batch, what the
-function is given (Python lists, numpy arrays, or Arrow) and what it returns.
+function is given (Python lists, numpy arrays, or Arrow) and what it returns. What it does to the lists that it is given
+changes neither the columns that stay nor what a second call gets.
 """
 
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +31,19 @@ Columns = dict[str, Any]
 class FunctionError(Exception):
     """The function raised: its traceback in user code, as lines."""
 
+    row: int | None = None
+    """Which one of the batch, where it was called with a row."""
+
+    def __init__(self, lines: str, said: str) -> None:
+        super().__init__(lines)
+        self.said = said
+        """The exception alone, on one line."""
+
 
 class ResultError(Exception):
     """The function returned something that can't be used; a sentence that says what to return instead."""
+
+    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,10 @@ class Caller:
         try:
             return self.function(*arguments, **self.kwargs)
         except Exception as error:
-            raise FunctionError(_user_lines(error, column_names(rows))) from error
+            said = "".join(traceback.format_exception_only(error)).rstrip()
+            hints = [_column_hint(error, column_names(rows)), _list_hint(error) if self.rules.batched else ""]
+            lines = "\n".join([*_user_lines(error), said, *filter(None, hints)])
+            raise FunctionError(lines, said.splitlines()[-1]) from error
 
     # ---- a row at a time ----
 
@@ -110,9 +125,13 @@ class Caller:
         origins: list[int] = []
         for number, given in enumerate(_given_rows(rows, self.rules.format)):
             index = None if first_row is None else first_row + number
-            for result in _as_rows(self._call(given, index, rows)):
-                results.append(result)
-                origins.append(number)
+            try:
+                returned = _as_rows(self._call(given, index, rows))
+            except (FunctionError, ResultError) as error:
+                error.row = number
+                raise
+            results += returned
+            origins += [number] * len(returned)
         names = list(dict.fromkeys(name for result in results if result is not None for name in result))
         made = {name: _gather(name, results, origins, rows) for name in names}
         kept = {name: _at(rows, name, origins) for name in self.kept(rows) if name not in made}
@@ -126,9 +145,17 @@ class Caller:
 def _given(rows: Rows, format: str) -> Any:
     if isinstance(rows, dict):
         if format == "python":
-            return dict(rows)
+            return {name: _copied(values) for name, values in rows.items()}
         rows = _as_arrow(rows, format)
     return columns_as(rows, format)
+
+
+def _copied(value: Any) -> Any:
+    """Lists and dicts to the bottom, for the function to change as it likes; texts and numbers are shared."""
+    if isinstance(value, list):
+        holds_others = any(issubclass(kind, list | dict) for kind in set(map(type, value)))
+        return [_copied(one) for one in value] if holds_others else value.copy()
+    return {name: _copied(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _as_arrow(rows: dict[str, list[Any]], format: str) -> pa.RecordBatch:
@@ -251,18 +278,29 @@ def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[in
 # ---- what it raised ----
 
 
-def _user_lines(error: Exception, columns: list[str]) -> str:
-    """The traceback from the user's function on, and the exception; for a wrong column, those there are."""
+def _user_lines(error: Exception) -> list[str]:
+    """The traceback from the user's function on."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     lines = []
     for frame in frames[-_FRAMES:]:
         lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
         source = linecache.getline(frame.filename, frame.lineno or 0).strip()
         lines += [f"    {source}"] if source else []
-    lines.append("".join(traceback.format_exception_only(error)).rstrip())
+    return lines
+
+
+def _column_hint(error: Exception, columns: list[str]) -> str:
+    """For a wrong column, those there are."""
     if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
-        lines.append(f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}")
-    return "\n".join(lines)
+        return f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"
+    return ""
+
+
+def _list_hint(error: Exception) -> str:
+    """For a function of one row that met a list."""
+    if isinstance(error, AttributeError | TypeError) and re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error)):
+        return "The function is given a batch, a dict of lists; for one row a call: batched=False."
+    return ""
 
 
 def row_by_row(call: Caller, rows: Rows, first_row: int | None) -> Iterator[tuple[int, Rows, Columns | FunctionError]]:

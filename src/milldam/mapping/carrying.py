@@ -2,10 +2,15 @@
 
 By `cloudpickle`, so that lambdas, closures and functions of a script arrive too; a function that was named as
 `script.py:function` is loaded by its name again. In the process that it comes from nothing is copied.
+
+What arrives must be what the keys were made of. Modules are imported anew in a worker, so one that was edited after
+this process had loaded it would be another there; and some values leave a part of themselves behind when they are
+pickled. So the identity travels too and is found again on arrival, which costs a hash of all that the function holds.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
+from milldam.function_identity import FunctionIdentity, identify
 from milldam.mapping.plan import RowReader
 
 
@@ -33,9 +39,19 @@ class Carried:
     spec: str | None = None
     packed: bytes | None = None
     paths: tuple[str, ...] = ()
+    identity: FunctionIdentity | None = None
+    """Of what was packed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Carried, (None, self.spec, self.pack(), _import_paths())
+        if self.load is None:
+            return Carried, (None, self.spec, self.packed, self.paths, self.identity)
+        return Carried, (None, self.spec, self.pack(), _import_paths(), self._sent)
+
+    @functools.cached_property
+    def _sent(self) -> FunctionIdentity:
+        """As it is when it is first sent: what a call in this process has left in a global is no edit of its code."""
+        assert self.load is not None
+        return identify(self.load.function, self.load.kwargs)
 
     def pack(self) -> bytes:
         """The load as bytes. Raises ConfigError when something in it can't leave this process."""
@@ -53,7 +69,7 @@ class Carried:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
                 f"{type(error).__name__}: {error}\n"
-                "Make it inside the function (once, kept in a global), or use workers=1, which works in this process."
+                "Make it inside the function (once, kept in a global), or use workers=1 on the local engine."
             ) from None
         return packed
 
@@ -69,13 +85,28 @@ class Carried:
         except Exception as error:
             raise ConfigError(
                 f"The function could not be loaded in a worker process:\n{type(error).__name__}: {error}\n"
-                "What it needs must be importable there; or use workers=1, which works in this process."
+                "What it needs must be importable there; or use workers=1 on the local engine."
             ) from None
         if self.spec is not None:
             from milldam.user_functions import load_function
 
             function = load_function(self.spec)
+        if self.identity is not None:
+            _require_same(self.identity, identify(function, kwargs))
         return Load(function, kwargs, reader)
+
+
+def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
+    """What can't be hashed is not compared."""
+    differences = sent.differences(arrived)
+    differences = [part for part in differences if not any(line.startswith(part) for line in sent.unhashable)]
+    if differences:
+        listed = "\n".join(f"  {line}" for line in differences)
+        raise ConfigError(
+            f"{sent.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
+            "Code: it was edited since it was loaded; run again (in a notebook, restart or reload the module first).\n"
+            "A value: it does not survive pickling; make it inside the function, or use workers=1."
+        )
 
 
 def _import_paths() -> tuple[str, ...]:

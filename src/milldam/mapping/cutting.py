@@ -31,6 +31,8 @@ class Piece:
     slice: Slice
     identity: list[Any]
     """What its rows depend on, plain JSON."""
+    version: str | None = None
+    """Of its file, where a look at the file can tell whether it is still that one."""
 
     @property
     def luck(self) -> float:
@@ -81,7 +83,7 @@ def _merged(group: list[Piece]) -> list[Piece]:
         before, slice = merged[-1], piece.slice
         if before.slice.path == slice.path and before.slice.stop == slice.start:
             joint = replace(before.slice, stop=slice.stop, size=before.slice.size + slice.size)
-            merged[-1] = Piece(joint, [*before.identity, *piece.identity])
+            merged[-1] = Piece(joint, [*before.identity, *piece.identity], before.version)
         else:
             merged.append(piece)
     return merged

@@ -22,7 +22,8 @@ import pyarrow as pa
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
-from milldam.mapping.plan import Report, SourceOptions
+from milldam.mapping.places import Places
+from milldam.mapping.plan import Report, SourceOptions, indices_name
 from milldam.mapping.rows import Rows, cut_by_size
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
@@ -42,7 +43,7 @@ class DataSetReader:
     indices: str | None
     """A file of row numbers; None: the rows in their order."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         start, stop = unit.place["range"]
         if self.indices is None:
             batches = iter(self.table.fast_slice(start, stop - start).to_batches())
@@ -115,11 +116,13 @@ class DataSetPlan:
         indices = self._dataset._indices
         if indices is None:
             return None
-        path = self._spool / f"indices-{self.identity['fingerprint'][:16]}.npy"
+        from milldam.exporters.npy import npy_header
+
+        path = self._spool / indices_name(self.identity["fingerprint"])
         if not path.exists():
             self._spool.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
-                new.write(_npy_header(len(indices)))
+                new.write(npy_header(np.dtype("<i8"), len(indices)))
                 for chunk in indices.column(0).chunks:
                     new.write(np.ascontiguousarray(chunk.to_numpy(zero_copy_only=False), dtype="<i8").data)
                 new.commit()
@@ -127,14 +130,6 @@ class DataSetPlan:
 
     def spool(self, report: Report | None = None) -> None:
         """Nothing to do: it can be read where it lies."""
-
-
-def _npy_header(count: int) -> bytes:
-    import io
-
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
-    return header.getvalue()
 
 
 def _refuse_transform(dataset: Any) -> None:

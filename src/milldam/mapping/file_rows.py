@@ -17,10 +17,10 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes
-from milldam.input_files import COMPRESSIONS, InputState, version_of
+from milldam.input_files import COMPRESSIONS, InputState, version_of, without_secrets
 from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.pieces import Hashes, pieces_of
-from milldam.mapping.plan import Report, SourceOptions
+from milldam.mapping.plan import HASHES, Report, SourceOptions
 from milldam.mapping.reading import TEXT_COLUMNS, FileReader, csv_columns, json_columns
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
@@ -33,7 +33,7 @@ from milldam.sources.units import whole
 from milldam.table.manifest import NAME as TABLE_MANIFEST
 from milldam.table.manifest import TableManifest
 
-_HASHES, _STDIN = "pieces.jsonl", "standard-input"
+_STDIN = "standard-input"
 _FINE = 16
 """For a number of shards, pieces are so many times finer than shards."""
 _BLOCK = 1 << 20
@@ -85,7 +85,7 @@ def _is_table(folder: Path) -> bool:
 def _shards(folder: Path) -> Iterator[InputFile]:
     for shard in TableManifest.read(folder).shards:
         # The version is the content: a shard that was made again as it was is the same input.
-        yield InputFile(str(folder / shard.name), "arrow", None, shard.bytes, shard.xxh3)
+        yield InputFile(str(folder / shard.name), "arrow", None, shard.bytes, f"xxh3 {shard.xxh3}")
 
 
 class FilePlan:
@@ -96,7 +96,7 @@ class FilePlan:
         self.needs_spooling = self._inputs.has_stdin
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         self.has_indices = options.numbered
-        self._hashes = Hashes(spool / _HASHES)
+        self._hashes = Hashes(spool / HASHES)
         self.columns = self._columns()
         self._counted: list[int] = []
 
@@ -119,7 +119,7 @@ class FilePlan:
         wanted = self._options.columns
         there = _columns_of(file, self._spool) if file is not None else []
         if file is not None and (there or file.format != "jsonl"):
-            require_columns(wanted, there, file.path)
+            require_columns(wanted, there, without_secrets(file.path))
         return list(wanted) if wanted is not None else there or None
 
     @property
@@ -169,9 +169,10 @@ class FilePlan:
         if options.shards is None:
             return gather(self._pieces(options.shard_size, self._hashes), options.shard_size)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
-        sizes = [piece.slice.size for piece in self._pieces(stride, None)]
-        pieces = self._pieces(stride, None)
-        return gather_evenly(pieces, options.shards, count=len(sizes), total=sum(sizes))
+        count = total = 0
+        for piece in self._pieces(stride, None):
+            count, total = count + 1, total + piece.slice.size
+        return gather_evenly(self._pieces(stride, None), options.shards, count=count, total=total)
 
     def _pieces(self, shard_size: int, hashes: Hashes | None) -> Iterator[Piece]:
         for file in self.files():
@@ -184,7 +185,8 @@ class FilePlan:
         how = [formats, options.columns, options.documents, options.separator, options.invalid_utf8]
         key = _hash([how, [piece.identity for piece in group]])
         size = sum(piece.slice.size for piece in group)
-        return RowUnit(index, key, size, {"slices": [list(astuple(piece.slice)) for piece in group]})
+        slices = [list(astuple(piece.slice)) for piece in group]
+        return RowUnit(index, key, size, {"slices": slices, "versions": [piece.version for piece in group]})
 
     # ---- a slice of all rows, and their numbers ----
 

@@ -2,7 +2,7 @@
 
 prepare   what the function depends on, what the source is, its units: nothing is read that need not be
 read      sources that can be read only once: their rows, to parts in the run folder
-probe     the first batches through the function: columns, and the memory of a worker
+probe     the first batches through the function: columns, and the memory of a worker; then the old table is put away
 map       units to shards, in worker processes; a unit with a record is never made again
 finish    rejects gathered, the manifest written last
 
@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.files import hash_bytes, write_json
 from milldam.function_identity import identify
+from milldam.input_files import is_address, without_secrets
 from milldam.job.rejects import gather_rejects
 from milldam.mapping.calling import CallRules
 from milldam.mapping.carrying import Carried, Load
-from milldam.mapping.map_run import SCHEMA, SPOOL, MapRun, rejects_of
+from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
+from milldam.mapping.reading import can_be_checked
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.turns import Turns
@@ -37,8 +38,11 @@ from milldam.mapping.working import Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
 from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan
 from milldam.progress import Observer, Quiet, log
-from milldam.run import UNFINISHED
+from milldam.run import NEW, UNFINISHED
+from milldam.sources.listing import InputFile
+from milldam.sources.opening import STDIN
 from milldam.table.manifest import MadeUnit, TableManifest, TableSchema
+from milldam.table.summary import MapSummary
 from milldam.workforce import Staff, Stage, at_work
 
 if TYPE_CHECKING:
@@ -52,44 +56,6 @@ _MARGIN, _ROOM = 1.15, 12 * 10**6
 _CHANGES_SHOWN = 6
 
 
-@dataclass(frozen=True, slots=True)
-class MapSummary:
-    """What a finished run tells."""
-
-    out: Path
-    up_to_date: bool
-    rows: int
-    read: int
-    """Rows that the function was given."""
-    units: int
-    cached: int
-    """Units that were not made again."""
-    changed: list[str]
-    """What made others stale."""
-    rejected: dict[str, int]
-    """Reason -> records that were set aside."""
-    columns: dict[str, str]
-    bytes: int
-    seconds: float = 0.0
-    wall: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
-    stages: dict[str, float] = field(default_factory=dict)
-    """Work by kind, summed over workers."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    workers: int = 0
-
-    @property
-    def reuse(self) -> str:
-        """
-        >>> MapSummary(Path("t"), False, 1, 1, 16, 4, [], {}, {}, 1).reuse
-        'cached: 4 of 16 units'
-        """
-        return f"cached: {self.cached} of {self.units} units"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"out": str(self.out)}
-
-
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
     with MapRun(Path(settings.out)) as run:
@@ -99,7 +65,7 @@ def run_map(settings: MapSettings, observer: Observer | None = None, *, held_byt
 class _Job:
     def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
         self._settings, self._run, self._observer = settings, run, observer
-        self._budget = Budget.of(settings.memory, held_bytes)
+        self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
 
     def run(self) -> MapSummary:
         run = self._run
@@ -114,6 +80,7 @@ class _Job:
             self._begin()
             self._units = self._list_units()
             schema, probed = self._find_schema()
+            self._take_over()
             made = self._make(schema, probed)
             self._workforce.close()
             self._workforce.enter("finish")
@@ -200,18 +167,28 @@ class _Job:
     # ---- begin ----
 
     def _begin(self) -> None:
-        """Say what changed, put the old table aside, write down what this run is."""
-        run, description = self._run, self._describe()
-        run.write_inputs((0, file) for file in self._source.files())
-        self._changed = run.changes(description)
-        if not self._reusable or (self._settings.overwrite and not self._goes_on(description)):
-            run.forget()
+        """Say what changed. What is in the folder stays as it is until the function has worked on a batch."""
+        run = self._run
+        self._description = self._describe()
+        run.write_inputs((0, file) for file in outside(self._source.files(), run.out, run.folder / SPOOL))
+        self._changed = run.changes(self._description)
+        self._anew = not self._reusable or (self._settings.overwrite and not self._goes_on())
         if run.state() != UNFINISHED:
             self._monitor.restart()
-        self._made = run.made()
-        run.begin(description | {"overwrite": self._settings.overwrite}, self._made.values())
+        self._made: dict[str, MadeUnit] | None = None
+        if run.state() == NEW:
+            self._take_over()
 
-    def _goes_on(self, description: dict[str, Any]) -> bool:
+    def _take_over(self) -> None:
+        """Put the old table aside, and write down what this run is; once."""
+        if self._made is not None:
+            return
+        if self._anew:
+            self._run.forget()
+        self._made = self._run.made()
+        self._run.begin(self._description | {"overwrite": self._settings.overwrite}, self._made.values())
+
+    def _goes_on(self) -> bool:
         """Whether what is unfinished here is this very run, begun with overwrite and interrupted."""
         before = self._run.described() if self._run.state() == UNFINISHED else None
         return before is not None and before.get("overwrite") is True and not self._changed
@@ -220,7 +197,7 @@ class _Job:
         if self._source.needs_spooling:
             self._workforce.enter("read")
             self._source.spool(None)
-        units = UnitList.written(self._run.folder / "units.jsonl", self._source.units())
+        units = UnitList.written(self._run.folder / UNITS, self._source.units())
         if not len(units):
             raise InputError("No rows in the input: nothing to do.")
         return units
@@ -229,7 +206,8 @@ class _Job:
 
     def _find_schema(self) -> tuple[TableSchema, Probed]:
         """The columns, and what is known of a worker's memory: as found before, if that is what would be found now."""
-        probed = self._probed_before() or self._probe()
+        known = None if self._anew else self._probed_before()
+        probed = known or self._probe()
         if probed.schema is None:
             raise InputError(self._nothing_left())
         return probed.schema, probed
@@ -248,7 +226,7 @@ class _Job:
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
         apart = self._units.bytes > SMALL_INPUT and self._can_travel()
-        task = ProbeTask(run.folder / "units.jsonl", self._carried(), self._rules(), self._given, os.getpid())
+        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, os.getpid())
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=apart), found.append)
         probed = found[0]
@@ -284,10 +262,12 @@ class _Job:
     def _make(self, schema: TableSchema, probed: Probed) -> list[MadeUnit]:
         """Every unit made, in plan order."""
         run, units, made = self._run, self._units, self._made
+        assert made is not None
         keys = [unit_key(self._recipe, schema.hash, key) for key in units.keys]
         # Equal units, of an input that is named twice, are made once.
         todo = list({key: number for number, key in reversed(list(enumerate(keys))) if key not in made}.values())[::-1]
         self._cached = sum(key in made for key in keys)
+        self._fresh = {keys[number]: number for number in todo}
         self._plan = self._plan_work(probed, todo)
         self._observer.planned(self._plan)
         log.info("%s: cached: %d of %d units%s", run.out, self._cached, len(units), self._because())
@@ -298,7 +278,7 @@ class _Job:
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
         turns = Turns(run.folder, self._budget.limit_bytes, first, (os.uname().nodename, os.getpid()))
-        task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns)
+        task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
         stage = Stage(
             "map",
             task,
@@ -321,7 +301,7 @@ class _Job:
             useful = 1
         parent = usage().anonymous
         workers = self._fit_workers(parent, probed, useful)
-        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        left = self._budget.limit_bytes - (parent if workers > 1 or self._workforce.crew.machine else 0)
         return WorkPlan(
             budget=self._budget,
             units=len(units),
@@ -349,11 +329,12 @@ class _Job:
         work = max(WORK_BYTES, 4 * self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM)
         limit = self._budget.limit_bytes
         if limit < parent + work:
-            smallest = (parent + work) * 103 // 100 // 10**6 + 1
+            # What the program held before comes on top of what is given.
+            smallest = max(0, (parent + work) * 103 // 100 - self._held) // 10**6 + 1
             raise ResourceError(
-                f"A budget of {format_size(limit)} is too small: {self._function.name} takes about "
-                f"{format_size(work)} on a batch, beside {format_size(parent)} that this process has. "
-                f"It takes at least --memory {smallest}MB, or a smaller batch_bytes "
+                f"A budget of {format_size(limit - self._held)} is too small: {self._function.name} takes about "
+                f"{format_size(work)} on a batch, beside {format_size(max(0, parent - self._held))} of its own. "
+                f'It takes at least memory="{smallest}MB", or a smaller batch_bytes '
                 f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
             )
         idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
@@ -369,8 +350,10 @@ class _Job:
     def _finish(self, schema: TableSchema, probed: Probed, made: list[MadeUnit]) -> MapSummary:
         run, description = self._run, self._describe()
         if not self._source.needs_spooling and self._plan_source().identity != description["input"]:
+            self._drop_unchecked()
             raise InputError(
-                "The input changed while it was read. Run the same call again: what did not change is reused."
+                "The input changed while it was mapped. Run the same call again: finished units of files that did not "
+                "change are reused; what came from an address or a data set meanwhile is made again."
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
         gather_rejects(run, rejects_of(run.folder, made))
@@ -380,10 +363,14 @@ class _Job:
         write_json(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)
         run.clear_up(table)
-        if self._source.needs_spooling:
-            shutil.rmtree(run.folder / SPOOL, ignore_errors=True)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
         return summary
+
+    def _drop_unchecked(self) -> None:
+        """Forget the units of this run that may have read something else than their keys say."""
+        dropped = {key for key, number in self._fresh.items() if not can_be_checked(self._units[number])}
+        made = self._run.made().values()
+        self._run.record_only([unit for unit in made if unit.key not in dropped])
 
     def _nothing_left(self, table: TableManifest | None = None) -> str:
         rejected = {} if table is None else table.counts["rejected"]
@@ -410,6 +397,31 @@ class _Job:
             memory=self._monitor.summary() | {"budget": self._budget.limit_bytes},
             workers=self._plan.workers,
         )
+
+
+def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:
+    """The files, by names that tell no secrets. Raises ConfigError when one lies where the table is going to be.
+
+    `spool`: what of it is ours; standard input is copied there.
+    """
+    before, inside = "", False
+    for file in files:
+        path = file.path.removeprefix("file://")
+        if is_address(path):
+            yield replace(file, path=without_secrets(path))
+            continue
+        # By plain strings: pathlib takes longer, and there may be millions of files, most of them in one folder.
+        real = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)  # noqa: PTH114
+        folder = os.path.dirname(real)  # noqa: PTH120
+        if folder != before:
+            before, place = folder, Path(folder).resolve()
+            inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
+        if inside and path != STDIN:
+            raise ConfigError(
+                f"map: {path} is read, and lies in {out}, which is written: its rows would be lost. "
+                "Choose another folder for the table."
+            )
+        yield file
 
 
 def _work_bytes(probed: Probed) -> int:

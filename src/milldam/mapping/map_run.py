@@ -2,7 +2,7 @@
 
     plan.json       function, settings and input of the run that was begun last
     mapped.jsonl    a line per unit that was made and is not in a manifest yet, by key; its shard is durable
-    previous.json   the manifest of the table that is being replaced
+    units.jsonl     the units, while they are worked on: with the addresses that they are read from
     schema.json     the columns, and what they were inferred from
     rejects-*.jsonl the records of a unit that were set aside
 
@@ -12,7 +12,9 @@ before, what has a record and its file is exactly what this run would make.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,15 +22,17 @@ from typing import Any
 
 from milldam.files import NewFile, write_json
 from milldam.function_identity import FunctionIdentity
+from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
 from milldam.mapping.turns import remove_turns
+from milldam.mapping.unit_list import read_units
 from milldam.mapping.working import rejects_path
 from milldam.run import FINISHED, Run
 from milldam.run import TABLE_RECORDS as RECORDS
 from milldam.table.manifest import NAME as MANIFEST
 from milldam.table.manifest import MadeUnit, TableManifest
 
-PREVIOUS, SCHEMA, SPOOL = "previous.json", "schema.json", "rows"
+SCHEMA, SPOOL, UNITS = "schema.json", "rows", "units.jsonl"
 
 
 class MapRun(Run):
@@ -72,32 +76,43 @@ class MapRun(Run):
 
     def safe(self) -> dict[str, int]:
         made = self.made().values()
-        return {"units_done": len(made), "documents": sum(unit.rows for unit in made), "tokens": 0}
+        return {"units_done": len(made), "rows": sum(unit.rows for unit in made)}
 
     def has_results(self) -> bool:
         return bool(self.made())
 
+    def planned_units(self) -> int | None:
+        table = self.table()
+        if table is not None:
+            return len(table.units)
+        path = self.folder / UNITS
+        return sum(1 for _ in read_units(path)) if path.exists() else None
+
     # ---- from one state to the next: each step leaves one from which the same call goes on ----
 
     def begin(self, description: dict[str, Any], made: Iterable[MadeUnit]) -> None:
-        """From here on there is no table, but what can be reused of it."""
+        """From here on there is no table, but what can be reused of it: the call that made it makes it at once."""
         self.tidy()
-        with NewFile(self.folder / RECORDS) as records:
-            for unit in made:
-                records.write(json.dumps(unit.as_json()).encode() + b"\n")
-            records.commit()
-        if self.state() == FINISHED:
-            (self.out / MANIFEST).replace(self.folder / PREVIOUS)
+        self.record_only(made)
+        (self.out / MANIFEST).unlink(missing_ok=True)
         listed = self.folder / "inputs.new.jsonl"
         if listed.exists():
             listed.replace(self.folder / "inputs.jsonl")
         write_json(self.folder / "plan.json", {**description, "started": time.time()})
 
+    def record_only(self, made: Iterable[MadeUnit]) -> None:
+        """Replace the records by those of some units."""
+        self.close_appended()
+        with NewFile(self.folder / RECORDS) as records:
+            for unit in made:
+                records.write(json.dumps(unit.as_json()).encode() + b"\n")
+            records.commit()
+
     def forget(self) -> None:
         """Remove everything that was made: the manifest first, then the records, then what they speak of."""
         (self.out / MANIFEST).unlink(missing_ok=True)
-        for name in (RECORDS, SCHEMA, PREVIOUS):
-            (self.folder / name).unlink(missing_ok=True)
+        self.close_appended()
+        (self.folder / RECORDS).unlink(missing_ok=True)
         self.remove_all_but(())
 
     def add(self, made: MadeUnit) -> None:  # type: ignore[override]
@@ -109,8 +124,19 @@ class MapRun(Run):
         self.tidy()
         self.remove_all_but(table.units)
         remove_turns(self.folder)
-        for name in (RECORDS, PREVIOUS):
+        self.close_appended()
+        for name in (RECORDS, UNITS):
             (self.folder / name).unlink(missing_ok=True)
+        self._clear_spool(table)
+
+    def _clear_spool(self, table: TableManifest) -> None:
+        """What a run with another function needs again stays: hashes, and row numbers of the data set."""
+        folder, kept = self.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
+        for path in folder.glob("*"):
+            if path.name not in kept:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
     def remove_all_but(self, units: Iterable[MadeUnit]) -> None:
         kept = {name for unit in units for name in (shard_name(unit.key), rejects_path(self.folder, unit.key).name)}

@@ -9,7 +9,9 @@ else is known by path, size and version of its file.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -17,12 +19,14 @@ from typing import IO, Any
 import pyarrow as pa
 import xxhash
 
+from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
+from milldam.input_files import is_address, version_of
 from milldam.mapping.cutting import Piece
 from milldam.sources.batch import TextRules
 from milldam.sources.lines import LINE, boundary_of
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import STDIN, is_address, open_bytes
+from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.records import Boundary
 from milldam.sources.table_text import csv_header, slice_csv
 from milldam.sources.tables import open_arrow, slice_arrow, slice_parquet
@@ -46,7 +50,10 @@ class Hashes:
             self._known = dict(self._read())
         key = hash_bytes(json.dumps([file.path, file.size, file.version, how]).encode())
         if key not in self._known:
-            self._known[key] = find()
+            found = find()
+            if version_of(os.stat(file.path)) != file.version:
+                raise InputError(f"{file.path}: changed while it was read. Run the same call again.")
+            self._known[key] = found
             self._append(key, self._known[key])
         return self._known[key]
 
@@ -68,6 +75,12 @@ class Hashes:
 
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
     """The file, cut where it is larger than `shard_size` as its format allows. `hashes` None: known by version."""
+    # A local file is known by the time of its last change, which can be looked up again.
+    version = file.version if file.version.isdigit() and not is_address(file.path) else None
+    return (replace(piece, version=version) for piece in _cut(file, shard_size, rules, hashes))
+
+
+def _cut(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
     if file.format == "parquet":
         yield from (_by_version(file, slice) for slice in slice_parquet(file, shard_size))
     elif file.format == "arrow":

@@ -6,12 +6,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from milldam.mapping.places import Places
 from milldam.mapping.rows import Rows
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.listing import InputFile
 
 SHARD_SIZE = 64 * 10**6
+HASHES = "pieces.jsonl"
+"""In the spool: the hashes of large files' pieces, which the next run needs too."""
+
+
+def indices_name(fingerprint: str) -> str:
+    """In the spool: the row numbers of a data set."""
+    return f"indices-{fingerprint[:16]}.npy"
+
 
 Report = Callable[[int, int], None]
 """(rows, bytes) spooled so far."""
@@ -49,8 +58,11 @@ class SourceOptions:
 class RowReader(Protocol):
     """Reads units in any process; it pickles, by path where that can be."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
-        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time."""
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time.
+
+        `places` is told which file they come from, where they come from files.
+        """
         ...
 
 

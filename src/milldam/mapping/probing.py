@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ from milldam.executors import PART, Report, Work
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, FunctionError, ResultError
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.places import Places
+from milldam.mapping.reading import require_unchanged
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined
 from milldam.mapping.turns import PeakMeter
@@ -67,6 +70,8 @@ class ProbeTask:
             with PeakMeter() as meter:
                 probe = _Probe(self, load)
                 schema, units = probe.run()
+            for unit in islice(read_units(self.units), units):
+                require_unchanged(unit)
             release()
             apart = os.getpid() != self.parent
             report(PART, Probed(schema, units, usage().anonymous, meter.peak, probe.largest_batch, apart))
@@ -105,7 +110,9 @@ class _Probe:
         """The schema of each batch that has rows."""
         row = 0
         rules = self._task.rules
-        for rows in batches(self._load.reader.read(unit, _ignore), rules.batch_size, rules.batch_bytes):
+        places = Places()
+        for rows in batches(self._load.reader.read(unit, _ignore, places), rules.batch_size, rules.batch_bytes):
+            places.forget(row)
             first = None if unit.first_row is None else unit.first_row + row
             span = (row, row + row_count(rows))
             row = span[1]
@@ -113,14 +120,14 @@ class _Probe:
                 self.largest_batch = max(self.largest_batch, byte_size(rows))
                 yield from _schemas_of(call_batch(caller, rows, first, rules.on_error).columns, rows, given)
             except (FunctionError, ResultError, ColumnError) as error:
-                raise explained(error, caller, unit, span) from error
+                raise explained(error, caller, unit, span, places) from error
             release()
 
 
 def _schemas_of(results: list[dict[str, object]], rows: Rows, given: pa.Schema | None) -> Iterator[pa.Schema]:
     for columns in results:
         if given is not None:
-            schema, count = given, fit(columns, given, optional=column_names(rows)).num_rows
+            schema, count = given, fit(columns, given, optional=column_names(rows), given=True).num_rows
         else:
             schema, count = infer(columns), _length(columns)
         if count:

@@ -10,6 +10,7 @@ Holds a few megabytes, and of a larger row that row, about three times. What can
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import InputError
+from milldam.input_files import version_of, without_secrets
+from milldam.mapping.places import Places
 from milldam.mapping.rows import Rows, from_records, row_count, take
 from milldam.mapping.table_rows import count_table_rows, read_table, require_columns
 from milldam.mapping.units import RowUnit
@@ -50,9 +53,11 @@ class FileReader:
     names: tuple[tuple[str, str], ...] = ()
     """(path, what it is called instead) of input that was spooled."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
-        rows = self._read_all(slices_of(unit), self._named(on_reject))
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+        places = places if places is not None else Places()
+        rows = self._read_all(slices_of(unit), self._named(on_reject), places)
         chosen = unit.place.get("rows")
+        places.before = 0 if chosen is None else chosen[0]
         return rows if chosen is None else _between(rows, *chosen)
 
     def count(self, unit: RowUnit, most: int | None = None) -> int:
@@ -62,43 +67,79 @@ class FileReader:
             if slice.format in ("parquet", "arrow"):
                 found += count_table_rows(slice, self.spool)
             else:
-                for rows in self._read_slice(slice, _ignore):
+                for rows in self._read_slice(slice, _ignore, Places()):
                     found += row_count(rows)
                     if most is not None and found >= most:
                         return most
         return found if most is None else min(found, most)
 
-    def _read_all(self, slices: Iterator[Slice], on_reject: OnReject) -> Iterator[Rows]:
+    def _read_all(self, slices: Iterator[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        before: Slice | None = None
         for slice in slices:
-            yield from self._read_slice(slice, on_reject)
+            is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
+            if not is_next and slice.format not in ("parquet", "arrow"):
+                places.begin(self._name(slice.path), origin=slice.start)
+            before = slice
+            for rows in self._read_slice(slice, on_reject, places):
+                # Counted before they are handed on: who gets them asks where they are from.
+                places.count(row_count(rows))
+                yield rows
 
-    def _read_slice(self, slice: Slice, on_reject: OnReject) -> Iterator[Rows]:
+    def _read_slice(self, slice: Slice, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         if slice.format == "txt":
             yield from self._with_file(slice, _texts(slice, self.rules, on_reject))
         elif slice.format == "jsonl":
-            yield from _JsonReader(slice, self.rules, on_reject, self.columns).read()
+            yield from _JsonReader(slice, self.rules, on_reject, self.columns, places).read()
         elif slice.format in ("csv", "tsv"):
-            yield from _CsvReader(slice, self.rules, on_reject, self.columns).read()
+            yield from _CsvReader(slice, self.rules, on_reject, self.columns, places).read()
         else:
-            yield from read_table(slice, self.rules, on_reject, self.columns, self.spool)
+            name = self._name(slice.path)
+
+            def at(row: int) -> None:
+                places.begin(name, row)
+
+            yield from read_table(slice, self.rules, on_reject, self.columns, self.spool, at)
+
+    def _name(self, path: str) -> str:
+        """What a file is called in rows and messages."""
+        return without_secrets(dict(self.names).get(path, path))
 
     def _with_file(self, slice: Slice, texts: Iterator[pa.LargeStringArray]) -> Iterator[Rows]:
         wanted = self.columns if self.columns is not None else TEXT_COLUMNS
-        name = dict(self.names).get(slice.path, slice.path)
-        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # a file's name need not be UTF-8
+        # a file's name need not be UTF-8
+        name = self._name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         for text in texts:
             made = {"text": text, "file": pa.repeat(name, len(text)) if "file" in wanted else None}
             yield pa.record_batch([made[column] for column in wanted], names=list(wanted))
 
     def _named(self, on_reject: OnReject) -> OnReject:
-        names = dict(self.names)
-        if not names:
-            return on_reject
-        return lambda reject: on_reject(replace(reject, file=names.get(reject.file, reject.file)))
+        return lambda reject: on_reject(replace(reject, file=self._name(reject.file)))
 
 
 def slices_of(unit: RowUnit) -> Iterator[Slice]:
     return (Slice(*slice) for slice in unit.place["slices"])
+
+
+def can_be_checked(unit: RowUnit) -> bool:
+    """Whether `require_unchanged` sees every file that it reads."""
+    versions = unit.place.get("versions", ())
+    return bool(versions) and None not in versions
+
+
+def require_unchanged(unit: RowUnit) -> None:
+    """After a unit is read: whether its files are still those that its key was made of. A stat for each."""
+    for slice, version in zip(unit.place.get("slices", ()), unit.place.get("versions", ()), strict=False):
+        if version is None:
+            continue
+        try:
+            now = version_of(os.stat(slice[0]))
+        except OSError:
+            now = None
+        if now != version:
+            raise InputError(
+                f"{slice[0]}: changed while it was mapped. Run the same call again: finished units of files that did "
+                "not change are reused."
+            )
 
 
 def _ignore(reject: Reject) -> None:
@@ -160,8 +201,11 @@ def _bytes_of(part: pa.LargeStringArray) -> memoryview:
 
 
 class _JsonReader:
-    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None) -> None:
+    def __init__(
+        self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None, places: Places
+    ) -> None:
         self._slice, self._rules, self._on_reject, self._columns = slice, rules, on_reject, columns
+        self._places = places
 
     def read(self) -> Iterator[Rows]:
         giant: list[bytes] = []
@@ -177,6 +221,7 @@ class _JsonReader:
                     if block.kind == LAST:
                         first, giant = replace(block, data=b"".join(giant), kind=WHOLE), []
                         yield from self._read_block(first)
+                        del first
                     elif block.kind == WHOLE:
                         yield from self._read_block(block)
             except TruncatedError as error:
@@ -192,6 +237,7 @@ class _JsonReader:
             except MalformedError as error:
                 reject = make_line_reject(self._slice, block, number, error.reason, error.detail, line)
                 stop_or_reject(reject, self._rules, self._on_reject)
+                self._places.skip(len(records))
         if records:
             yield from_records(records, self._columns)
 
@@ -241,11 +287,13 @@ def json_columns(path: str, compression: str | None) -> list[str]:
 class _CsvReader:
     """Fields as text. A row with too few or too many is rejected with its line, as is one that is no UTF-8."""
 
-    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None) -> None:
-        self._slice, self._rules, self._on_reject = slice, rules, on_reject
+    def __init__(
+        self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None, places: Places
+    ) -> None:
+        self._slice, self._rules, self._on_reject, self._places = slice, rules, on_reject, places
         names = csv_columns(slice.path, slice.compression, slice.format)
         self._width = len(names)
-        require_columns(columns, names, slice.path)
+        require_columns(columns, names, without_secrets(slice.path))
         self._names = list(columns) if columns is not None else names
         self._at = [names.index(name) for name in self._names]
 
@@ -263,7 +311,9 @@ class _CsvReader:
                 bytes_held = 0
                 for line, record in records:
                     row = self._row(line, record)
-                    if row is not None:
+                    if row is None:
+                        self._places.skip(len(held))
+                    else:
                         held.append(row)
                         bytes_held += sum(map(len, row)) + _ROW_BYTES
                     if bytes_held >= _ROWS_BYTES:

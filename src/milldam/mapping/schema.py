@@ -182,15 +182,23 @@ def _has_null(kind: pa.DataType) -> bool:
 # ---- holding to it ----
 
 
-def fit(columns: Mapping[str, Any], schema: pa.Schema, *, optional: Sequence[str] = ()) -> pa.RecordBatch:
-    """The columns as a batch of exactly this schema. `optional`: columns of the input, null where they are missing."""
-    for name in columns:
-        if schema.get_field_index(name) < 0:
-            raise ColumnError(
-                f'column "{name}": not in the table, whose first rows have {", ".join(schema.names)}. '
-                f'Return the same columns for every row; or leave it out with remove_columns=["{name}"], '
-                "or say all columns with schema=."
-            )
+def fit(
+    columns: Mapping[str, Any], schema: pa.Schema, *, optional: Sequence[str] = (), given: bool = False
+) -> pa.RecordBatch:
+    """The columns as a batch of exactly this schema. `optional`: columns of the input, null where they are missing;
+    `given`: it is the user's, and these are the first rows."""
+    missing = [name for name in columns if schema.get_field_index(name) < 0]
+    if missing and given:
+        raise ColumnError(
+            f"your schema lacks {', '.join(missing)}. Add what is missing to schema=; or leave it out of the table: "
+            f"remove_columns={missing!r} for columns of the input."
+        )
+    if missing:
+        raise ColumnError(
+            f'column "{missing[0]}": not in the table, whose first rows have {", ".join(schema.names)}. '
+            f'Return the same columns for every row; or leave it out with remove_columns=["{missing[0]}"], '
+            "or say all columns with schema=."
+        )
     arrays = {name: to_array(name, values) for name, values in columns.items()}
     length = len(next(iter(arrays.values()))) if arrays else 0
     for field in schema:
@@ -267,6 +275,11 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ColumnError:
+    if _has_null(field.type):
+        return ColumnError(
+            f'column "{field.name}": the first rows that were looked at had only nulls or empty lists in it '
+            f"({field.type}); found {array.type}. Give its type: schema=, with every column of the table in it."
+        )
     shown = next((value for value in array.slice(0, 100) if value.is_valid), None)
     value = f", such as {_shown([shown.as_py()])}" if shown is not None else ""
     return ColumnError(

@@ -94,6 +94,9 @@ class MapSettings:
                 raise ConfigError(f'map: {name}: "{value}"; must be one of {", ".join(choices)}.{hint}')
         if not callable(self.function):
             raise ConfigError(f"map: function: a {type(self.function).__name__}, which can't be called.")
+        if isinstance(self.function, type):
+            name = self.function.__name__
+            raise ConfigError(f"map: function: {name} is a class. Give one that is made of it: {name}(...).")
         if isinstance(self.remove_columns, str) and self.remove_columns != "all":
             raise ConfigError(f'map: remove_columns: "{self.remove_columns}"; a list of names, or "all".')
         if self.format == "arrow" and self.input_columns is not None:

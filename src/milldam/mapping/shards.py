@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.files import NewFile
+from milldam.files import FileSink, NewFile
 from milldam.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
@@ -21,26 +21,6 @@ PREFIX, SUFFIX = "rows-", ".arrow"
 def shard_name(key: str) -> str:
     """The file of the unit with this key."""
     return f"{PREFIX}{key[:16]}{SUFFIX}"
-
-
-class _Sink:
-    """What Arrow needs of a file that is written from begin to end."""
-
-    closed = False
-
-    def __init__(self, file: NewFile) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._file.write(view)
-        return view.nbytes
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class TableShardWriter:
@@ -83,7 +63,7 @@ class TableShardWriter:
             return
         if self._writer is None:
             self._file = NewFile(self._folder / self._name)
-            self._writer = pa.ipc.new_stream(pa.PythonFile(_Sink(self._file), mode="w"), self._schema)
+            self._writer = pa.ipc.new_stream(pa.PythonFile(FileSink(self._file), mode="w"), self._schema)
         self._writer.write_batch(batch)
 
     def commit(self) -> TableShard | None:

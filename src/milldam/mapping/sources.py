@@ -41,7 +41,6 @@ __all__ = [
     "SourceOptions",
     "SourcePlan",
     "plan_source",
-    "spool",
 ]
 
 _KINDS = "paths, a datasets.Dataset or IterableDataset, a pa.Table, a list of dicts, or a function that yields dicts"
@@ -67,11 +66,6 @@ def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
     return SpooledPlan(_stream(source, options), options, spool)
 
 
-def spool(plan: SourcePlan, folder: Path | None = None, report: Report | None = None) -> None:
-    """Write to the spool what must go there before units are read; nothing for most sources."""
-    plan.spool(report)
-
-
 def _paths(source: Any) -> list[str] | None:
     """What names files; None when the source is something else."""
     table = sys.modules.get("milldam.table.reader")
@@ -95,12 +89,25 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
         )
     if isinstance(source, pa.Table | pa.RecordBatch):
         names = tuple(source.schema.names)
-        return Stream("the table", lambda: [source], options.source_key or _hash_table(source), columns=names)
+        return _held_stream("the table", lambda: [source], _hash_table(source), options, names)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
-        return Stream("the list", lambda: source, options.source_key or _hash_rows(source))
+        return _held_stream("the list", lambda: source, _hash_rows(source), options)
     if callable(source) and not inspect.isclass(source):
         return _function_stream(source, options)
     raise ConfigError(f"A {type(source).__name__} is no source of rows. Known are {_KINDS}.")
+
+
+def _held_stream(
+    name: str,
+    rows: Callable[[], Any],
+    content: str | None,
+    options: SourceOptions,
+    columns: tuple[str, ...] | None = None,
+) -> Stream:
+    """Rows that lie in memory, known by their content; a key stands for it only where that can't be hashed."""
+    if content is None and options.source_key is None:
+        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}", columns)
+    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()), None, columns)
 
 
 def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:

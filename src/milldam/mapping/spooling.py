@@ -23,6 +23,7 @@ import xxhash
 from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries, write_json
 from milldam.mapping.cutting import Piece, gather_evenly
+from milldam.mapping.places import Places
 from milldam.mapping.plan import Report, SourceOptions
 from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.mapping.table_rows import require_columns
@@ -189,7 +190,7 @@ class SpoolReader:
     folder: str
     columns: tuple[str, ...] | None
 
-    def read(self, unit: RowUnit, on_reject: OnReject) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         for fields in unit.place["slices"]:
             slice = Slice(*fields)
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
@@ -289,13 +290,11 @@ class SpooledPlan:
             # identity: (rows, hash) of each frame
             digests = [one for piece in group for one in piece.identity]
             rows = sum(digests[::2])
-            key = hash_bytes(json.dumps([self._options.columns, digests, self._numbered(first_row)]).encode())
+            numbered = first_row if self._options.numbered else None
+            key = hash_bytes(json.dumps([self._options.columns, digests, numbered]).encode())
             place = {"slices": [list(astuple(piece.slice)) for piece in group]}
-            yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, first_row)
+            yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, numbered)
             first_row += rows
-
-    def _numbered(self, first_row: int) -> int | None:
-        return first_row if self._options.numbered else None
 
     def _pieces(self) -> Iterator[Piece]:
         path = self._folder / _PARTS

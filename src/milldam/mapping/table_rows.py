@@ -6,7 +6,7 @@ comes alone. A row with a string that is no UTF-8 is mended or rejected by the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -33,13 +33,20 @@ def require_columns(columns: tuple[str, ...] | None, there: list[str], path: str
 
 
 def read_table(
-    slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None, spool: str | None
+    slice: Slice,
+    rules: TextRules,
+    on_reject: OnReject,
+    columns: tuple[str, ...] | None,
+    spool: str | None,
+    at: Callable[[int], None],
 ) -> Iterator[Rows]:
-    """The rows of a slice of a parquet or Arrow file."""
+    """The rows of a slice of a parquet or Arrow file. `at` is told the number of the next row, wherever some are left
+    out before it."""
     read = _read_parquet if slice.format == "parquet" else _read_arrow
     try:
         for row, batch in read(slice, columns, spool):
-            for sound in _sound(batch, row, slice, rules, on_reject):
+            for number, sound in _sound(batch, row, slice, rules, on_reject):
+                at(number)
                 yield from (_plain(part) for part in cut_by_size(sound, BATCH_BYTES))
     except (pa.ArrowInvalid, OSError) as error:
         reason = str(error).splitlines()[0][:160]
@@ -127,14 +134,16 @@ def _plain(rows: Rows) -> Rows:
 
 def _sound(
     batch: pa.RecordBatch, row: int, slice: Slice, rules: TextRules, on_reject: OnReject
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The batch as it is when nothing is wrong with it; else, one by one, the rows that are sound or can be mended.
+
+    Each with the number of its first row.
 
     A damaged file may hold offsets that lead anywhere: they are looked at before they are followed.
     """
     try:
         batch.validate(full=True)
-        yield batch
+        yield row, batch
         return
     except pa.ArrowInvalid:
         _as_bytes(batch).validate(full=True)
@@ -145,9 +154,9 @@ def _sound(
         except pa.ArrowInvalid:
             mended = _mended(one, row + position, slice, rules, on_reject)
             if mended is not None:
-                yield mended
+                yield row + position, mended
         else:
-            yield one
+            yield row + position, one
 
 
 def _as_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ be written. Workers take turns with large batches (turns.py).
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,7 +22,10 @@ from milldam.files import NewFile
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, row_by_row
 from milldam.mapping.carrying import Carried
+from milldam.mapping.holding import Holding
+from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
+from milldam.mapping.reading import require_unchanged
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
@@ -64,13 +68,17 @@ class MapTask:
     rules: BatchRules
     schema: TableSchema
     turns: Turns
+    most_bytes: int
+    """What a worker may hold between two batches: its share of the budget."""
 
     def start(self) -> Work:
         load, schema = self.carried.open(), self.schema.to_arrow()
         caller = Caller(load.function, self.rules.call, load.kwargs)
+        here = self.turns.parent == (os.uname().nodename, os.getpid())
+        holding = Holding(self.most_bytes, self.rules.batch_bytes, name_of(caller), here)
 
         def work(assigned: Assigned, report: Report) -> None:
-            _Unit(self, caller, load.reader, schema, report).make(assigned)
+            _Unit(self, caller, load.reader, schema, report, holding).make(assigned)
 
         return work
 
@@ -131,10 +139,21 @@ def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str)
     return results
 
 
-def explained(error: Exception, caller: Caller, unit: RowUnit, rows: tuple[int, int]) -> InputError:
-    """An error of the function or its result, with where it was."""
-    name = getattr(caller.function, "__name__", type(caller.function).__name__)
-    where = f"rows {rows[0]:,} to {rows[1] - 1:,} of unit {unit.index} ({place_of(unit)})"
+def name_of(caller: Caller) -> str:
+    """Of the function."""
+    return str(getattr(caller.function, "__name__", type(caller.function).__name__))
+
+
+def explained(
+    error: Exception, caller: Caller, unit: RowUnit, rows: tuple[int, int], places: Places | None = None
+) -> InputError:
+    """An error of the function or its result, with where it was: the one row, where that is known."""
+    name = name_of(caller)
+    row = getattr(error, "row", None)
+    if row is not None:
+        rows = (rows[0] + row, rows[0] + row + 1)
+    found = places.of(*rows) if places is not None else []
+    where = f"{shown(found or [_unit_place(unit, *rows)])} (unit {unit.index})"
     if isinstance(error, FunctionError):
         return InputError(
             f"{name} failed on {where}:\n{error}\n"
@@ -143,19 +162,12 @@ def explained(error: Exception, caller: Caller, unit: RowUnit, rows: tuple[int, 
     return InputError(f"{name}, {where}: {error}")
 
 
-def place_of(unit: RowUnit) -> str:
-    """What a unit reads, for a message."""
+def _unit_place(unit: RowUnit, begin: int, end: int) -> Place:
+    """Rows of a unit that comes from no files: of the data set, or what is said of the source."""
     if "range" in unit.place:
-        begin, end = unit.place["range"]
-        return f"rows {begin:,} to {end - 1:,} of the data set"
-    paths = _paths(unit)
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}" if paths else "the source"
-
-
-def _paths(unit: RowUnit) -> list[str]:
-    """The files that it reads."""
-    return list(dict.fromkeys(str(slice[0]) for slice in unit.place.get("slices", ())))
+        first = unit.place["range"][0]
+        return Place("the data set", first + begin, first + end - 1)
+    return Place(f"unit {unit.index} of the source", begin, end - 1)
 
 
 @dataclass(slots=True)
@@ -167,6 +179,8 @@ class _Unit:
     reader: RowReader
     schema: pa.Schema
     report: Report
+    holding: Holding
+    places: Places = field(default_factory=Places)
     rows: int = 0
     shown: Counter[str] = field(default_factory=Counter)
     """For progress."""
@@ -181,7 +195,8 @@ class _Unit:
             RejectLog(rejects_path(task.folder, assigned.key)) as rejects,
         ):
             begun = time.perf_counter()
-            for rows in batches(self.reader.read(unit, rejects.add), rules.batch_size, rules.batch_bytes):
+            read = self.reader.read(unit, rejects.add, self.places)
+            for rows in batches(read, rules.batch_size, rules.batch_bytes):
                 self.seconds["read"] += time.perf_counter() - begun
                 size = byte_size(rows)
                 with task.turns.take(size):
@@ -190,6 +205,7 @@ class _Unit:
                     self._give_back(size)
                 self._count(size, unit)
                 begun = time.perf_counter()
+            require_unchanged(unit)
             rejects.commit()
             shard = writer.commit()
         release()
@@ -199,6 +215,7 @@ class _Unit:
 
     def _batch(self, rows: Rows, unit: RowUnit, writer: TableShardWriter, rejects: RejectLog) -> None:
         span = (self.rows, self.rows + row_count(rows))
+        self.places.forget(span[0])
         first = None if unit.first_row is None else unit.first_row + self.rows
         begun = time.perf_counter()
         try:
@@ -207,9 +224,11 @@ class _Unit:
             for columns in results.columns:
                 writer.append(fit(columns, self.schema, optional=column_names(rows)))
         except (FunctionError, ResultError, ColumnError) as error:
-            raise explained(error, self.caller, unit, span) from error
+            raise explained(error, self.caller, unit, span, self.places) from error
         for number, row, failure in results.failed:
-            rejects.add(_reject(unit, self.rows + number, row, failure))
+            at = self.rows + number
+            place = (self.places.of(at, at + 1) or [_unit_place(unit, at, at + 1)])[0]
+            rejects.add(_reject(place, row, failure))
         self.rows = span[1]
         self.seconds["call"] += made - begun
         self.seconds["write"] += time.perf_counter() - made
@@ -219,6 +238,7 @@ class _Unit:
         if self.unreleased >= RELEASE_BYTES:
             release()
             self.unreleased = 0
+        self.holding.check(size)
 
     def _count(self, size: int, unit: RowUnit) -> None:
         self.shown["documents"] = self.rows
@@ -232,10 +252,7 @@ class _Unit:
             self.report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
 
 
-def _reject(unit: RowUnit, number: int, row: Rows, failure: FunctionError) -> Reject:
+def _reject(place: Place, row: Rows, failure: FunctionError) -> Reject:
     record = row if isinstance(row, dict) else row.to_pydict()
-    shown = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
-    detail = str(failure).splitlines()[-1]
-    file = record.get("file", [None])[0]
-    path = file if isinstance(file, str) else (_paths(unit) or [""])[0]
-    return Reject(file=path, reason=FAILED, detail=detail, record=shown, row=number)
+    text = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
+    return Reject(place.file, FAILED, failure.said, text, row=place.first, origin=place.origin)

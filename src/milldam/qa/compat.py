@@ -185,9 +185,8 @@ class _Wanted:
 
 def _identity(dataset: str, split: str) -> str:
     """Changes when the data does; a data set on the Hub is known by its name."""
-    from milldam.input_files import InputState
+    from milldam.input_files import InputState, is_address
     from milldam.qa.listing import list_files
-    from milldam.sources.opening import is_address
 
     if not (Path(dataset).exists() or glob.has_magic(dataset) or is_address(dataset)):
         return dataset

@@ -261,7 +261,7 @@ class _Job:
         useful = 1 if small else max(1, min(wanted, units - done))
         parent = usage().anonymous
         workers = self._fit_workers(parent, useful, read.longest)
-        left = self._budget.limit_bytes - (parent if workers > 1 else 0)
+        left = self._budget.limit_bytes - (parent if workers > 1 or self._workforce.crew.machine else 0)
         rules = self._rules
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
         return WorkPlan(

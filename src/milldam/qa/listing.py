@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from milldam.errors import ConfigError, InputError
-from milldam.input_files import COMPRESSIONS, files_below, version_of
+from milldam.input_files import COMPRESSIONS, files_below, is_address, version_of
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.opening import STDIN, is_address, open_bytes
+from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import Place, canonical, group_by_split, parse_split
 
 HEAD_BYTES = 1 << 18

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
+from milldam.input_files import is_address
 from milldam.memory import parse_size
 from milldam.store.place import Folder, Place
 
 DEFAULT_BYTES = 50 * 10**9
-
-
-def is_address(given: str | Path) -> bool:
-    """Whether fsspec should open it."""
-    return "://" in str(given)
 
 
 def place_at(

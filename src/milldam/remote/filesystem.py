@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from milldam.errors import ConfigError, InputError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, StoreError
+from milldam.input_files import without_secrets
 
 _BLOCK_BYTES = 8 << 20
 _GROUP_BYTES = 4 * _BLOCK_BYTES
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.5
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs")
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError")
 
 log = logging.getLogger("milldam")
@@ -57,6 +58,20 @@ class RemoteFolder:
         try:
             return self._tried(file, size)
         except FileNotFoundError:
+            return None
+
+    def missing_bucket(self) -> str | None:
+        """The bucket, when it is not there; None when it is, or when nobody can tell."""
+
+        def look(filesystem: Any, path: str) -> str | None:
+            bucket = path.partition("/")[0]
+            return None if filesystem.exists(bucket) else bucket
+
+        if self._address.partition("://")[0] not in _WITH_BUCKETS:
+            return None
+        try:
+            return self._tried("", look)
+        except (OSError, MilldamError):
             return None
 
     def blocks(self, file: str, size: int) -> Iterator[bytes]:
@@ -156,12 +171,3 @@ def _told(error: Exception) -> str:
     """The first line of an error, not too long, and with no secret of an address in it."""
     text = str(error).strip() or type(error).__name__
     return without_secrets(text.splitlines()[0][:300]).rstrip(".")
-
-
-def without_secrets(text: str) -> str:
-    """An address without its user, password and query.
-
-    >>> without_secrets("https://me:secret@host/data?token=abc")
-    'https://host/data'
-    """
-    return re.sub(r"(\w://[^\s?]*)\?\S*", r"\1", re.sub(r"://[^/\s@]*@", "://", text))

@@ -25,7 +25,7 @@ from milldam.memory import format_size
 from milldam.remote.filesystem import RemoteFolder
 from milldam.remote.shard_cache import Content, DamagedError, ShardCache
 from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.place import BLOCK_BYTES
+from milldam.store.place import BLOCK_BYTES, OTHER_KINDS
 
 SHARDS, ROWS = "shards", "rows"
 _MOST_AHEAD = 64
@@ -126,9 +126,21 @@ class RemotePlace:
             os.close(descriptor)
 
     def not_a_store(self, manifest: str) -> str:
+        for other, (what, _) in OTHER_KINDS.items():
+            if self._remote.size(other) is not None:
+                return (
+                    f"{self.name}: {what}, and only stores of tokens are read at an address. "
+                    "`milldam pull` or copy it here first."
+                )
+        missing = self._remote.missing_bucket()
+        if missing is not None:
+            return f'{self.name}: no store there: there is no bucket "{missing}". Is the address right?'
         return f"{self.name}: no store there (no {manifest}). Is the address right, and the upload complete?"
 
     # ---- files in the cache ----
+
+    def require_room(self, size: int) -> None:
+        self._cache.require_room(size)
 
     def open(self, path: Path) -> int:
         found = self.open_if_room(path)

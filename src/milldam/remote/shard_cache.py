@@ -6,7 +6,7 @@ renamed: what has its name is whole, and what a killed process left is removed b
 
     0f3a...c1              a whole file; its time of modification is when it was last opened
     0f3a...c1-268435456.part   being fetched: counts with its full size from its first byte on
-    4711-0.lease           names of files that are mapped in numbers, for which a descriptor each would be too many
+    7c1e...9b.lease        names of files that are mapped in numbers, for which a descriptor each would be too many
 
 Whoever uses a file holds a shared `flock` on it (or a lease), which ends with the descriptor and the mapping, however
 the process ends. Who needs room takes the exclusive one of the file that was not used for longest, and removes it only
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,6 @@ except ImportError:  # Windows
 
 _PART, _LEASE, _LOCK = ".part", ".lease", "lock"
 _HASH = re.compile(r"[0-9a-f]{32}")
-_LEASE_NUMBERS = itertools.count()
 _ASK_S = 0.02
 
 log = logging.getLogger("milldam")
@@ -104,10 +103,20 @@ class ShardCache:
                 if not self._make_room(content, may_exceed=may_exceed):
                     return None
                 self._write(part.descriptor, content, download)
-                # Those who waited for it, and this one too, find it by its name in the next turn.
-                part.finish(self.path(content))
+                # Those who waited for it, and this one too, find it by its name in the next turn. Under the lock: who
+                # counts what lies here meanwhile could see neither the one name nor the other.
+                with self._locked():
+                    part.finish(self.path(content))
             finally:
                 part.discard()
+
+    def require_room(self, size: int) -> None:
+        """Refuse a file that is larger than all that may lie here."""
+        if size > self.limit:
+            raise ResourceError(
+                f"A shard of {format_size(size)} and a cache of {format_size(self.limit)}: a shard is fetched "
+                f'whole. Use a larger cache, such as cache="{format_size(4 * size).replace(" ", "")}".'
+            )
 
     # ---- one file ----
 
@@ -133,11 +142,7 @@ class ShardCache:
 
     def _begin(self, content: Content) -> _Part | None:
         """The file to write to, for this process alone; None: another one had it meanwhile, so look again."""
-        if content.size > self.limit:
-            raise ResourceError(
-                f"A shard of {format_size(content.size)} and a cache of {format_size(self.limit)}: a shard is fetched "
-                f'whole. Use a larger cache, such as cache="{format_size(4 * content.size).replace(" ", "")}".'
-            )
+        self.require_room(content.size)
         path = self.folder / f"{content.xxh3}-{content.size}{_PART}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -234,19 +239,19 @@ class ShardCache:
         except OSError:
             return False
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
         return True
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time makes room."""
+        """One process at a time makes room; no file gets its name or loses it meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _lock(descriptor, fcntl.LOCK_EX)
         try:
-            _lock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
     # ---- many files at once ----
 
@@ -259,9 +264,11 @@ class ShardCache:
                 "Use a larger cache."
             )
         with self._locked():
-            path = self.folder / f"{os.getpid()}-{next(_LEASE_NUMBERS)}{_LEASE}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            _lock(descriptor, fcntl.LOCK_EX)
+            # Not by the process: two containers that share a folder have processes of the same number.
+            path = self.folder / f"{uuid.uuid4().hex}{_LEASE}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            # Nobody else can have it, as leftovers are removed under the cache's lock: nothing to wait for.
+            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             names = "\n".join({content.xxh3 for content in contents}).encode()
             while names:
                 names = names[os.write(descriptor, names) :]
@@ -317,14 +324,14 @@ class _Part:
     def finish(self, path: Path) -> None:
         self._path.rename(path)
         self._open = False
-        os.close(self.descriptor)
+        _unlock(self.descriptor)
 
     def discard(self) -> None:
         if self._open:
             self._open = False
             if self.has_its_name():
                 self._path.unlink(missing_ok=True)
-            os.close(self.descriptor)
+            _unlock(self.descriptor)
 
 
 class Lease:
@@ -356,6 +363,15 @@ def _lock(descriptor: int, kind: int) -> None:
     except OSError as error:
         os.close(descriptor)
         raise _no_locks(error) from None
+
+
+def _unlock(descriptor: int) -> None:
+    """Give a lock back and close. Closing alone is not enough: a process that was forked meanwhile has a copy of the
+    descriptor, and would keep the lock from everybody, itself included."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def _no_locks(error: OSError) -> ResourceError:

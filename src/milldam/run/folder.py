@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -10,7 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
 from milldam.files import (
     NewFile,
     explain_os_errors,
     hash_file,
     json_bytes,
+    names_matching,
+    refuse_address,
+    remove_matching,
     remove_temporaries,
     write_file,
     write_json,
@@ -35,7 +40,8 @@ from milldam.run.records import PartRecord, Progress, Sequence, parse_record
 from milldam.run.shares import Share
 from milldam.run.units import UnitList
 from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.manifest import Manifest
+from milldam.store.manifest import ManifestText
+from milldam.store.place import Folder
 
 RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
 QA_MANIFEST, QA_RECORDS = "milldam-qa.json", "made.jsonl"
@@ -43,7 +49,9 @@ TABLE_MANIFEST, TABLE_RECORDS = "milldam-table.json", "mapped.jsonl"
 """What tells a store of features or a table, and an unfinished one: none is replaced by another kind."""
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
 SHARES_FOLDER, RECORDS = "shares", "records.jsonl"
+_GATHERED = ("rejects.jsonl", "dropped.jsonl.zst")
 _CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
+_LINES_GATHERED = 1024
 
 
 class Run:
@@ -55,6 +63,7 @@ class Run:
     def __init__(self, out: Path, name: Path | None = None, share: Share | None = None) -> None:
         self.out, self.folder = out, out / RUN_FOLDER
         self.name = name or out
+        self._out = str(out)
         self.share = share
         """What this process does of a run that several work on; None: it has the run to itself."""
         self.own = self.folder if share is None else self.folder / SHARES_FOLDER / share.label
@@ -62,10 +71,14 @@ class Run:
         self._lock = FileLock(self.own / "lock")
         self._journal = Journal(self.folder, None if share is None else share.label)
         self._units, self._staged_units = UnitList(self.folder, "units"), UnitList(self.own, "units.new")
+        self._listed_at: dict[int, int] = {}
+        """Where the files of each data set begin in what was just listed."""
         self.progress = Progress()
 
     def __enter__(self) -> Run:
         refuse_foreign(self.out, self.manifest)
+        if self.share is not None and self.state() == NEW:
+            raise NotReadyError(f"{self.name}: not prepared. First: milldam run-units CONFIG --stage prepare")
         self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
         with explain_os_errors(self.own):
             self.own.mkdir(parents=True, exist_ok=True)
@@ -74,6 +87,9 @@ class Run:
                 self._lock.acquire(timeout=0.2, poll_interval=0.01)
                 self._refuse_company()
             except Timeout:
+                if self.share is not None and not self._lock.is_locked:
+                    raise ShareHeldError(f"{self.name}: another task is at work on {self.share.label}.") from None
+                self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
                 ) from None
@@ -81,16 +97,19 @@ class Run:
 
     def _refuse_company(self) -> None:
         """Shares work beside each other; who has the run to himself works beside nobody."""
-        others = [self.folder] if self.share is not None else (self.folder / SHARES_FOLDER).glob("*")
-        try:
-            if any(_is_held(other / "lock") for other in others):
-                raise Timeout(str(self.own))
-        except Timeout:
-            self._lock.release()
-            raise
+        others = self._share_folders()
+        if self.share is not None:
+            # Shares that are cut in another way would do the same units.
+            others = [self.folder, *(folder for folder in others if self.share.overlaps(folder.name))]
+        if any(_is_held(other / "lock") for other in others):
+            raise Timeout(str(self.own))
+
+    def _share_folders(self) -> list[Path]:
+        return sorted((self.folder / SHARES_FOLDER).glob("*"))
 
     def __exit__(self, *_: object) -> None:
         self._journal.close()
+        self._units.close()
         self._staged_units.remove()
         (self.own / "inputs.new.jsonl").unlink(missing_ok=True)
         if self.share is None and self.state() == NEW:
@@ -121,7 +140,7 @@ class Run:
     def identity(self) -> Identity:
         """The identity of what is in the folder, finished or not."""
         if self.state() == FINISHED:
-            manifest = Manifest.read(self.out)
+            manifest = ManifestText.at(Folder(self.out)).facts()
             return Identity(manifest.settings, manifest.input)
         plan = self.plan()
         return Identity(plan["settings"], plan["input"])
@@ -151,21 +170,43 @@ class Run:
     # ---- a new run ----
 
     def write_inputs(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
-        """List the input (number of the data set, file) into the run folder; its number, size and fingerprint."""
-        state = InputState()
+        """List the input (number of the data set, file) into the run folder; its number, size and fingerprint.
+
+        The files of a data set come one after the other.
+        """
+        state, at = InputState(), 0
+        self._listed_at.clear()
         with explain_os_errors(self.own), (self.own / "inputs.new.jsonl").open("w", encoding="utf-8") as listing:
+            names: tuple[str, ...] = ()
             for dataset, file in files:
+                names = names or tuple(one.name for one in fields(file))
                 # ASCII, with escapes: a file's name need not be UTF-8.
-                listing.write(json.dumps(asdict(file) | ({"dataset": dataset} if dataset else {})) + "\n")
+                # Not by asdict, which copies: it would take longer than all the rest.
+                entry = {name: getattr(file, name) for name in names}
+                line = json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n"
+                self._listed_at.setdefault(dataset, at)
+                at += listing.write(line)
                 state.add(file.path, file.size, file.version, dataset)
         return state.as_json()
 
     def inputs(self, *, listed_now: bool = False) -> Iterator[dict[str, Any]]:
         """The input files: those of the plan, or those just listed."""
         path = self.own / "inputs.new.jsonl" if listed_now else self.folder / "inputs.jsonl"
-        with path.open(encoding="utf-8") as listing:
+        with path.open("rb") as listing:
             for line in listing:
                 yield json.loads(line)
+
+    def listed(self, dataset: int) -> Iterator[dict[str, Any]]:
+        """The files of a data set, as `write_inputs` has just listed them; those of others are not read."""
+        if dataset not in self._listed_at:
+            return
+        with (self.own / "inputs.new.jsonl").open("rb") as listing:
+            listing.seek(self._listed_at[dataset])
+            for line in listing:
+                file = json.loads(line)
+                if file.pop("dataset", 0) != dataset:
+                    return
+                yield file
 
     def stage(self, units: Iterable[Any]) -> int:
         """List the units beside what is in the folder; how many there are."""
@@ -186,9 +227,7 @@ class Run:
         self.progress = Progress()
         self._journal.close()
         self.tidy()
-        for pattern in ("*-[0-9]*.bin", "*-[0-9]*.idx", "*-[0-9]*.facts", "rejects.jsonl", "dropped.jsonl.zst"):
-            for path in self.out.glob(pattern):
-                path.unlink(missing_ok=True)
+        remove_matching(self.out, *(f"*-[0-9]*.{kind}" for kind in ("bin", "idx", "facts")), *_GATHERED)
         shutil.rmtree(self.out / PACKED_FOLDER, ignore_errors=True)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
         (self.folder / "plan.json").unlink(missing_ok=True)
@@ -216,40 +255,63 @@ class Run:
 
     def resume(self) -> int:
         """Read the records; drop those whose files are gone. How many units there are."""
+        (self.own / "status.json").unlink(missing_ok=True)
         if self.share is None:
             self.tidy()
-            (self.own / "status.json").unlink(missing_ok=True)
-            self._mend_records()
-        sequence = Sequence()
-        for record in self.records():
-            if sequence.takes(record):
-                self.progress.book(record)
+            self._journal.close()
+            if not self._book_records():
+                self._mend_records()
+            return len(self._units)
+        for record in filter(Sequence().takes, self.records()):
+            self.progress.book(record)
         return len(self._units)
 
-    def _mend_records(self) -> None:
-        """Gather the records of shares, and drop those that are torn, or whose shard is missing or of another size.
+    def _book_records(self) -> bool:
+        """Book the records that stand; whether all do, in one file."""
+        whole = all(path.name == RECORDS for path in self._journal.paths(RECORDS))
+        for _, record in self._standing():
+            if record is None:
+                whole = False
+            else:
+                self.progress.book(record)
+        return whole
 
-        With a record goes what follows it in its unit.
-        """
-        self._journal.close()
-        paths, sequence = self._journal.paths(RECORDS), Sequence()
-        if not paths:
-            return
+    def _mend_records(self) -> None:
+        """Gather the records of shares in one file, and only those that stand."""
+        paths, self.progress = self._journal.paths(RECORDS), Progress()
         with NewFile(self.folder / RECORDS) as new:
-            for line in self._journal.lines(RECORDS):
-                record = parse_record(line)
-                if record is not None and self._holds(record) and sequence.takes(record):
-                    new.write(line)
+            gathered: list[bytes] = []
+            for line, record in self._standing():
+                if record is not None:
+                    self.progress.book(record)
+                    gathered.append(line)
+                if len(gathered) == _LINES_GATHERED:
+                    new.write(b"".join(gathered))
+                    gathered.clear()
+            new.write(b"".join(gathered))
             new.commit()
         for path in paths:
             if path.name != RECORDS:
                 path.unlink()
 
+    def _standing(self) -> Iterator[tuple[bytes, PartRecord | None]]:
+        """Every line of the records, with its record unless that is torn, or a shard is missing or of another size.
+
+        With a record falls what follows it in its unit.
+        """
+        sequence = Sequence()
+        for line in self._journal.lines(RECORDS):
+            record = parse_record(line)
+            stands = record is not None and self._holds(record) and sequence.takes(record)
+            yield line, record if stands else None
+
     def _holds(self, record: PartRecord) -> bool:
-        files = (
-            (self.out / f"{shard['name']}.{x}", shard[x]["bytes"]) for shard in record.shards for x in ("bin", "idx")
+        # By plain strings: pathlib takes longer than the system, and there may be millions of files.
+        return all(
+            _has_size(f"{self._out}/{shard['name']}.{kind}", shard[kind]["bytes"])
+            for shard in record.shards
+            for kind in ("bin", "idx")
         )
-        return all(_has_size(path, size) for path, size in files)
 
     def records(self) -> Iterator[PartRecord]:
         """In the order they were written."""
@@ -268,8 +330,13 @@ class Run:
         return done
 
     def add(self, record: PartRecord) -> None:
-        """Record a part whose shard is durable: from here on it is never made again."""
-        self.append(RECORDS, asdict(record))
+        """Record a part whose shard is durable: from here on it is never made again.
+
+        Once, though a worker that died before it could say that it is done is made up for by another.
+        """
+        if self.progress.holds(record):
+            return
+        self.append(RECORDS, record.as_json())
         self.progress.book(record)
 
     def append(self, name: str, value: dict[str, Any]) -> None:
@@ -284,9 +351,20 @@ class Run:
         """The files that `append` wrote."""
         return self._journal.paths(name)
 
+    def close_appended(self) -> None:
+        """Close what `append` has open: those files may be replaced or removed now."""
+        self._journal.close()
+
     def sync(self) -> None:
         """Make all that was appended durable."""
         self._journal.sync()
+
+    def planned_units(self) -> int | None:
+        """How many units the plan has; None where there is none yet."""
+        try:
+            return len(self._units)
+        except FileNotFoundError:
+            return None
 
     def pending(self) -> Iterator[int]:
         """Every unit that is not complete, in plan order."""
@@ -328,24 +406,51 @@ class Run:
             temporary.write_bytes(json_bytes(value))
             temporary.replace(self.own / "status.json")
 
+    def close_status(self, **values: Any) -> None:
+        """Add how it ended to what was last written down."""
+        self.write_status(_read_status(self.own) | values)
+
+    def share_statuses(self) -> dict[str, dict[str, Any]]:
+        """What each share last wrote down, by its label; `held`: whether it is at work."""
+        return {
+            folder.name: _read_status(folder) | {"held": _is_held(folder / "lock")} for folder in self._share_folders()
+        }
+
+    def forget_shares(self) -> None:
+        """Drop what shares of an earlier round told: they come again."""
+        for folder in self._share_folders():
+            (folder / "status.json").unlink(missing_ok=True)
+
     def is_locked(self) -> bool:
         """Whether a run is at work here, seen from another process."""
-        return any(_is_held(folder / "lock") for folder in (self.folder, *(self.folder / SHARES_FOLDER).glob("*")))
+        return any(_is_held(folder / "lock") for folder in (self.folder, *self._share_folders()))
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / "status.json").read_bytes()))
+    except FileNotFoundError:
+        return {}
 
 
 def _is_held(lock: Path) -> bool:
-    if not lock.exists():
-        return False
     try:
-        with FileLock(lock).acquire(timeout=0):
+        with lock.open("rb") as file:
+            # Shared: many may look at the same time, and none takes another who looks for the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except Timeout:
-        return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        # ENOSYS: a file system without locks, where the file is there as long as somebody holds it.
+        if error.errno in (errno.EACCES, errno.EAGAIN, errno.ENOSYS):
+            return True
+        raise
 
 
-def _has_size(path: Path, size: int) -> bool:
+def _has_size(path: str, size: int) -> bool:
     try:
-        return path.stat().st_size == size
+        return os.stat(path).st_size == size
     except OSError:
         return False
 
@@ -370,11 +475,12 @@ def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
 
 def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
+    refuse_address(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
     if (
         out.is_dir()
-        and any(out.iterdir())
+        and any(names_matching(out, "*"))
         and not (out / manifest).exists()
         and not (out / RUN_FOLDER / "lock").exists()
     ):

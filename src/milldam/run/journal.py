@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from milldam.files import explain_os_errors
+from milldam.files import explain_os_errors, names_matching
 
 SYNC_SECONDS = 0.2
+_encode = json.JSONEncoder().encode
 
 
 class Journal:
@@ -33,9 +34,10 @@ class Journal:
         self._synced = 0.0
 
     def append(self, name: str, value: dict[str, Any]) -> None:
+        line = _encode(value).encode() + b"\n"
         with explain_os_errors(self._folder):
             file = self._open.get(name) or self._open_file(name)
-            file.write(json.dumps(value).encode() + b"\n")
+            file.write(line)
             self._unsynced.add(name)
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 self.sync()
@@ -70,7 +72,7 @@ class Journal:
     def paths(self, name: str) -> list[Path]:
         """The files of that name: this one's, and those of shares."""
         path = self._folder / name
-        shares = sorted(self._folder.glob(_of_share(name, "*")))
+        shares = [self._folder / found for found in sorted(names_matching(self._folder, _of_share(name, "*")))]
         return ([path] if path.exists() else []) + shares
 
     def lines(self, name: str) -> Iterator[bytes]:

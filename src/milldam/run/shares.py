@@ -27,5 +27,15 @@ class Share:
         """
         return f"{self.stage}-{self.index}-of-{self.of}"
 
+    def overlaps(self, label: str) -> bool:
+        """Whether a share of that label is of the same stage, cut into another number of shares.
+
+        >>> share = Share("tokenize", 3, 8)
+        >>> share.overlaps("tokenize-1-of-2"), share.overlaps("tokenize-1-of-8"), share.overlaps("arrange-1-of-2")
+        (True, False, False)
+        """
+        stage, _, rest = label.partition("-")
+        return stage == self.stage and not rest.endswith(f"-of-{self.of}")
+
     def holds(self, piece: int) -> bool:
         return piece % self.of == self.index

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from milldam.files import explain_os_errors
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8")])
-_HELD = 4096
+_HELD, _BUFFER_BYTES = 4096, 1 << 16
 
 
 class UnitList:
@@ -26,6 +26,8 @@ class UnitList:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._lines, self._offsets = folder / f"{name}.jsonl", folder / f"{name}.offsets"
+        self._opened: tuple[IO[bytes], IO[bytes]] | None = None
+        """Offsets and lines, open from the first unit that is asked for on: units come one after the other."""
 
     def write(self, units: Iterable[Any]) -> int:
         """Write units (with `as_json()`, and `size` where they have one); how many there are."""
@@ -53,12 +55,21 @@ class UnitList:
 
     def replace(self, other: UnitList) -> None:
         """Take the place of another list. The lines last: they are the plan."""
+        self.close()
+        other.close()
         self._offsets.replace(other._offsets)
         self._lines.replace(other._lines)
 
     def remove(self) -> None:
+        self.close()
         self._lines.unlink(missing_ok=True)
         self._offsets.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the files; they are opened again when a unit is asked for."""
+        for file in self._opened or ():
+            file.close()
+        self._opened = None
 
     def __len__(self) -> int:
         return self._offsets.stat().st_size // _ENTRY.itemsize
@@ -73,8 +84,10 @@ class UnitList:
             yield from lines
 
     def at(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
-        """One unit, by two reads."""
-        with self._offsets.open("rb") as offsets, self._lines.open("rb") as lines:
-            offsets.seek(number * _ENTRY.itemsize)
-            lines.seek(int(np.frombuffer(offsets.read(_ENTRY.itemsize), _ENTRY)["offset"][0]))
-            return parse(json.loads(lines.readline()))
+        """One unit, by two reads, which for units in order are mostly from buffers."""
+        if self._opened is None:
+            self._opened = self._offsets.open("rb"), self._lines.open("rb", buffering=_BUFFER_BYTES)
+        offsets, lines = self._opened
+        offsets.seek(number * _ENTRY.itemsize)
+        lines.seek(int.from_bytes(offsets.read(8), "little", signed=True))
+        return parse(json.loads(lines.readline()))

@@ -19,9 +19,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from milldam.errors import ConfigError, InputError, did_you_mean
-from milldam.input_files import FORMATS, kind_of, nearby
+from milldam.files import stays_in_folder
+from milldam.input_files import FORMATS, is_address, kind_of, nearby
 from milldam.sources.listing import list_inputs
-from milldam.sources.opening import STDIN, is_address, open_bytes
+from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import ALL, TRAIN, Place, RowSlice, Split, canonical, group_by_split, parse_split, splits_in
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -147,7 +148,7 @@ def _saved_files(folder: str) -> list[str]:
 
 
 def _join(folder: str, name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\\" in name:
+    if not stays_in_folder(name):
         raise InputError(f'{folder}: it lists "{name}", which is no name of a file in it. Save it again.')
     return f"{folder.rstrip('/')}/{name}"
 

@@ -17,9 +17,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from milldam.errors import InputError
-from milldam.input_files import COMPRESSIONS, FORMATS, files_below, kind_of, nearby, version_of
+from milldam.input_files import (
+    COMPRESSIONS,
+    FORMATS,
+    MANIFESTS,
+    RUN_FOLDER,
+    files_below,
+    is_address,
+    kind_of,
+    nearby,
+    version_of,
+    without_secrets,
+)
 from milldam.sources.compression import TruncatedError, read_blocks
-from milldam.sources.opening import STDIN, is_address, open_filesystem, peek_standard_input
+from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
 
 _MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
 
@@ -94,6 +105,8 @@ def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]
         else:
             given = filesystem.info(path)
             is_folder = given["type"] == "directory"
+            if is_folder:
+                _refuse_ours(filesystem, path, address)
             details = (detail for detail in (_walk(filesystem, path, input_format) if is_folder else [given]))
         for detail in details:
             yield _remote_file(filesystem, detail, input_format)
@@ -102,8 +115,10 @@ def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]
 
 
 def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[dict[str, Any]]:
-    """The files of a remote folder in the order of a local one."""
-    entries = {PurePosixPath(entry["name"]).name: entry for entry in filesystem.ls(folder, detail=True)}
+    """The files of a remote folder in the order of a local one; of what milldam made, none."""
+    entries = _entries(filesystem, folder)
+    if _is_ours(filesystem, entries):
+        return
     for name, entry in sorted(entries.items()):
         if name.startswith("."):
             continue
@@ -111,6 +126,26 @@ def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[di
             yield from _walk(filesystem, entry["name"], input_format)
         elif input_format is not None or kind_of(name) is not None:
             yield entry
+
+
+def _entries(filesystem: Any, folder: str) -> dict[str, Any]:
+    return {PurePosixPath(entry["name"]).name: entry for entry in filesystem.ls(folder, detail=True)}
+
+
+def _is_ours(filesystem: Any, entries: dict[str, Any]) -> bool:
+    """As `input_files.is_ours`: its manifest tells, or the lock of its run folder."""
+    if any(name in entries for name in MANIFESTS):
+        return True
+    return RUN_FOLDER in entries and bool(filesystem.exists(f"{entries[RUN_FOLDER]['name']}/lock"))
+
+
+def _refuse_ours(filesystem: Any, folder: str, address: str) -> None:
+    """Its files are not its rows in order, and those of its run folder are none at all."""
+    if _is_ours(filesystem, _entries(filesystem, folder)):
+        raise InputError(
+            f"{without_secrets(address)}: a store or a table that milldam made. Tables are read on this machine: "
+            "`milldam pull` or copy it here first."
+        )
 
 
 def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | None) -> InputFile:

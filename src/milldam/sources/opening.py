@@ -9,14 +9,10 @@ import sys
 from typing import IO, Any
 
 from milldam.errors import ConfigError
+from milldam.input_files import is_address
 
 STDIN = "-"
 _HEAD_BYTES, _LONGEST_HEAD = 1 << 16, 8 << 20
-
-
-def is_address(given: str) -> bool:
-    """Whether fsspec should open it: s3://, gs://, hf://, memory://, ..."""
-    return "://" in given
 
 
 def open_filesystem(address: str) -> tuple[Any, str]:

@@ -22,14 +22,17 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
         yield from slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
         yield from slice_csv(file, shard_size)
-    elif file.compression is not None or file.path == STDIN or not _splittable(file, rules):
-        yield whole(file)
-    else:
+    elif can_cut(file, rules):
         yield from by_bytes(file, shard_size)
+    else:
+        yield whole(file)
 
 
-def _splittable(file: InputFile, rules: TextRules) -> bool:
-    if file.format == "jsonl":
+def can_cut(file: InputFile, rules: TextRules) -> bool:
+    """Whether a file can be read in parts."""
+    if file.compression is not None or file.path == STDIN:
+        return False
+    if file.format != "txt":
         return True
     boundary = lines.boundary_of(rules)
     return boundary is not None and boundary.splittable

@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from milldam.errors import InputError
+from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import is_address, open_bytes
+from milldam.sources.opening import open_bytes
 from milldam.sources.units import Slice, by_parts, whole
 
 _BUFFER = 1 << 20

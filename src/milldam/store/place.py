@@ -15,6 +15,11 @@ from typing import IO, Any, Protocol
 from milldam.errors import StoreError
 
 BLOCK_BYTES = 1 << 20
+OTHER_KINDS = {
+    "milldam-table.json": ("a table that milldam.map made", '`milldam.Table("{0}")` opens it, and its `.to_hf()`.'),
+    "milldam-qa.json": ("a store of question-answering features", '`milldam.qa.FeatureStore("{0}")` opens it.'),
+}
+"""Manifests of what else milldam makes: what it is, and what opens it."""
 
 
 class Origin(Protocol):
@@ -22,6 +27,9 @@ class Origin(Protocol):
 
     cache_bytes: int
     """What may lie on this machine at a time."""
+
+    def require_room(self, size: int) -> None:
+        """ResourceError when a file of so many bytes is more than may lie here."""
 
     def open(self, path: Path) -> int:
         """A descriptor of the file, which is fetched if need be and stays while the descriptor is open."""
@@ -131,6 +139,9 @@ class Folder:
     def not_a_store(self, manifest: str) -> str:
         if not self.folder.exists():
             return f"{self.folder}: no such folder."
+        for other, what in OTHER_KINDS.items():
+            if (self.folder / other).exists():
+                return f"{self.folder}: {what[0]}, not a store of tokens. {what[1].format(self.folder)}"
         if (self.folder / "run").exists():
             how = f"`milldam status {self.folder}` says how to go on."
             return f"{self.folder}: unfinished: a run was interrupted here. {how}"

@@ -3,6 +3,7 @@
 manifest   `milldam-table.json`: schema, shards in order, what they were made from
 formats    rows of Arrow as Python lists, numpy arrays or Arrow tables
 reader     `Table`: rows, columns, batches, `to_arrow`, `to_hf`
+summary    what the run that made it did: reused, changed, rejected, memory
 verify     is every shard as it was written?
 """
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, json_bytes, write_file
+from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,7 +180,7 @@ def _check_unit(unit: MadeUnit) -> None:
     if shard is None:
         return
     name = shard.name
-    if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+    if not stays_in_folder(name):
         raise ValueError(f'the shard name "{name}" leaves the folder')
     if not (_is_count(shard.rows) and _is_count(shard.bytes)):
         raise ValueError(f"{name} has sizes that are no counts")

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.files import address_of
 from milldam.memory import format_size
 from milldam.table.formats import FORMATS, columns_as
 from milldam.table.manifest import TableManifest
+from milldam.table.summary import MapSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _OPEN_SHARDS = 64
 _ROWS_AT_ONCE = 1000
+_OF_HF = ("features", "select", "to_pandas", "shuffle", "filter", "sort", "map", "train_test_split", "with_format")
+"""What users of HF datasets look for."""
 
 
 class Table:
@@ -33,10 +38,15 @@ class Table:
     """
 
     def __init__(self, path: str | Path) -> None:
+        address = address_of(path)
+        if address is not None:
+            raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
         self.path = Path(path)
         self.manifest = TableManifest.read(self.path)
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
         self._open: OrderedDict[int, pa.Table] = OrderedDict()
+        self.report: MapSummary | None = None
+        """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -46,12 +56,34 @@ class Table:
         shards, size = len(self.manifest.shards), format_size(self.manifest.bytes)
         return f"Table('{self.path}': {len(self):,} rows of {columns}; {shards} shards, {size})"
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the rows are the same, in the same order, under the same columns."""
+        if not isinstance(other, Table):
+            return NotImplemented
+        return self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use .to_hf().{name}" if name in _OF_HF else ""
+        raise AttributeError(f"a Table has no {name!r}{hint}")
+
     def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
         return Table, (self.path,)
 
     @property
     def columns(self) -> list[str]:
         return list(self.manifest.schema.columns)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The same, as HF datasets calls it."""
+        return self.columns
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
 
     @property
     def schema(self) -> pa.Schema:
@@ -105,8 +137,13 @@ class Table:
     def __getitem__(self, which: slice) -> dict[str, list[Any]]: ...
     @overload
     def __getitem__(self, which: str) -> pa.ChunkedArray: ...
-    def __getitem__(self, which: int | slice | str) -> Any:
-        """A row as a dict; rows i to j as a dict of lists; a column, mapped."""
+    @overload
+    def __getitem__(self, which: Sequence[int]) -> dict[str, list[Any]]: ...
+    @overload
+    def __getitem__(self, which: Sequence[str]) -> pa.Table: ...
+    def __getitem__(self, which: int | slice | str | Sequence[int] | Sequence[str]) -> Any:
+        """A row as a dict; rows i to j, or those of a list of numbers, as a dict of lists; a column, or those of a list
+        of names, mapped."""
         if isinstance(which, str):
             return self.to_arrow([which]).column(which)
         if isinstance(which, slice):
@@ -114,10 +151,29 @@ class Table:
             if step != 1:
                 raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
             return self.rows(begin, max(begin, end)).to_pydict()
-        number = which + len(self) if which < 0 else which
-        if not 0 <= number < len(self):
-            raise IndexError(f"row {which} of a table of {len(self):,} rows")
+        if hasattr(which, "__len__"):  # a list, a tuple, a numpy array
+            return self._several(list(which))
+        number = self._number(which)
         return self.rows(number, number + 1).to_pylist()[0]
+
+    def _number(self, which: Any) -> int:
+        asked = operator.index(which)
+        number = asked + len(self) if asked < 0 else asked
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {asked} of a table of {len(self):,} rows")
+        return number
+
+    def _several(self, which: list[Any]) -> Any:
+        """Rows by their numbers, or columns by their names."""
+        import pyarrow as pa
+
+        if which and all(isinstance(one, str) for one in which):
+            return self.to_arrow(which)
+        if not all(hasattr(one, "__index__") for one in which):
+            raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
+        numbers = [self._number(one) for one in which]
+        found = [self.rows(number, number + 1) for number in numbers]
+        return (pa.concat_tables(found) if found else self.schema.empty_table()).to_pydict()
 
     def rows(self, begin: int, end: int) -> pa.Table:
         """Rows `begin` to `end` as a `pa.Table`, mapped."""

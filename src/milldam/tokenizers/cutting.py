@@ -11,6 +11,11 @@ The text is cut about every `piece_bytes`, and each cut is checked before it is 
    space where each word gets its mark from a pre-tokenizer, or all through where only the whole text gets one.
 3. Inside a run that is one unknown token whatever its length: the second half adds nothing and is dropped.
 
+Where runs.py knows the rule for words of a byte-level BPE, the second is done in links, which encodes each byte once:
+a piece ends inside a run and the next begins `_OVERLAP` before that end. The overlap is also encoded alone. Where its
+last tokens are those of the one piece and its first tokens those of the other, and two tokens side by side are in
+all three, each adjacent pair of tokens on both sides of that place is its own encoding, so the whole is.
+
 When none of these holds for runs of up to `MAX_RUN`, the cut is made all the same and counted in `inexact_cuts`.
 """
 
@@ -25,6 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from milldam.tokenizers.engines import Ids, Offsets
+from milldam.tokenizers.runs import Runs
 
 _REACH = 2048
 _WINDOW = 256
@@ -34,6 +40,9 @@ _RUN_TAIL = 2048
 _TRIES = 64
 _TRIES_AT_ONCE = 16
 _ENDINGS = 24
+_LINK = 1 << 14
+_OVERLAP = 256
+_AGREEING = 2
 
 # Text is UTF-8. From the surest place to the least: before a single space between words, at a line's end, where
 # letters, digits and signs meet, before a Chinese or Japanese full stop or comma. Each begins at a character.
@@ -57,6 +66,14 @@ def character_start(text: bytes, place: int) -> int:
     return place
 
 
+def _character_before(text: bytes, place: int) -> int:
+    """The start of the character before a place."""
+    place -= 1
+    while place > 0 and 0x80 <= text[place] < 0xC0:
+        place -= 1
+    return place
+
+
 def _halves(text: bytes, place: int, reach: int) -> tuple[bytes, bytes]:
     """What lies to the left and right of a place, in whole characters."""
     start, stop = character_start(text, max(0, place - reach)), character_start(text, place + reach)
@@ -68,6 +85,17 @@ def _is_sum(whole: Ids, left: Ids, right: Ids) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Link:
+    """How a piece overlaps the one before it."""
+
+    lead: Ids
+    """The tokens it must begin with. All but the last belong to the piece before it."""
+    lead_bytes: int
+    """Of the text of those that belong to the piece before it."""
+    overlap_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     """Where a piece begins."""
 
@@ -76,6 +104,25 @@ class _Cut:
     """Inside a word: the piece is encoded with the bare tokenizer."""
     first: int | None = None
     """The token it must begin with for the cut to hold."""
+    link: _Link | None = None
+    """The piece overlaps the one before it."""
+    ids: Ids | None = None
+    """Of the piece, where they are known already."""
+
+    @property
+    def overlap_end(self) -> int:
+        return self.at + (self.link.overlap_bytes if self.link else 0)
+
+
+def _begins_with(ids: Ids, link: _Link | None) -> bool:
+    return link is None or np.array_equal(ids[: len(link.lead)], link.lead)
+
+
+def _common_end(one: Ids, other: Ids) -> int:
+    """How many of the last tokens are the same."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[len(one) - size :] != other[len(other) - size :])
+    return size - 1 - int(differing[-1]) if len(differing) else size
 
 
 class Encoding(Protocol):
@@ -100,10 +147,11 @@ class Cutter:
         *,
         bare_spans_words: bool = False,
         weighs_words: bool = False,
+        runs: Runs | None = None,
         piece_bytes: int,
         buffer_bytes: int,
     ) -> None:
-        self._main, self._bare = main, bare
+        self._main, self._bare, self._runs = main, bare, runs
         self._bare_spans_words, self._weighs_words = bare_spans_words, weighs_words
         self._piece_bytes, self._buffer_bytes = piece_bytes, buffer_bytes
         self.inexact_cuts = 0
@@ -133,6 +181,9 @@ class Cutter:
         """Where pieces begin and, last, where the text that is certain ends; the text may have become shorter."""
         cuts = [self._begin]
         while len(text) - cuts[-1].at > self._piece_bytes + _REACH + _WINDOW:
+            if linked := self._linked(text, cuts[-1]):
+                cuts[-1:] = linked
+                continue
             found, text = self._find_cut(text, cuts[-1])
             if found is None:
                 break
@@ -162,10 +213,10 @@ class Cutter:
 
     def _find_cut(self, text: bytes, begin: _Cut) -> tuple[_Cut | None, bytes]:
         """The next cut, None when more text is needed; and the text: shorter when a part of it adds nothing."""
-        target = begin.at + self._piece_bytes
+        target = max(begin.at + self._piece_bytes, begin.overlap_end)
         if self._ends_with_word(begin):
             return self._inside_run(text, begin)
-        found = self._between_words(text, target) or self._before_run(text, begin.at, target)
+        found = self._between_words(text, target) or self._before_run(text, begin.overlap_end, target)
         return (found, text) if found is not None else self._inside_run(text, begin)
 
     # ---- 1. between words ----
@@ -252,6 +303,46 @@ class Cutter:
         known, *continued = inside.texts([left, *(left + right[:end] for end in ends)])
         return all(np.array_equal(known, ids[: len(known)]) for ids in continued)
 
+    # ---- 2. in links ----
+
+    def _linked(self, text: bytes, begin: _Cut) -> tuple[_Cut, _Cut] | None:
+        """The piece that begins here, with its ids, and the next one, which overlaps it. None: not in this way."""
+        stop = character_start(text, begin.at + _LINK)
+        if self._runs is None or begin.bare or stop >= len(text):
+            return None
+        start, ids = character_start(text, stop - _OVERLAP), None
+        for _ in range(_TRIES):
+            overlap = text[start:stop]
+            if start <= begin.overlap_end or not self._runs.holds(overlap):
+                return None
+            if ids is None:
+                ids = self._main.texts([text[begin.at : stop]])[0]
+                if not _begins_with(ids, begin.link):
+                    return None
+            if found := self._link(ids, overlap):
+                link, dropped = found
+                skipped = len(begin.link.lead) - 1 if begin.link else 0
+                return replace(begin, ids=ids[skipped : len(ids) - dropped]), _Cut(start, link=link)
+            start = _character_before(text, start)
+        return None
+
+    def _link(self, ids: Ids, overlap: bytes) -> tuple[_Link, int] | None:
+        """A place inside the overlap between two tokens that end a piece too; and how many tokens follow it there."""
+        assert self._runs is not None
+        whole = self._main.texts([overlap])[0]
+        differing = len(whole) - _common_end(ids, whole)
+        if differing > len(whole) // 2 or not self._runs.in_step(overlap, len(whole)):
+            return None
+        place = character_start(overlap, len(overlap) // 2)
+        for _ in range(_TRIES):
+            if place >= len(overlap):
+                return None
+            left, right = self._main.texts([overlap[:place], overlap[place:]])
+            if _is_sum(whole, left, right) and len(left) >= differing + _AGREEING:
+                return _Link(whole[: len(left) + 1], place, len(overlap)), len(right)
+            place = character_start(overlap, place + 1)
+        return None
+
     # ---- 3. one unknown token ----
 
     def _adds_nothing(self, run: bytes, whole: Ids, begin: _Cut) -> bool:
@@ -262,13 +353,27 @@ class Cutter:
 
     def _encode(self, text: bytes, cuts: list[_Cut]) -> list[Ids]:
         """Ids of the pieces, neighbours of a kind in one go."""
-        encoded = []
-        for bare, group in itertools.groupby(range(len(cuts) - 1), key=lambda n: cuts[n].bare):
+        encoded: list[Ids] = []
+        kinds = itertools.groupby(range(len(cuts) - 1), key=lambda n: (cuts[n].bare, cuts[n].ids is None))
+        for (bare, is_new), group in kinds:
             numbers = list(group)
-            encoding = self._bare if bare and self._bare is not None else self._main
-            flat, offsets = encoding.pieces(text, [cuts[n].at for n in (*numbers, numbers[-1] + 1)])
-            firsts = (cuts[n].first for n in numbers)
-            starts = zip(firsts, offsets[:-1], offsets[1:], strict=True)
-            self.inexact_cuts += sum(first is not None and a < b and int(flat[a]) != first for first, a, b in starts)
-            encoded.append(flat)
+            if is_new:
+                encoding = self._bare if bare and self._bare is not None else self._main
+                encoded.append(self._encode_new(encoding, text, cuts[numbers[0] : numbers[-1] + 2]))
+            else:
+                encoded += [ids for n in numbers if (ids := cuts[n].ids) is not None]
         return encoded
+
+    def _encode_new(self, encoding: Encoding, text: bytes, cuts: list[_Cut]) -> Ids:
+        """Of these the first alone may overlap what is before it."""
+        flat, offsets = encoding.pieces(text, [cut.at for cut in cuts])
+        firsts = (cut.first for cut in cuts[:-1])
+        starts = zip(firsts, offsets[:-1], offsets[1:], strict=True)
+        self.inexact_cuts += sum(first is not None and a < b and int(flat[a]) != first for first, a, b in starts)
+        link = cuts[0].link
+        if link is None:
+            return flat
+        if _begins_with(flat, link):
+            return flat[len(link.lead) - 1 :]
+        self.inexact_cuts += 1
+        return encoding.pieces(text, [cuts[0].at + link.lead_bytes, *(cut.at for cut in cuts[1:])])[0]

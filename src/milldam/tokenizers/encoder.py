@@ -21,6 +21,7 @@ from milldam.store.writer import Tokens
 from milldam.text_arrays import byte_count, text_offsets
 from milldam.tokenizers.cutting import Cutter, character_start
 from milldam.tokenizers.engines import Engine, Ids, Offsets, json_model_type
+from milldam.tokenizers.runs import Runs, find_runs
 from milldam.tokenizers.special import SpecialTokens
 
 EMPTY = "empty"
@@ -29,13 +30,16 @@ _LONGEST_CHARACTER = 4
 
 @dataclass(frozen=True, slots=True)
 class BareForm:
-    """The tokenizer without the mark at a word's start, for pieces that continue a text."""
+    """How pieces that continue a text are encoded."""
 
-    make: Callable[[], Engine]
-    spans_words: bool
+    make: Callable[[], Engine] | None = None
+    """The tokenizer without the mark at a word's start; None: it has no such mark."""
+    spans_words: bool = False
     """The mark belongs to the whole text, not to each word: a bare piece may run on over spaces."""
-    weighs_words: bool
+    weighs_words: bool = False
     """Unigram: how a word is divided depends on all of it."""
+    runs: Runs | None = None
+    """Byte-level BPE: where pieces may overlap."""
 
 
 class Encoder:
@@ -45,7 +49,7 @@ class Encoder:
         self.engine, self.special = engine, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
-        self._bare = bare
+        self._bare = bare or BareForm()
         self._cutter = self._make_cutter()
         self._inside = False
         self._last_token: int | None = None
@@ -101,12 +105,13 @@ class Encoder:
     # ---- a document larger than the engine takes at once ----
 
     def _make_cutter(self) -> Cutter:
-        bare = _Encoding(self._bare.make) if self._bare is not None else None
+        form = self._bare
         return Cutter(
             _Encoding(lambda: self.engine),
-            bare,
-            bare_spans_words=self._bare is not None and self._bare.spans_words,
-            weighs_words=self._bare is not None and self._bare.weighs_words,
+            _Encoding(form.make) if form.make is not None else None,
+            bare_spans_words=form.spans_words,
+            weighs_words=form.weighs_words,
+            runs=form.runs,
             piece_bytes=self.engine.piece_bytes,
             buffer_bytes=2 * self.engine.batch_bytes,
         )
@@ -194,11 +199,11 @@ def add_special_tokens(
     return out, lengths
 
 
-def bare_form(tokenizer_json: str, make: Callable[[str], Engine]) -> BareForm | None:
-    """How to continue a text in pieces, where the tokenizer marks the start of words or of the text."""
+def bare_form(tokenizer_json: str, make: Callable[[str], Engine]) -> BareForm:
+    """How to continue a text in pieces: without a mark, where the tokenizer marks the start of words or of the text."""
     marks_text, marks_words = '"Prepend"' in tokenizer_json, '"Metaspace"' in tokenizer_json
     if not marks_text and not marks_words:
-        return None
+        return BareForm(runs=find_runs(tokenizer_json))
     by_merges = json_model_type(tokenizer_json) == "BPE"
     return BareForm(lambda: make(bare_json(tokenizer_json)), spans_words=marks_text, weighs_words=not by_merges)
 

@@ -145,14 +145,22 @@ class FrugalEngine:
         self._engine, self._limit_bytes = engine, limit_bytes
         self.name, self.batch_bytes = engine.name, engine.batch_bytes
         self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+        self._unchecked_bytes = 0
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        if usage().anonymous >= self._limit_bytes:
-            self._make_room()
+        self._check()
         return self._engine.encode(texts)
 
     def encode_text(self, text: bytes) -> Ids:
+        self._unchecked_bytes += len(text)
+        if self._unchecked_bytes >= self.batch_bytes:
+            self._check()
         return self._engine.encode_text(text)
+
+    def _check(self) -> None:
+        self._unchecked_bytes = 0
+        if usage().anonymous >= self._limit_bytes:
+            self._make_room()
 
     def renew(self) -> None:
         self._engine.renew()

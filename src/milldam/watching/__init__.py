@@ -49,7 +49,8 @@ class Watched:
     peak: Usage
     mean: Usage
     growth: float | None
-    """Of anonymous memory, bytes a minute, robustly fitted; None after too short a time."""
+    """Of anonymous memory, bytes a minute, robustly fitted; None after less than half a minute, or when what had grown
+    was given back before the end."""
     grows_to_the_end: bool
     counted_once: Usage | None
     """The most, with each page counted once; None where the kernel does not tell. Sampled more seldom than the rest."""
@@ -57,7 +58,8 @@ class Watched:
     """Anonymous memory, as the rest is counted, at that moment."""
     peak_swapped: int
     largest_resident: int
-    """The most that any one process had resident, by the kernel's count, also of processes too brief to be sampled."""
+    """The most that any one process had resident, by the kernel's count, also of processes too brief to be sampled, as
+    far as they were larger than this process. 0: none was sampled, and none was larger."""
     processes: tuple[Process, ...]
     others: Others
     still_running: tuple[int, ...]
@@ -67,6 +69,13 @@ class Watched:
     samples: int
     cpu_seconds: float
     """What watching cost."""
+
+    @property
+    def title(self) -> str:
+        """The command in one line, of long paths only the last part."""
+        first, *others = self.command or ("this process",)
+        # In one line: a word may be a whole script.
+        return " ".join(" ".join([Path(first).name or first, *map(_shorter_path, others)]).split())
 
     def as_json(self) -> dict[str, Any]:
         """All but the curve."""
@@ -241,6 +250,17 @@ class Watcher:
         watched = self.watched(command)
         self.finish(watched)
         return watched
+
+
+def _shorter_path(word: str) -> str:
+    """
+    >>> _shorter_path("--data=/home/anna/corpora/web.jsonl"), _shorter_path("s3://bucket/a/b"), _shorter_path("a/b")
+    ('--data=…/web.jsonl', 's3://bucket/a/b', 'a/b')
+    """
+    option, equals, path = word.rpartition("=")
+    if "://" in word or path.rstrip("/").count("/") < 2 or any(letter.isspace() for letter in word):
+        return word
+    return f"{option}{equals}…/{Path(path).name}"
 
 
 def watch(

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from milldam.errors import InputError
+from milldam.watching.tree import most_resident
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_KERNEL = 0x80
@@ -32,7 +33,8 @@ class Command:
         self.exit_code: int | None = None
         """As Python has it: minus the signal's number when one ended it."""
         self.largest_resident = 0
-        """Of the command and all it waited for, the most that one process had resident, by the kernel's count."""
+        """Of the command and all it waited for, the most that one process had resident, by the kernel's count; 0 when
+        that was no more than this process had: until it has become the command, a child counts with our own pages."""
         self._handlers: dict[signal.Signals, Any] = {}
         self._early: list[int] = []
         self._waits_for_signals = hasattr(signal, "sigtimedwait")
@@ -47,6 +49,7 @@ class Command:
             self._restore()
             raise InputError(_why_not(self.words[0], error)) from error
         self.pid = self._process.pid
+        self._own_resident = most_resident()
         if self._handlers and self._waits_for_signals:
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._handlers, signal.SIGCHLD})
         self._pass_on_early()
@@ -108,7 +111,8 @@ class Command:
         done = reap(self.pid)
         if done is None:
             return False
-        self.exit_code, self.largest_resident = done
+        self.exit_code, largest = done
+        self.largest_resident = largest if largest > self._own_resident else 0
         # Or Popen would look for a process that is no more.
         self._process.returncode = self.exit_code
         return True

@@ -20,8 +20,10 @@ POINTS = 600
 MAX_PROCESSES = 512
 _FIRST_STEP = 0.05
 _FIT_POINTS = 80
-_FIT_SECONDS = 5.0
+_FIT_SECONDS = 30.0
 """Over less time, nobody can tell growth from beginning."""
+_END = 0.02
+"""The share of the time at its end in which a fall is only the process ending."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Process:
     peak_file: int
     resident_peak: int
     growth: float | None = None
-    """Bytes a minute, robustly fitted; None when it lived too briefly."""
+    """Bytes a minute, robustly fitted; None when it lived too briefly, or gave back what it grew by."""
 
     @property
     def seconds(self) -> float:
@@ -199,7 +201,8 @@ class History:
 def growth_of(points: Sequence[tuple[float, float]]) -> float | None:
     """Bytes a minute by the median of the slopes between all pairs (Theil and Sen), on at most 80 points.
 
-    Up to about a quarter of the points can be anything, such as a start or spikes, without moving it.
+    Up to about a quarter of the points can be anything, such as a start or spikes, without moving it. None when they
+    are of less than half a minute, or when what had grown was given back before the end: that is no rate to go on with.
 
     >>> growth_of([(k, 1000.0 * k + (9e9 if k % 10 == 5 else 0)) for k in range(60)])
     60000.0
@@ -209,7 +212,17 @@ def growth_of(points: Sequence[tuple[float, float]]) -> float | None:
     few = list(_medians(points, -(-len(points) // _FIT_POINTS)))
     pairs = ((one, other) for k, one in enumerate(few) for other in few[k + 1 :] if other[0] > one[0])
     slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairs]
-    return 60 * median(slopes) if slopes else None
+    slope = median(slopes)
+    return None if _fell_back(points, slope, few) else 60 * slope
+
+
+def _fell_back(points: Sequence[tuple[float, float]], slope: float, few: Sequence[tuple[float, float]]) -> bool:
+    """Whether the end lies below the fitted line by more than half of what it rises, and by a tenth of all."""
+    end, span = points[-1][0], points[-1][0] - points[0][0]
+    reached = max(amount for seconds, amount in points if seconds >= end - _END * span)
+    expected = median(amount - slope * seconds for seconds, amount in few) + slope * end
+    highest = max(amount for _, amount in few)
+    return slope > 0 and expected - reached > max(slope * span / 2, highest / 10)
 
 
 def _medians(points: Sequence[tuple[float, float]], size: int) -> Iterable[tuple[float, float]]:

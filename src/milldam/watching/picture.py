@@ -53,13 +53,9 @@ def draw(watched: Watched) -> str:
     parts += [text(_LEFT, above.top - 10, "anonymous and shared, by process", "name")]
     parts += [text(_LEFT, below.top - 10, "file-backed, of all: the kernel can take it back", "name"), *_legend(bands)]
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    label = escape_plain(f"Memory of {_title(watched)} over time")
+    label = escape_plain(f"Memory of {watched.title} over time")
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
     return "\n".join([opening, f"<style>{_style()}</style>", *parts, "</svg>\n"])
-
-
-def _title(watched: Watched) -> str:
-    return " ".join(watched.command) or "this process"
 
 
 def _heading(watched: Watched) -> list[str]:
@@ -69,7 +65,7 @@ def _heading(watched: Watched) -> list[str]:
     if watched.growth is not None:
         said.append(f"growth {watched.growth / 1e6:+.1f} MB a minute")
     said += [f"{len(watched.processes) + watched.others.count} processes", duration(watched.seconds)]
-    return [text(24, 34, shorten(_title(watched), 96), "title"), text(24, 56, ", ".join(said), "tick")]
+    return [text(24, 34, shorten(watched.title, 96), "title"), text(24, 56, ", ".join(said), "tick")]
 
 
 # ---- bands ----

@@ -26,8 +26,8 @@ class Recorder:
     """Writes the file; holds one sample. A full disk ends the record, not the watch."""
 
     def __init__(self, path: Path) -> None:
-        refuse_foreign(path)
         with explain_os_errors(path):
+            refuse_foreign(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +120,14 @@ class ProcessTree:
             name = _describe(pid, kernel_name.decode(errors="replace"))
             self._names[pid] = (kernel_name, name, looks + 1 if before == kernel_name else 1)
         return name
+
+
+def most_resident() -> int:
+    """The most that this process has had resident, by the kernel's count."""
+    with contextlib.suppress(OSError, KeyError), open("/proc/self/status", "rb", buffering=0) as file:
+        return int(dict(_STATUS.findall(file.read(8192)))[b"VmHWM"].split()[0]) * 1024
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if os.uname().sysname == "Darwin" else used * 1024
 
 
 def _listed() -> set[int]:

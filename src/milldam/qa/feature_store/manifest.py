@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, json_bytes, write_file
+from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
 from milldam.qa.feature_store.format import CONTEXTS_INDEX, TOKEN_DTYPES, FeatureForm
 
 NAME = "milldam-qa.json"
@@ -145,7 +145,7 @@ def _check_form(form: FeatureForm, columns: Any) -> None:
 def _check_shard(shard: FeatureShard, form: FeatureForm) -> None:
     """It names files of this folder alone, and their sizes are those of its windows and examples."""
     name = shard.name
-    if PurePosixPath(name).name != name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+    if not stays_in_folder(name):
         raise _DamageError(f'the shard name "{name}" leaves the folder; refused.')
     if set(shard.files) != {f"{name}.{file}" for file in form.files}:
         raise _DamageError(f"shard {name} has other files than a shard of windows.")
@@ -176,6 +176,8 @@ def _not_a_store(folder: Path) -> str:
         return f"{folder}: no such folder."
     if (folder / "milldam.json").exists():
         return f"{folder}: a store of tokens, not of question-answering features. `milldam.open` opens it."
+    if (folder / "milldam-table.json").exists():
+        return f"{folder}: a table that milldam.map made, not question-answering features. `milldam.Table` opens it."
     if (folder / "run").exists():
         return f"{folder}: unfinished: a run was interrupted here. Run the same command again to go on."
     return f"{folder}: not a feature store (no {NAME} in it). `milldam qa` makes one."

@@ -1,0 +1,67 @@
+"""What a worker holds between two calls of the function: a function that keeps ever more stops the run in time."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+from milldam.errors import ResourceError
+from milldam.memory import format_size, release, usage
+
+_LARGE_TIMES = 4
+"""A row that is larger than a batch may be: its reader holds it about so many times until the next one."""
+_SMALLEST_GROWTH = 10**5
+_FEW = 4
+
+
+@dataclass(slots=True)
+class Holding:
+    """Looks at the memory of this process after each batch. Costs the reading of one small file."""
+
+    most_bytes: int
+    """What the budget leaves this worker."""
+    batch_bytes: int
+    name: str
+    """Of the function."""
+    here: bool
+    """The worker is the process that planned, which can't be replaced."""
+    calls: int = 0
+    first: int = 0
+    """Memory after the first call, which may load something that stays."""
+
+    def check(self, size: int) -> None:
+        """After a batch of so many bytes. Raises ResourceError when more is held than the budget leaves, or will be after
+        the next."""
+        held = usage().anonymous
+        self.calls += 1
+        if self.calls == 1:
+            self.first = held
+        most = self.most_bytes + (_LARGE_TIMES * size if size > self.batch_bytes else 0)
+        if self._next(held) <= most:
+            return
+        gc.collect()
+        release()
+        held = usage().anonymous
+        if self._next(held) > most:
+            raise ResourceError(self._told(held))
+
+    def _growth(self, held: int) -> int:
+        """Bytes a call, on average since the first."""
+        return max(0, held - self.first) // max(1, self.calls - 1)
+
+    def _next(self, held: int) -> int:
+        """What is held after the next call, as it looks; the first few tell little of that."""
+        return held + (self._growth(held) if self.calls > _FEW else 0)
+
+    def _told(self, held: int) -> str:
+        growth = self._growth(held)
+        keeps = f"the function keeps about {format_size(growth)} more after each call (a default argument, a global, "
+        what = keeps + "a cache?)" if growth >= _SMALLEST_GROWTH else "the function loads that much and keeps it"
+        replaced = "a smaller shard_size, so that workers are replaced between units"
+        if self.here:
+            replaced += " (with workers=2 or more: this one is the program itself)"
+        return (
+            f"{self.name}: between two calls a worker holds {format_size(held)}, and the budget leaves it "
+            f"{format_size(self.most_bytes)}: {what}. Every finished unit is safe.\n"
+            f"Let it keep less; or use {replaced}; or give more with memory=."
+        )

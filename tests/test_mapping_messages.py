@@ -1,0 +1,166 @@
+"""What `milldam.map` says when something is wrong: the file and the row, the memory that is kept, what to do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.mapping import map as map_rows
+from milldam.mapping.places import Places
+from milldam.memory import usage
+
+ROWS = 5
+
+
+def write_arrow(path: Path, texts: list[str]) -> None:
+    table = pa.table({"text": texts})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS: dict[str, Callable[[Path, list[str]], Any]] = {
+    "jsonl": lambda path, texts: path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts)),
+    "csv": lambda path, texts: path.write_text("text\n" + "".join(f"{text}\n" for text in texts)),
+    "parquet": lambda path, texts: pq.write_table(pa.table({"text": texts}), path, row_group_size=2),
+    "arrow": write_arrow,
+    "txt": lambda path, texts: path.write_text("".join(f"{text}\n" for text in texts)),
+}
+
+
+def write_files(folder: Path, kind: str, files: int = 3) -> Path:
+    folder.mkdir()
+    for number in range(files):
+        WRITERS[kind](folder / f"{number}.{kind}", [f"{number} {row}" for row in range(ROWS)])
+    return folder
+
+
+def picky(batch: dict[str, Any]) -> Any:
+    if "1 3" in batch["text"]:
+        raise ValueError("no one three")
+
+
+def picky_row(row: dict[str, Any]) -> Any:
+    picky({"text": [row["text"]]})
+
+
+def rejects_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", list(WRITERS))
+def test_a_row_that_fails_is_named_by_its_file_and_its_number_there(kind: str, tmp_path: Path) -> None:
+    """One unit of three files: in the rejects, in the error of a batch, in that of a row."""
+    source, out, options = write_files(tmp_path / "in", kind), tmp_path / "out", {"documents": "line"}
+    map_rows(source, picky, out, on_error="reject", **options)
+    (reject,) = rejects_of(out)
+    assert (reject["file"], reject["row"]) == (str(source / f"1.{kind}"), 3)
+    with pytest.raises(InputError, match=rf"rows 2 to 4 of \S*1.{kind}; rows 0 to 3 of \S*2.{kind} \(unit 0\)"):
+        map_rows(source, lambda batch: picky({"text": batch["text"][1:]}), out, batch_size=7, **options)
+    with pytest.raises(InputError, match=rf"picky_row failed on row 3 of \S*1.{kind} "):
+        map_rows(source, picky_row, out, batched=False, **options)
+
+
+def test_rows_are_counted_with_those_that_could_not_be_read(tmp_path: Path) -> None:
+    """A broken record before, in between, and in a file cut into pieces."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{broken\n{"text": "a"}\n{"text": "b"}\n{broken\n{"text": "1 3"}\n{"text": "c"}\n')
+    map_rows(path, picky, tmp_path / "out", on_error="reject")
+    assert rejects_of(tmp_path / "out")[-1]["row"] == 4
+    (tmp_path / "a.csv").write_text("text,n\na,1\nb\n1 3,2\n")
+    map_rows(tmp_path / "a.csv", picky, tmp_path / "out2", on_error="reject")
+    assert [one["row"] for one in rejects_of(tmp_path / "out2") if "row" in one] == [2]
+    pieces = tmp_path / "b.jsonl"
+    pieces.write_text("".join(json.dumps({"text": f"1 {row}"}) + "\n" for row in range(40)))
+    map_rows(pieces, picky, tmp_path / "out3", on_error="reject", shards=3)
+    (reject,) = rejects_of(tmp_path / "out3")
+    assert reject["row"] == 3 and "origin" not in reject
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), st.integers(1, 5), st.integers(0, 3))
+def test_places_are_those_of_every_row(files: list[list[bool]], size: int, before: int) -> None:
+    """Whatever is left out, in batches of any size."""
+    places, wanted = Places(before), list[tuple[str, int]]()
+    for name, kept in enumerate(files):
+        places.begin(str(name))
+        good = [row for row, sound in enumerate(kept) if sound]
+        for row, sound in enumerate(kept):
+            if not sound:
+                places.skip(sum(one < row for one in good))
+        places.count(len(good))
+        wanted += [(str(name), row) for row in good]
+    wanted = wanted[before:]
+    for begin in range(0, len(wanted), size):
+        places.forget(begin)
+        end = min(len(wanted), begin + size)
+        found = places.of(begin, end)
+        assert [(one.file, row) for one in found for row in range(one.first, one.last + 1)] == wanted[begin:end]
+
+
+# ---- memory ----
+
+
+def keeper(batch: dict[str, Any]) -> Any:
+    vars(sys).setdefault("kept_by_test", []).append(b"x" * 20_000_000)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_keeps_memory_stops_the_run(workers: int, tmp_path: Path) -> None:
+    """Before it takes much more than the budget; what it keeps a call, and the ways out, are said."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "a"}) + "\n" for _ in range(200)))
+    try:
+        with pytest.raises(ResourceError, match=r"(?s)keeps about \S+ MB more after each call.*shard_size.*memory="):
+            map_rows(path, keeper, tmp_path / "out", batch_size=1, memory="400MB", workers=workers, shards=2)
+        assert usage().anonymous < 1.2e9
+    finally:
+        vars(sys).pop("kept_by_test")
+
+
+# ---- what is said ----
+
+
+def test_rejected_rows_are_a_warning_and_the_plan_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with reason and place; a second time there is nothing new to say."""
+    source = write_files(tmp_path / "in", "jsonl")
+    with caplog.at_level(logging.INFO, "milldam"):
+        map_rows(source, picky, tmp_path / "out", on_error="reject")
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "rejected: 1 (function_failed 1), in " in warning and warning.endswith("rejects.jsonl")
+    plan = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("plan: "))
+    assert plan.startswith("plan: 1 of 1 units to do; ") and "WorkPlan" not in caplog.text
+    caplog.clear()
+    map_rows(source, picky, tmp_path / "out", on_error="reject")
+    assert caplog.text == ""
+
+
+def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:
+    """A function of a row given a batch; nulls at first; a schema that lacks a column; a class; fewer rows."""
+    source, out = write_files(tmp_path / "in", "jsonl"), tmp_path / "out"
+    with pytest.raises(InputError, match="given a batch, a dict of lists; for one row a call: batched=False"):
+        map_rows(source, lambda row: {"n": row["text"].upper()}, out)
+    with pytest.raises(InputError, match=r"your schema lacks text\. Add .*remove_columns=\['text'\]"):
+        map_rows(source, lambda batch: {"n": [1] * len(batch["text"])}, out, schema=pa.schema([("n", pa.int64())]))
+    with pytest.raises(ConfigError, match=r"Path is a class\. Give one that is made of it: Path\(\.\.\.\)"):
+        map_rows(source, Path, out)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a").touch()
+    with pytest.raises(ConfigError, match=r"Choose another folder with out=\."):
+        map_rows(source, picky, tmp_path / "full")
+    many = [{"x": None}] * 10 + [{"x": 1}]
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(many[-1 if number == 5 else 0]) + "\n")
+    with pytest.raises(InputError, match=r'"x": the first rows that were looked at had only nulls.*schema='):
+        map_rows(tmp_path / "*.jsonl", lambda batch: None, tmp_path / "nulls", shards=6)
+    table = map_rows(source, lambda batch: {"n": [len(batch["text"])]}, tmp_path / "few", remove_columns="all")
+    assert "15 rows in, 1 out" in str(table.report)

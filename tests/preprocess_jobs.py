@@ -253,7 +253,7 @@ PATCHES = {
     "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
     "rejects": "milldam.job.finishing:gather_rejects",
     "dropped": "milldam.job.finishing:_gather_dropped",
-    "manifest": "milldam.store.manifest:Manifest.write",
+    "manifest": "milldam.store.manifest:Manifest.write_with",
     "pack": "milldam.job.finishing:pack_store",
     "row_shard": "milldam.packing.row_shards:_RowShard.commit",
     "summary": "milldam.job.finishing:Finish._write",
@@ -265,11 +265,11 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    import milldam.workforce
+    from milldam.executors.crews import LocalCrew
     from milldam.executors.serial import SerialExecutor
 
     os.chdir(folder)
-    setattr(milldam.workforce.Workforce, "_executor", lambda workforce, staff: SerialExecutor())  # noqa: B010
+    setattr(LocalCrew, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

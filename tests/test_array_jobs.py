@@ -26,7 +26,8 @@ from milldam.config import Config
 from milldam.config_file import load_config
 from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, ShareHeldError
 from milldam.executors import cores
-from milldam.job.stages import finish_job, plan_job, prepare_job, work_share
+from milldam.job.in_shares import finish_job, prepare_job, work_share
+from milldam.job.stages import plan_job
 from milldam.memory import Budget
 from milldam.run import Run, Share
 from preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,4 +164,6 @@ def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r'"x": the first rows that were looked at had only nulls.*schema='):
         map_rows(tmp_path / "*.jsonl", lambda batch: None, tmp_path / "nulls", shards=6)
     table = map_rows(source, lambda batch: {"n": [len(batch["text"])]}, tmp_path / "few", remove_columns="all")
-    assert "15 rows in, 1 out" in str(table.report)
+    assert table.report is not None and "15 rows in, 1 out" in str(table.report) and not table.report.over_budget
+    over = replace(table.report, memory={"peak": 500_000_000, "budget": 400_000_000})
+    assert "the peak of 500 MB was over the budget of 400 MB" in str(over)

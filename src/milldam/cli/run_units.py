@@ -75,7 +75,7 @@ def run_units(
 
 def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> Callable[[Observer], Any]:
     from milldam.array_jobs import FINISH, PREPARE
-    from milldam.job.stages import finish_job, prepare_job, work_share
+    from milldam.job.in_shares import finish_job, prepare_job, work_share
     from milldam.run import Share
 
     if stage in (PREPARE, FINISH):

@@ -50,7 +50,8 @@ def slurm(
     from milldam.array_jobs import ArraySettings, slurm_script
     from milldam.cli.preprocess import load
     from milldam.files import write_file
-    from milldam.job.stages import plan_job, require_shareable
+    from milldam.job.in_shares import require_shareable
+    from milldam.job.stages import plan_job
 
     loaded = load(config, overrides, quiet=False, options={})
     require_shareable(loaded)

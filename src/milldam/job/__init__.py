@@ -1,8 +1,10 @@
 """The job of `milldam tokenize` and `milldam preprocess`, from its configuration to a finished store.
 
 stages              the job, stage by stage: the map of all that follows
+in_shares           the same job in shares, by several machines
 preparing           what a job has to know before it works; what can be wrong is found here
-estimating          what it will take: documents, tokens, disk, time
+simulating          the same for a listing of files that need not be there
+estimating, needs   what it will take: documents, tokens, disk, time
 counting            which documents a slice of a data set is
 deduplicating       the stages of dedup
 resolving           fingerprints of all units -> what to drop; hashes of a finished run -> the index

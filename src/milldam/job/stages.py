@@ -23,7 +23,7 @@ import numpy as np
 
 from milldam.config import Config
 from milldam.dedup.fingerprints import partition_count
-from milldam.errors import ConfigError, MilldamError, NotReadyError
+from milldam.errors import ConfigError, NotReadyError
 from milldam.executors.crews import Crew, LocalCrew
 from milldam.executors.shares import FinishCrew, ShareCrew, ShareDone
 from milldam.job.arranging import RECORDS as ARRANGED
@@ -59,7 +59,6 @@ from milldam.run import (
     Identity,
     PartRecord,
     Run,
-    Share,
     in_plan_order,
     refuse_foreign,
 )
@@ -85,51 +84,7 @@ def run_job(
     holds already; the limit comes on top of it. `report`: make the page about it.
     """
     with Run(Path(config.out), name) as run:
-        return _Job(config, run, observer or Quiet(), held_bytes).run(report=report)
-
-
-def prepare_job(config: Config, observer: Observer | None = None) -> None:
-    """Check and plan the job in its output folder, for shares to work on; what is there of it already stays."""
-    require_shareable(config)
-    with Run(Path(config.out)) as run:
-        _Job(config, run, observer or Quiet(), 0).prepare()
-
-
-def work_share(config: Config, share: Share, observer: Observer | None = None) -> None:
-    """Do what is left of a share of a stage, beside others that do theirs.
-
-    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
-    work on this share.
-    """
-    require_shareable(config)
-    with Run(Path(config.out), share=share) as run:
-        try:
-            _Job(config, run, observer or Quiet(), 0).run(report=False)
-        except ShareDone:
-            run.close_status(stage=share.stage, state="done")
-        except MilldamError as error:
-            run.close_status(stage=share.stage, state="failed", message=str(error))
-            raise
-
-
-def finish_job(config: Config, observer: Observer | None = None) -> Summary:
-    """Make the store of what shares have done. Raises NotReadyError when something of theirs is left."""
-    require_shareable(config)
-    # What shares have done is never replaced: only who prepares may.
-    config = replace(config, overwrite=False)
-    with Run(Path(config.out)) as run:
-        return _Job(config, run, observer or Quiet(), 0, after_shares=True).run(report=True)
-
-
-def require_shareable(config: Config) -> None:
-    """Raise ConfigError when the job can't be done in shares."""
-    if config.engine != "local":
-        raise ConfigError(f"engine: {config.engine}: shares work on the machine that each is on. Leave it out.")
-    if config.limit is not None:
-        raise ConfigError("limit counts documents in one process, not in shares. Use max_documents of the data sets.")
-    alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
-    if alone:
-        raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
+        return Job(config, run, observer or Quiet(), held_bytes).run(report=report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +109,12 @@ def plan_job(config: Config, *, nodes: int = 1, listing: Listing | None = None) 
     not be there.
     """
     with tempfile.TemporaryDirectory(prefix="milldam-plan-") as folder, Run(Path(folder) / "plan") as run:
-        return _Job(config, run, Quiet(), 0).look_ahead(nodes, listing)
+        return Job(config, run, Quiet(), 0).look_ahead(nodes, listing)
 
 
-class _Job:
+class Job:
+    """One job in its output folder."""
+
     def __init__(
         self, config: Config, run: Run, observer: Observer, held_bytes: int, *, after_shares: bool = False
     ) -> None:

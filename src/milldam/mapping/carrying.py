@@ -105,7 +105,8 @@ def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
         raise ConfigError(
             f"{sent.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
             "Code: it was edited since it was loaded; run again (in a notebook, restart or reload the module first).\n"
-            "A value: it does not survive pickling; make it inside the function, or use workers=1."
+            "A value: the function changes it when it is called, or it does not survive pickling; make it inside the "
+            "function, or use workers=1."
         )
 
 

@@ -30,8 +30,8 @@ class Holding:
     """Memory after the first call, which may load something that stays."""
 
     def check(self, size: int) -> None:
-        """After a batch of so many bytes. Raises ResourceError when more is held than the budget leaves, or will be after
-        the next."""
+        """After a batch of so many bytes. Raises ResourceError when more is held than the budget leaves, now or (as it
+        looks) after the next one."""
         held = usage().anonymous
         self.calls += 1
         if self.calls == 1:
@@ -61,7 +61,7 @@ class Holding:
         if self.here:
             replaced += " (with workers=2 or more: this one is the program itself)"
         return (
-            f"{self.name}: between two calls a worker holds {format_size(held)}, and the budget leaves it "
-            f"{format_size(self.most_bytes)}: {what}. Every finished unit is safe.\n"
+            f"{self.name}: between two calls a worker holds {format_size(held)}, too much for the "
+            f"{format_size(self.most_bytes)} that the budget leaves it: {what}. Every finished unit is safe.\n"
             f"Let it keep less; or use {replaced}; or give more with memory=."
         )

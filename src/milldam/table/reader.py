@@ -13,7 +13,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
@@ -151,8 +151,8 @@ class Table:
             if step != 1:
                 raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
             return self.rows(begin, max(begin, end)).to_pydict()
-        if hasattr(which, "__len__"):  # a list, a tuple, a numpy array
-            return self._several(list(which))
+        if hasattr(which, "__len__"):  # also a numpy array
+            return self._several(cast("Sequence[Any]", which))
         number = self._number(which)
         return self.rows(number, number + 1).to_pylist()[0]
 
@@ -163,12 +163,12 @@ class Table:
             raise IndexError(f"row {asked} of a table of {len(self):,} rows")
         return number
 
-    def _several(self, which: list[Any]) -> Any:
+    def _several(self, which: Sequence[Any]) -> Any:
         """Rows by their numbers, or columns by their names."""
         import pyarrow as pa
 
-        if which and all(isinstance(one, str) for one in which):
-            return self.to_arrow(which)
+        if len(which) and all(isinstance(one, str) for one in which):
+            return self.to_arrow([str(one) for one in which])
         if not all(hasattr(one, "__index__") for one in which):
             raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
         numbers = [self._number(one) for one in which]

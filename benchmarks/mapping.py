@@ -99,6 +99,7 @@ def run_datasets(arguments: argparse.Namespace, documents: Path) -> Run:
     folder.mkdir(exist_ok=True)
     peers = str(HERE.with_name("mapping_peers.py"))
     command = [arguments.python, peers, str(documents), str(arguments.tokenizer), str(folder)]
+    command += ["--shards", str(arguments.peer_shards)]
     return run(command, arguments.folder, arguments.peer_limit)
 
 
@@ -143,7 +144,8 @@ def report_lines(arguments: argparse.Namespace, runs: dict[str, list[Run]], size
     lines = [
         *heading(machine()),
         "",
-        f"{arguments.num_files} documents, {size / 1e9:.2f} GB; budget {arguments.memory}",
+        f"{arguments.num_files} documents, {size / 1e9:.2f} GB; budget {arguments.memory}; datasets: the first "
+        f"{arguments.peer_shards} of 16 shards",
         "",
     ]
     lines += [
@@ -164,6 +166,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--python", help="a Python with datasets and transformers; none: milldam alone")
     parser.add_argument("--peer_limit", type=parse_size, help="hard limit for datasets; none without it")
+    parser.add_argument("--peer_shards", type=int, default=16, help="datasets maps the first so many of the 16 shards")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench/mapping"))
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")

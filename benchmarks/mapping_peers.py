@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("documents", "tokenizer", "folder"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--shards", type=int, default=SHARDS, help="map only the first so many of the 16")
     arguments = parser.parse_args()
 
     from datasets import concatenate_datasets, disable_progress_bars, load_dataset
@@ -48,7 +49,7 @@ def main() -> None:
     loaded = anonymous_bytes()
     shards, parts = [], []
     started = time.perf_counter()
-    for number in range(min(SHARDS, len(data))):
+    for number in range(min(arguments.shards, len(data))):
         part = data.shard(SHARDS, number, contiguous=True)
         part = part.map(tokenize, batched=True, batch_size=1, writer_batch_size=1, remove_columns=["text"])
         parts.append(part)

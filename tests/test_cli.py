@@ -69,8 +69,9 @@ def test_help_answers_in_a_fraction_of_a_second() -> None:
 
 
 COMMANDS = (
-    "completion", "dedup-index", "demo", "feed", "inspect", "migrate", "plan", "preprocess", "qa", "qa-eval", "report",
-    "schema", "stats", "status", "tokenize", "train-tokenizer", "verify",
+    "completion", "dedup-index", "demo", "export", "feed", "import", "inspect", "map", "migrate", "plan", "preprocess",
+    "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status", "tokenize",
+    "train-tokenizer", "verify", "watch",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class FakeRun:
 
 def counts_for(run: FakeRun, sources: list[tuple[RowSlice | None, int | None]]) -> RowCounts:
     made = tuple(Source(SetRules(TextRules()), rows, most) for rows, most in sources)
-    fake: Any = SimpleNamespace(all_units=run.all_units, appended=run.appended, append=run.append)
+    fake: Any = SimpleNamespace(all_units=run.all_units, appended=run.appended, append=run.append, share=None)
     assert hasattr(Run, "all_units") and hasattr(Run, "appended") and hasattr(Run, "append")
     return RowCounts(fake, made)
 

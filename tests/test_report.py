@@ -381,7 +381,7 @@ def make_hostile_store(folder: Path) -> Path:
     )
     # The split of a shard is a name from the manifest too.
     manifest = json.loads((out / "milldam.json").read_bytes())
-    manifest["shards"][1]["split"] = evil
+    manifest["shards"][1]["split"] = HOSTILE[2]
     (out / "milldam.json").write_text(json.dumps(manifest))
     summary = full_summary()
     summary["flow"][2] = {"stage": evil, "documents_in": 9, "documents_out": 3, "dropped": {evil: 6}}

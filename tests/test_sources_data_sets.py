@@ -472,7 +472,8 @@ def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(
     hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """It gives the error that it always gave."""
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match=r": no such file or folder\.$"):
         list(list_inputs(resolve_data_set(path, None, None).inputs))
     with pytest.raises(InputError, match=r": no such file or folder\.$"):

@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 # Exports are read back with the readers of Megatron-LM, litdata and MosaicML; they would pull in GPU packages, which
 # they do not need for that: so they are installed without what they ask for, and with this.
-READERS := boto3 brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
+READERS := brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
 
 .PHONY: demo test test-slow check install clean
 
@@ -33,7 +33,8 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata $(READERS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata
+	$(BIN)/pip install --quiet --disable-pip-version-check $(READERS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata megatron-core mosaicml-streaming
 	touch $@
 

@@ -22,6 +22,7 @@ from milldam.tokenizing_function import TextEncoder
 
 FOLDER = Path(__file__).parents[2] / "shared/data/tokenizers"
 GPT2 = FOLDER / "gpt2/tokenizer.json"
+pytestmark = pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,8 @@ SUMMARY = "summary.json"
 _MARGIN, _ROOM = 1.15, 12 * 10**6
 """What is added to the probe's peak: batches differ, and a shard waits to be written."""
 _CHANGES_SHOWN = 6
+_TURNS_SHARE = 0.88
+"""Of the budget, what batches may come to: a batch may take more than those of its size did before."""
 
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
@@ -277,7 +279,9 @@ class _Job:
             made[one.key] = one
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
-        turns = Turns(run.folder, self._budget.limit_bytes, first, (os.uname().nodename, os.getpid()))
+        turns = Turns(
+            run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, (os.uname().nodename, os.getpid())
+        )
         task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
         stage = Stage(
             "map",

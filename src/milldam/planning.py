@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from milldam.errors import ResourceError
 from milldam.executors import cores as cores
@@ -42,6 +43,18 @@ class WorkPlan:
     stages: tuple[str, ...] = ("tokenize",)
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+
+
+def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
+    """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
+    return WorkPlan(
+        budget=budget,
+        workers=workers,
+        threads=max(1, cores // workers),
+        share_bytes=(budget.limit_bytes - held_bytes) // workers,
+        note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+        **facts,
+    )
 
 
 def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:

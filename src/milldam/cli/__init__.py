@@ -20,6 +20,7 @@ from milldam.cli.export import export
 from milldam.cli.feed import feed
 from milldam.cli.import_ import import_
 from milldam.cli.inspect import inspect
+from milldam.cli.interrupting import EXIT_INTERRUPTED
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
 from milldam.cli.preprocess import plan, preprocess
@@ -34,7 +35,7 @@ from milldam.cli.slurm import slurm
 from milldam.cli.stats import stats
 from milldam.cli.status import status
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import EXIT_INTERRUPTED, tokenize
+from milldam.cli.tokenize import tokenize
 from milldam.cli.train_tokenizer import train_tokenizer
 from milldam.cli.verify import verify
 from milldam.cli.watch import watch

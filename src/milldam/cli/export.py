@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt
 from milldam.exporters import EXPORTERS
 from milldam.memory import format_size
 
@@ -48,14 +46,8 @@ def export(store: str, to: str, out: Path, as_json: bool, **options: Any) -> Non
     try:
         summary = exporters.export(store, to, out, **options)
     except KeyboardInterrupt:
-        _explain_interrupt()
+        end_interrupted("What is written so far is safe.")
     click.echo(json.dumps(summary.as_json()) if as_json else visible("\n".join(summary_lines(summary))))
-
-
-def _explain_interrupt() -> NoReturn:
-    click.echo("\nInterrupted. What is written so far is safe. To go on, run the same command again:", err=True)
-    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
-    sys.exit(EXIT_INTERRUPTED)
 
 
 def summary_lines(summary: ExportSummary) -> list[str]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.interrupting import as_interrupt
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import as_interrupt
 from milldam.importers import FORMATS
 
 if TYPE_CHECKING:

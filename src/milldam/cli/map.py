@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from milldam.cli.engine import engine_options
+from milldam.cli.interrupting import as_interrupt, end_interrupted
+from milldam.cli.memory_lines import memory_lines
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
 from milldam.errors import ConfigError, MilldamError
 
 if TYPE_CHECKING:
@@ -164,10 +163,7 @@ def _argument(text: str) -> tuple[str, Any]:
 def _explain_interrupt(out: Path) -> NoReturn:
     from milldam.mapping.map_run import MapRun
 
-    click.echo("\nInterrupted. Every finished unit is safe.", err=True)
-    click.echo(f"{len(MapRun(out).made())} units are done. To go on, run the same command again:", err=True)
-    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
-    sys.exit(EXIT_INTERRUPTED)
+    end_interrupted(f"Every finished unit is safe.\n{len(MapRun(out).made())} units are done.")
 
 
 def summary_lines(summary: MapSummary) -> list[str]:

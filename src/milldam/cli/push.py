@@ -90,7 +90,7 @@ def say(sentence: str) -> None:
 @contextmanager
 def exit_at_interrupt(told: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the process at once: the network would hold it up, and a kill does no harm."""
-    from milldam.cli.tokenize import EXIT_INTERRUPTED
+    from milldam.cli.interrupting import EXIT_INTERRUPTED
 
     def leave(number: int, frame: FrameType | None) -> None:
         # Not click.echo: the signal may have come in the middle of one.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from milldam.cli.engine import engine_options
+from milldam.cli.interrupting import as_interrupt, end_interrupted
+from milldam.cli.memory_lines import memory_lines
 from milldam.cli.terminal import visible
-from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt, memory_lines
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,10 +112,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _explain_interrupt(out: Path) -> NoReturn:
     from milldam.qa.job import QARun
 
-    click.echo("\nInterrupted. Every finished shard is safe.", err=True)
-    click.echo(f"{len(QARun(out).made())} units are done. To go on, run the same command again:", err=True)
-    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
-    sys.exit(EXIT_INTERRUPTED)
+    end_interrupted(f"Every finished shard is safe.\n{len(QARun(out).made())} units are done.")
 
 
 def summary_lines(summary: QASummary) -> list[str]:

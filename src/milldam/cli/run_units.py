@@ -59,9 +59,9 @@ def run_units(
     milldam run-units config.yaml --stage tokenize --index 3 --of 8
     milldam run-units config.yaml --stage finish
     """
+    from milldam.cli.interrupting import EXIT_INTERRUPTED, as_interrupt
     from milldam.cli.preprocess import load
     from milldam.cli.progress import make_observer
-    from milldam.cli.tokenize import EXIT_INTERRUPTED, as_interrupt
 
     loaded = load(config, overrides, quiet=quiet, options={"memory": memory, "workers": workers})
     signal.signal(signal.SIGTERM, as_interrupt)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from milldam.cli.engine import engine_options
+from milldam.cli.interrupting import as_interrupt, end_interrupted
+from milldam.cli.memory_lines import memory_lines
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.progress import Observer, Summary
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command()
@@ -144,21 +141,11 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
     _show(summary, as_json=as_json, quiet=quiet)
 
 
-def as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _explain_interrupt(work: Path) -> NoReturn:
     from milldam.run import Run
 
-    click.echo("\nInterrupted. Every finished shard is safe.", err=True)
-    records = Run(work).records()
-    done = len({record.unit for record in records if record.last})
-    click.echo(
-        f"{done} units are done, and what stages before them finished. To go on, run the same command again:", err=True
-    )
-    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
-    sys.exit(EXIT_INTERRUPTED)
+    done = len({record.unit for record in Run(work).records() if record.last})
+    end_interrupted(f"Every finished shard is safe.\n{done} units are done, and what stages before them finished.")
 
 
 def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:
@@ -213,20 +200,3 @@ def _document_lines(summary: Summary) -> list[str]:
             f"{packed['tail']:,} tokens at the end left out"
         )
     return lines
-
-
-def memory_lines(memory: dict[str, Any]) -> list[str]:
-    from milldam.memory import format_size
-
-    lines = ["Memory (anonymous, whole process tree):"]
-    lines += [f"  {name + ':':<8}{format_size(memory[name])}" for name in ("start", "peak", "final")]
-    share = memory["peak"] / memory["budget"]
-    lines[2] += f" of {format_size(memory['budget'])} ({share:.0%})"
-    stages = (f"{name} {format_size(one['peak'])}" for name, one in memory["stages"].items())
-    machines = (f"{name} {format_size(peak)}" for name, peak in memory.get("machines", {}).items())
-    return [
-        *lines,
-        f"  peak by stage: {', '.join(stages)}",
-        *([f"  peak by machine: {', '.join(machines)}"] if memory.get("machines") else []),
-        f"  file-backed, apart: {format_size(memory['peak_file_backed'])}",
-    ]

@@ -48,6 +48,7 @@ from milldam.planning import (
     WORKER_BYTES,
     WorkPlan,
     fit_workers,
+    make_plan,
     require_room_for_grouping,
 )
 from milldam.progress import Observer, Quiet, Summary
@@ -291,19 +292,19 @@ class Job:
         useful = 1 if self._one_process else max(1, min(wanted, units - done))
         parent = usage().anonymous
         workers = fit_workers(self._budget, parent, self._loaded_bytes, useful)
-        left = self._budget.limit_bytes - (parent if workers > 1 or self._crew.machine else 0)
-        return WorkPlan(
-            budget=self._budget,
+        held = parent if workers > 1 or self._crew.machine else 0
+        return make_plan(
+            self._budget,
+            workers=workers,
+            useful=useful,
+            cores=wanted,
+            held_bytes=held,
             units=units,
             done=done,
             input_bytes=self._prepared.identity.input["bytes"],
             shard_size=self._prepared.shard_size,
-            workers=workers,
-            threads=max(1, wanted // workers),
-            share_bytes=left // workers,
             engine=choice.engine,
             engine_note=choice.note,
-            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
         )

@@ -36,7 +36,7 @@ from milldam.mapping.turns import Turns
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
-from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan
+from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
 from milldam.progress import Observer, Quiet, log
 from milldam.run import NEW, UNFINISHED
 from milldam.sources.listing import InputFile
@@ -199,7 +199,7 @@ class _Job:
         if self._source.needs_spooling:
             self._workforce.enter("read")
             self._source.spool(None)
-        units = UnitList.written(self._run.folder / UNITS, self._source.units())
+        units = self._run.list_units(self._source.units())
         if not len(units):
             raise InputError("No rows in the input: nothing to do.")
         return units
@@ -305,19 +305,19 @@ class _Job:
             useful = 1
         parent = usage().anonymous
         workers = self._fit_workers(parent, probed, useful)
-        left = self._budget.limit_bytes - (parent if workers > 1 or self._workforce.crew.machine else 0)
-        return WorkPlan(
-            budget=self._budget,
+        held = parent if workers > 1 or self._workforce.crew.machine else 0
+        return make_plan(
+            self._budget,
+            workers=workers,
+            useful=useful,
+            cores=wanted,
+            held_bytes=held,
             units=len(units),
             done=self._cached,
             input_bytes=units.bytes,
             shard_size=units.bytes // max(1, len(units)),
-            workers=workers,
-            threads=max(1, wanted // workers),
-            share_bytes=left // workers,
             engine="python",
             engine_note=f"{self._function.name}; cached: {self._cached} of {len(units)} units{self._because()}",
-            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
             stages=("probe", "map"),
         )
 

@@ -25,7 +25,8 @@ from milldam.function_identity import FunctionIdentity
 from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
 from milldam.mapping.turns import remove_turns
-from milldam.mapping.unit_list import read_units
+from milldam.mapping.unit_list import UnitList
+from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
 from milldam.run import FINISHED, Run
 from milldam.run import TABLE_RECORDS as RECORDS
@@ -85,8 +86,11 @@ class MapRun(Run):
         table = self.table()
         if table is not None:
             return len(table.units)
-        path = self.folder / UNITS
-        return sum(1 for _ in read_units(path)) if path.exists() else None
+        return super().planned_units()
+
+    def list_units(self, units: Iterable[RowUnit]) -> UnitList:
+        """Write the plan's units down."""
+        return UnitList(self._units, units)
 
     # ---- from one state to the next: each step leaves one from which the same call goes on ----
 
@@ -125,8 +129,8 @@ class MapRun(Run):
         self.remove_all_but(table.units)
         remove_turns(self.folder)
         self.close_appended()
-        for name in (RECORDS, UNITS):
-            (self.folder / name).unlink(missing_ok=True)
+        self._units.remove()
+        (self.folder / RECORDS).unlink(missing_ok=True)
         self._clear_spool(table)
 
     def _clear_spool(self, table: TableManifest) -> None:

@@ -12,13 +12,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.executors import PART, PROGRESS, Report, Work
-from milldam.files import NewFile
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, row_by_row
 from milldam.mapping.carrying import Carried
@@ -32,6 +30,7 @@ from milldam.mapping.shards import TableShardWriter
 from milldam.mapping.turns import Turns
 from milldam.mapping.units import RowUnit
 from milldam.memory import release, usage
+from milldam.passes.aside import RejectFile
 from milldam.passes.assignments import REPORT_SECONDS
 from milldam.sources.batch import Reject
 from milldam.table.manifest import MadeUnit, TableSchema
@@ -85,34 +84,6 @@ class MapTask:
 
 def rejects_path(folder: Path, key: str) -> Path:
     return folder / f"rejects-{key[:16]}.jsonl"
-
-
-class RejectLog:
-    """The records of a unit that are set aside: a file that appears when the unit is done, if there are any."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: NewFile | None = None
-        self.counts: Counter[str] = Counter()
-
-    def add(self, reject: Reject) -> None:
-        if self._file is None:
-            self._file = NewFile(self._path)
-        self.counts[reject.reason] += 1
-        self._file.write((json.dumps(reject.as_json()) + "\n").encode())
-
-    def commit(self) -> None:
-        if self._file is not None:
-            self._file.commit()
-        else:
-            self._path.unlink(missing_ok=True)
-
-    def __enter__(self) -> RejectLog:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._file is not None:
-            self._file.__exit__(*error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +163,7 @@ class _Unit:
         task, unit, rules = self.task, assigned.unit, self.task.rules
         with (
             TableShardWriter(task.out, assigned.key, self.schema) as writer,
-            RejectLog(rejects_path(task.folder, assigned.key)) as rejects,
+            RejectFile(rejects_path(task.folder, assigned.key)) as rejects,
         ):
             begun = time.perf_counter()
             read = self.reader.read(unit, rejects.add, self.places)
@@ -213,7 +184,7 @@ class _Unit:
         self._tell(force=True)
         self.report(PART, MadeUnit(assigned.key, self.rows, shard, dict(sorted(rejects.counts.items()))))
 
-    def _batch(self, rows: Rows, unit: RowUnit, writer: TableShardWriter, rejects: RejectLog) -> None:
+    def _batch(self, rows: Rows, unit: RowUnit, writer: TableShardWriter, rejects: RejectFile) -> None:
         span = (self.rows, self.rows + row_count(rows))
         self.places.forget(span[0])
         first = None if unit.first_row is None else unit.first_row + self.rows

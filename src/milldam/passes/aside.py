@@ -23,8 +23,10 @@ _FRAME_BYTES = 1 << 20
 
 
 class RejectFile:
-    def __init__(self, folder: Path, unit: int, part: int) -> None:
-        self._path = folder / f"rejects-{unit:07d}-{part:05d}.jsonl"
+    """Records that are set aside: a file that appears when it is committed, if there are any."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: NewFile | None = None
         self.counts: Counter[str] = Counter()
 
@@ -37,10 +39,19 @@ class RejectFile:
     def commit(self) -> None:
         if self._file is not None:
             self._file.commit()
+        else:
+            self._path.unlink(missing_ok=True)
 
     def discard(self) -> None:
+        """Leave nothing, unless it was committed."""
         if self._file is not None:
             self._file.__exit__(None, None, None)
+
+    def __enter__(self) -> RejectFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
 
 class DroppedFile:

@@ -263,7 +263,7 @@ class _UnitWork:
     def _open_part(self) -> None:
         unit, folder = self._given.unit.index, self._task.out / RUN_FOLDER
         self._shelf = Shelf(self._task.out, unit, self._part, self._task.splits, self._task.dtype)
-        self._rejects = RejectFile(folder, unit, self._part)
+        self._rejects = RejectFile(folder / f"rejects-{unit:07d}-{self._part:05d}.jsonl")
         self._dropped = DroppedFile(folder, unit, self._part) if self._task.selection.write_dropped else None
 
     def __enter__(self) -> _UnitWork:

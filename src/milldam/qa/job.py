@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from milldam.errors import InputError, ResourceError
 from milldam.files import NewFile, hash_bytes, remove_temporaries, write_json
 from milldam.memory import Budget, format_size, release, usage
-from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers
+from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, make_plan
 from milldam.progress import Observer, Quiet
 from milldam.qa.feature_store.manifest import NAME as MANIFEST
 from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
@@ -261,21 +261,21 @@ class _Job:
         useful = 1 if small else max(1, min(wanted, units - done))
         parent = usage().anonymous
         workers = self._fit_workers(parent, useful, read.longest)
-        left = self._budget.limit_bytes - (parent if workers > 1 or self._workforce.crew.machine else 0)
+        held = parent if workers > 1 or self._workforce.crew.machine else 0
         rules = self._rules
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
-        return WorkPlan(
-            budget=self._budget,
+        return make_plan(
+            self._budget,
+            workers=workers,
+            useful=useful,
+            cores=wanted,
+            held_bytes=held,
             units=units,
             done=done,
             input_bytes=identity.input["bytes"],
             shard_size=sum(read.parts) // max(1, units),
-            workers=workers,
-            threads=max(1, wanted // workers),
-            share_bytes=left // workers,
             engine="huggingface",
             engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
-            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
             stages=("read", "window"),
         )
 

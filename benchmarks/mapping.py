@@ -9,8 +9,9 @@ and the seconds of a first and a second run of the same command; with --json eve
 - datasets: mapping_peers.py, the same in SHARD mode with `tokenizer(batch["text"])`, batches of one, in one process.
 
 After a shard: anonymous memory (RssAnon + RssShmem) of the program and its children; in BASIC the workers are at work
-on the next shards then. Peak: of the whole tree, sampled every 50 ms (memory.py). Each run is a fresh process in a
-memory cgroup (Linux, root), milldam's with a hard limit at its budget plus --headroom, since page cache counts, too.
+on the next shards then, so the last of these figures is that of the last shard but one. Peak: of the whole tree,
+sampled every 50 ms (memory.py). Each run is a fresh process in a memory cgroup (Linux, root), milldam's with a hard
+limit at its budget plus --headroom, since page cache counts, too.
 
     python benchmarks/mapping.py --python /tmp/bench/hfd/bin/python --json benchmarks/results/mapping.json
     python benchmarks/mapping.py --num_files 45 --python /tmp/bench/hfd/bin/python           100 MB, to try
@@ -124,7 +125,7 @@ def row(name: str, runs: list[Run]) -> str:
     if first.exit_status or not first.after_shards:
         why = "killed: out of memory" if first.oom_kills else f"exit status {first.exit_status}"
         return f"| {name} | {megabytes(first.peak_bytes)} | {why} | | | {first.seconds:.0f} | | | |"
-    begin, end = first.after_shards[0], first.after_shards[-1]
+    begin, end = first.after_shards[0], first.after_shards[-2 if "BASIC" in name else -1]
     cells = [
         name,
         megabytes(first.peak_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -572,6 +573,28 @@ def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> N
         with pytest.raises(ConfigError, match="can't be sent to worker processes"):
             map_rows(corpus, work, tmp_path / "out", workers=2, shards=3, key="v1")
         assert len(map_rows(corpus, work, tmp_path / "out", shards=3, key="v1")) == FILES * ROWS
+
+
+def test_the_function_runs_in_the_program_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    """What it loads and keeps must not stay in the program. A first row that is large leaves the others their workers;
+    a single worker is a process of its own, too."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(4):
+        lines = [{"text": "x" * 6_000_000}] * (number == 0) + [{"text": "y" * 1000}] * 50
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def where(batch: dict[str, Any]) -> dict[str, Any]:
+        several = [text * 25 for text in batch["text"]]  # 150 MB for the large one
+        return {"process": [os.getpid()] * len(several)}
+
+    options: dict[str, Any] = {"batch_bytes": "1MB", "memory": "450MB", "remove_columns": "all"}
+    for shards in (1, 2):
+        table = map_rows(folder, where, tmp_path / str(shards), workers=2, shards=shards, **options)
+        assert table.report is not None and table.report.workers == shards
+        assert os.getpid() not in table["process"].to_pylist()
+    here = map_rows(folder, where, tmp_path / "here", workers=1, **options)
+    assert set(here["process"].to_pylist()) == {os.getpid()}
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pickle
 import random
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
+from milldam.mapping.batching import batches
 from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
@@ -228,6 +230,23 @@ def test_a_giant_row_comes_whole(tmp_path: Path) -> None:
     assert [one.reason for one in rejects] == ["not_utf8"]
     found = read(plan(tmp_path / "c.jsonl", tmp_path / "s", shard_size=10_000))
     assert [row["text"] for row in found] == ["small", text, "last"]
+
+
+def test_a_giant_row_is_held_once_while_it_is_worked_on(tmp_path: Path) -> None:
+    """Beside the row that was given away nothing of its size is held, nor anything of the row before it."""
+    size = 8_000_000
+    write_jsonl(tmp_path / "a.jsonl", [{"text": letter * size} for letter in "abc"])
+    made = plan(tmp_path / "a.jsonl", tmp_path / "s")
+    (unit,) = made.units()
+    tracemalloc.start()
+    try:
+        for rows in batches(made.reader.read(unit, lambda reject: None), 1, 1 << 20):
+            assert len(rows["text"][0]) == size
+            held = tracemalloc.get_traced_memory()[0]
+            assert held < 1.6 * size
+            del rows
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jobs import wait_until
 from milldam.mapping.turns import SMALL_BYTES, Turns, _Table, remove_turns, turns_path
+from milldam.memory import usage
 
 MB = 10**6
 
@@ -70,6 +71,21 @@ def test_batches_that_fit_together_are_worked_on_together(tmp_path: Path) -> Non
     other.end()
 
 
+def test_what_others_hold_while_they_read_counts(tmp_path: Path) -> None:
+    """A worker that once had a turn, and now reads a large row, leaves that much less for the others."""
+    turns = turns_of(tmp_path, 10**12, (MB, MB))
+    reader = Other(tmp_path, turns, MB)
+    assert wait_until(reader.entered.exists)
+    with turns._table() as table:
+        table.workers[reader.process.pid or 0] = None
+        assert not table.is_at_work
+        assert table.held_besides(os.getpid()) >= usage(reader.process.pid).anonymous > 0
+    reader.end()
+    with turns._table() as table:
+        table.forget_the_dead()
+        assert table.held_besides(os.getpid()) == 0
+
+
 def test_alone_any_batch_may_begin(tmp_path: Path) -> None:
     """Whatever it is expected to take: waiting would not help."""
     with turns_of(tmp_path, 1).take(1 << 40):
@@ -84,7 +100,7 @@ def test_who_is_killed_holds_no_turn(tmp_path: Path) -> None:
     os.kill(other.process.pid or 0, signal.SIGKILL)
     other.process.join()
     assert enters(turns, MB)
-    turns_path(tmp_path).write_bytes(b'{"at_work": {"1')
+    turns_path(tmp_path).write_bytes(b'{"workers": {"1')
     assert enters(turns, MB)
     remove_turns(tmp_path)
     assert list(tmp_path.glob("turns-*")) == []

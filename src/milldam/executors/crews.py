@@ -82,7 +82,7 @@ class LocalCrew:
     def executor(self, stage: str, staff: Staff) -> Executor:
         if staff.apart:
             self.close()
-            return LocalExecutor(1, staff.threads)
+            return LocalExecutor(1, staff.threads, worker_bytes=staff.worker_bytes)
         if staff.workers == 1 or staff.here:
             if self._budget_bytes - self._held() < ROOM_BYTES:
                 self.close()

@@ -81,6 +81,7 @@ def map(
     _warn(summary)
     table = Table(settings.out)
     table.report = summary
+    release()
     return table
 
 

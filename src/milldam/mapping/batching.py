@@ -39,5 +39,6 @@ def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator
             if start < total or count >= batch_size or size >= batch_bytes:
                 yield joined(held)
                 held, count, size = [], 0, 0
+        del piece  # not held while the next one is read
     if held:
         yield joined(held)

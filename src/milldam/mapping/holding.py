@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from milldam.errors import ResourceError
 from milldam.memory import format_size, release, usage
 
-_LARGE_TIMES = 4
-"""A row that is larger than a batch may be: its reader holds it about so many times until the next one."""
+_LARGE_TIMES = 2
+"""A row that is larger than a batch may be: it is held, and what it left behind, until the next one is read."""
 _SMALLEST_GROWTH = 10**5
 _FEW = 4
 

@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ SUMMARY = "summary.json"
 _MARGIN, _ROOM = 1.15, 12 * 10**6
 """What is added to the probe's peak: batches differ, and a shard waits to be written."""
 _CHANGES_SHOWN = 6
-_TURNS_SHARE = 0.88
+_TURNS_SHARE = 0.94
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
 
 
@@ -227,7 +228,7 @@ class _Job:
 
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
-        apart = self._units.bytes > SMALL_INPUT and self._can_travel()
+        apart = (self._units.bytes > SMALL_INPUT or (self._settings.workers or 1) > 1) and self._can_travel
         task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, os.getpid())
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=apart), found.append)
@@ -241,6 +242,7 @@ class _Job:
         settings = self._settings
         return Carried(Load(settings.function, settings.fn_kwargs, self._source.reader), settings.function_spec)
 
+    @cached_property
     def _can_travel(self) -> bool:
         """Whether the function reaches other processes; without that one worker, this process, does it all."""
         try:
@@ -298,20 +300,17 @@ class _Job:
 
     def _plan_work(self, probed: Probed, todo: list[int]) -> WorkPlan:
         units, wanted = self._units, self._settings.workers or self._workforce.crew.cores
-        local = self._settings.engine == "local"
-        small = local and self._settings.workers is None and sum(units.size(number) for number in todo) < SMALL_INPUT
-        useful = 1 if small else max(1, min(wanted, len(todo)))
-        if useful > 1 and not self._can_travel():
-            useful = 1
+        elsewhere = self._works_elsewhere(todo)
+        useful = max(1, min(wanted, len(todo))) if elsewhere else 1
         parent = usage().anonymous
         workers = self._fit_workers(parent, probed, useful)
-        held = parent if workers > 1 or self._workforce.crew.machine else 0
+        self._elsewhere = elsewhere and workers > 0
         return make_plan(
             self._budget,
-            workers=workers,
+            workers=max(1, workers),
             useful=useful,
             cores=wanted,
-            held_bytes=held,
+            held_bytes=parent if self._elsewhere or self._workforce.crew.machine else 0,
             units=len(units),
             done=self._cached,
             input_bytes=units.bytes,
@@ -321,6 +320,15 @@ class _Job:
             stages=("probe", "map"),
         )
 
+    def _works_elsewhere(self, todo: list[int]) -> bool:
+        """Whether the function is called in other processes, whose memory comes back: unless the input is small, one
+        worker is asked for, or the function can't be sent to them."""
+        settings = self._settings
+        small = settings.workers is None and sum(self._units.size(number) for number in todo) < SMALL_INPUT
+        if settings.engine == "local" and (small or settings.workers == 1):
+            return False
+        return self._can_travel
+
     def _because(self) -> str:
         if not self._changed:
             return ""
@@ -329,9 +337,9 @@ class _Job:
         return f"; changed: {shown}" + (f"; and {more} more" if more > 0 else "")
 
     def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
-        """How many workers the budget holds; one works in this process."""
-        work = max(WORK_BYTES, 4 * self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM)
-        limit = self._budget.limit_bytes
+        """How many workers the budget holds, beside this process; 0: this process has to do it."""
+        most, took = self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM
+        work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
         if limit < parent + work:
             # What the program held before comes on top of what is given.
             smallest = max(0, (parent + work) * 103 // 100 - self._held) // 10**6 + 1
@@ -342,12 +350,15 @@ class _Job:
                 f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
             )
         idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
-        return max(1, min(useful, (limit - parent) // (idle + work)))
+        # A row larger than a batch may be is an exception: there are workers for the others, which wait for it.
+        usual = max(WORK_BYTES, 4 * most, took * most // max(most, probed.batch_bytes))
+        return int(min(useful, (limit - parent) // (idle + usual), (limit - parent - work) // idle))
 
     def _staff(self, probed: Probed) -> Staff:
         """A worker that holds so much after a unit that the next batch would not fit is replaced by a fresh one."""
         most = self._plan.share_bytes - _work_bytes(probed) if probed.apart else None
-        return Staff(self._plan.workers, self._plan.threads, worker_bytes=most)
+        alone = self._elsewhere and self._plan.workers == 1 and not self._workforce.crew.machine
+        return Staff(self._plan.workers, self._plan.threads, apart=alone, worker_bytes=most)
 
     # ---- finish ----
 

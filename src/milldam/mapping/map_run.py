@@ -97,6 +97,7 @@ class MapRun(Run):
     def begin(self, description: dict[str, Any], made: Iterable[MadeUnit]) -> None:
         """From here on there is no table, but what can be reused of it: the call that made it makes it at once."""
         self.tidy()
+        remove_turns(self.folder)  # a process of now may have the number of one that was killed
         self.record_only(made)
         (self.out / MANIFEST).unlink(missing_ok=True)
         listed = self.folder / "inputs.new.jsonl"

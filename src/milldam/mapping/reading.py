@@ -5,7 +5,8 @@
     csv, tsv        text columns as the header names them (Arrow)
     parquet, arrow  record batches as they are (mapping/table_rows.py)
 
-Holds a few megabytes, and of a larger row that row, about three times. What can't be read goes to the rejects.
+Holds a few megabytes, and of a larger row that row, twice while it is read and once when it is given
+away. What can't be read goes to the rejects.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from milldam.sources.compression import TruncatedError
 from milldam.sources.decoding import decode_text, mended, parse_json
 from milldam.sources.lines import BOM, LINE, make_line_reject
 from milldam.sources.opening import open_bytes, open_head
-from milldam.sources.records import LAST, PART, WHOLE, Block, record_blocks
+from milldam.sources.records import PART, WHOLE, Block, record_blocks
 from milldam.sources.table_text import DELIMITERS, csv_header, csv_records, text_lines
 from milldam.sources.units import Slice
 
@@ -84,6 +85,7 @@ class FileReader:
                 # Counted before they are handed on: who gets them asks where they are from.
                 places.count(row_count(rows))
                 yield rows
+                del rows  # not held while the next are read
 
     def _read_slice(self, slice: Slice, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         if slice.format == "txt":
@@ -208,27 +210,31 @@ class _JsonReader:
         self._places = places
 
     def read(self) -> Iterator[Rows]:
-        giant: list[bytes] = []
         slice = self._slice
         with open_bytes(slice.path) as file:
             blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
             try:
-                for number, block in enumerate(blocks):
-                    if number == 0 and slice.start == 0 and block.data.startswith(BOM):
-                        block = replace(block, data=block.data.removeprefix(BOM))
-                    if block.kind in (PART, LAST):
-                        giant.append(block.data)
-                    if block.kind == LAST:
-                        first, giant = replace(block, data=b"".join(giant), kind=WHOLE), []
-                        yield from self._read_block(first)
-                        del first
-                    elif block.kind == WHOLE:
-                        yield from self._read_block(block)
+                for block in self._whole_blocks(blocks):
+                    records = self._records(block)
+                    # A giant is held once while it is worked on, and not at all while the next one is read.
+                    del block
+                    if records:
+                        yield from_records(records, self._columns)
+                    del records
             except TruncatedError as error:
                 stop_or_reject(Reject(slice.path, "truncated", str(error)), self._rules, self._on_reject)
 
-    def _read_block(self, block: Block) -> Iterator[Rows]:
-        records = []
+    def _whole_blocks(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Giants put together."""
+        parts: list[bytes] = []
+        for number, block in enumerate(blocks):
+            is_first = number == 0 and self._slice.start == 0
+            parts.append(block.data.removeprefix(BOM) if is_first else block.data)
+            if block.kind != PART:
+                yield replace(block, data=_take_all(parts), kind=WHOLE)
+
+    def _records(self, block: Block) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
         for number, line in enumerate(block.data.split(b"\n"), start=block.line):
             if not line.strip():
                 continue
@@ -238,8 +244,15 @@ class _JsonReader:
                 reject = make_line_reject(self._slice, block, number, error.reason, error.detail, line)
                 stop_or_reject(reject, self._rules, self._on_reject)
                 self._places.skip(len(records))
-        if records:
-            yield from_records(records, self._columns)
+        return records
+
+
+def _take_all(parts: list[bytes]) -> bytes:
+    """All of them as one, and none is kept; without the last line's end, so that a single line is not copied again."""
+    parts[-1] = parts[-1].removesuffix(b"\n")
+    joined = b"".join(parts)
+    parts.clear()
+    return joined
 
 
 def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Workers of a run on one machine take turns with large batches, so that together they stay within the budget.
 
-A batch may begin when the memory that all of them hold now, what those at work will still take, and what this batch
-will take fit into the budget; or when nobody else is at work. What a batch takes is learned as the work goes on: every
-worker notes the most that a batch of a size took. A batch larger than any before is taken to need as much more as it
-is larger. The result does not depend on any of this: only when a batch is worked on.
+A batch may begin when the memory that all of them hold now (a row that was read and waits counts, too), what those at
+work will still take, and what this batch will take fit into the budget; or when nobody else is at work. What a batch
+takes is learned as the work goes on: every worker notes the most that a batch of a size took. A batch larger than any
+before is taken to need as much more as it is larger. The result does not depend on any of this: only when a batch is
+worked on.
 """
 
 from __future__ import annotations
@@ -76,18 +77,17 @@ class Turns:
                 yield
         finally:
             with self._table() as table:
-                table.at_work.pop(os.getpid(), None)
+                table.workers[os.getpid()] = None
                 table.learn(size, meter.peak - before)
 
     def _enter(self, size: int) -> bool:
         with self._table() as table:
             table.forget_the_dead()
-            wanted = table.expected(size)
-            held = usage().anonymous + self._parent_bytes() + table.held()
-            if table.at_work and held + wanted > self.limit_bytes:
-                return False
-            table.at_work[os.getpid()] = (usage().anonymous, wanted)
-            return True
+            own, wanted = usage().anonymous, table.expected(size)
+            held = own + self._parent_bytes() + table.held_besides(os.getpid())
+            fits = held + wanted <= self.limit_bytes or not table.is_at_work
+            table.workers[os.getpid()] = (own, wanted) if fits else None
+            return fits
 
     def _parent_bytes(self) -> int:
         machine, pid = self.parent
@@ -111,8 +111,8 @@ class Turns:
 class _Table:
     """Who is at work on this machine, and what was learned of batches."""
 
-    at_work: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Process -> memory when it began, and what its batch is expected to take."""
+    workers: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    """Process -> memory when it began, and what its batch is expected to take; None: it reads, or waits."""
     taken: dict[int, int] = field(default_factory=dict)
     """Size of a batch in bits -> the most that one took."""
 
@@ -123,11 +123,11 @@ class _Table:
             found: dict[str, dict[str, Any]] = json.loads(data)
         except ValueError:
             return None
-        at_work = {int(pid): (entry[0], entry[1]) for pid, entry in found["at_work"].items()}
-        return cls(at_work, {int(bits): most for bits, most in found["taken"].items()})
+        workers = {int(pid): entry and (entry[0], entry[1]) for pid, entry in found["workers"].items()}
+        return cls(workers, {int(bits): most for bits, most in found["taken"].items()})
 
     def as_bytes(self) -> bytes:
-        return json.dumps({"at_work": self.at_work, "taken": self.taken}).encode()
+        return json.dumps({"workers": self.workers, "taken": self.taken}).encode()
 
     def learn(self, size: int, taken: int) -> None:
         bits = max(1, size).bit_length()
@@ -143,13 +143,18 @@ class _Table:
         return most << (bits - max(self.taken))
 
     def forget_the_dead(self) -> None:
-        for pid in [pid for pid in self.at_work if not _is_alive(pid)]:
-            del self.at_work[pid]
+        for pid in [pid for pid in self.workers if not _is_alive(pid)]:
+            del self.workers[pid]
 
-    def held(self) -> int:
-        """What those at work hold now, or will."""
-        entries = self.at_work.items()
-        return sum(max(usage(pid).anonymous, before + wanted) for pid, (before, wanted) in entries)
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anyone is."""
+        return any(entry is not None for entry in self.workers.values())
+
+    def held_besides(self, pid: int) -> int:
+        """What all others hold now, or will when they are at work."""
+        others = ((other, entry) for other, entry in self.workers.items() if other != pid)
+        return sum(max(usage(other).anonymous, sum(entry or ())) for other, entry in others)
 
 
 def turns_path(folder: Path) -> Path:

@@ -170,6 +170,8 @@ class _Unit:
             for rows in batches(read, rules.batch_size, rules.batch_bytes):
                 self.seconds["read"] += time.perf_counter() - begun
                 size = byte_size(rows)
+                if size >= RELEASE_BYTES:
+                    release()  # what reading it took, before others are told what this process holds
                 with task.turns.take(size):
                     self._batch(rows, unit, writer, rejects)
                     del rows

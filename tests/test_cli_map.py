@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import invoke, wait_until
-from milldam.cli import main
-from milldam.cli.map import map as map_command
+from jobs import MILLDAM, invoke, run_milldam, wait_until
 from milldam.table import Table
 
-if "map" not in main.commands:
-    main.add_command(map_command)
-
-MAIN = "from milldam.cli import main; from milldam.cli.map import map; main.add_command(map); main()"
 SCRIPT = """
 import time
 from pathlib import Path
@@ -65,6 +59,16 @@ def test_a_function_of_a_script_makes_a_table(work: Path) -> None:
     assert Table(out)[2]["n"] == -3
 
 
+def test_warnings_speak_of_options(work: Path) -> None:
+    """What can't be hashed is named by an option; standard input has none, and none is offered."""
+    held = "import threading\nlock = threading.Lock()\n\ndef f(rows):\n    with lock:\n        return None\n"
+    (work / "held.py").write_text(held)
+    done = invoke("map", f"{work}/held.py:f", work / "in.jsonl", "-o", work / "out")
+    assert "can't be hashed" in done.stderr and "--key ..." in done.stderr and "key=" not in done.stderr
+    told = run_milldam("map", f"{work}/script.py:lengths", "-", "-o", work / "two", input='{"text": "a"}\n').stderr
+    assert "standard input can't be read again" in told and "source_key" not in told
+
+
 def test_rows_columns_and_json(work: Path) -> None:
     """One row at a time, removed columns, a summary for machines, and quiet."""
     options = ["--rows", "--remove-columns", "id,text"]
@@ -99,7 +103,7 @@ def test_what_is_wrong_is_said_with_an_exit_code(
 
 def test_interrupted_it_says_how_to_go_on(work: Path) -> None:
     """Exit code 130, and the command; run again it goes on."""
-    command = [sys.executable, "-c", MAIN, "map", "script.py:slow", "in.jsonl", "-o", "out", "--shards", "12"]
+    command = [MILLDAM, "map", "script.py:slow", "in.jsonl", "-o", "out", "--shards", "12"]
     process = subprocess.Popen(command, cwd=work, text=True, stderr=subprocess.PIPE, start_new_session=True)
     records = work / "out/run/mapped.jsonl"
     wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)

@@ -9,8 +9,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+import milldam
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address
+from milldam.manifests import TABLE_MANIFEST
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile, list_inputs
 from source_reading import TEXT, read
@@ -41,6 +43,21 @@ def test_hidden_and_unknown_files_in_a_folder_are_left_out(tmp_path: Path) -> No
     """Dot files, files in dot folders and endings that say nothing are no input."""
     make(tmp_path, ".hidden.txt", ".git/x.txt", "notes.pdf", "README", "good.txt")
     assert names(tmp_path) == ["good.txt"]
+
+
+def test_a_table_of_ours_is_listed_in_the_order_of_its_rows(tmp_path: Path) -> None:
+    """Its files are named by their content. One that is not finished has no rows to speak of: it is refused."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(64)))
+    table = milldam.map(source, lambda rows: None, tmp_path / "table", shards=8)
+    shards = [shard.name for shard in table.manifest.shards]
+    assert names(tmp_path / "table") == shards != sorted(shards)
+    (tmp_path / "table" / TABLE_MANIFEST).unlink()
+    with pytest.raises(InputError, match="an unfinished table"):
+        names(tmp_path / "table")
+    (tmp_path / "table" / TABLE_MANIFEST).write_text('{"units": [{')
+    with pytest.raises(InputError, match="damaged"):
+        names(tmp_path / "table")
 
 
 @pytest.mark.parametrize(

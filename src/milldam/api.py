@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.stores import Store
+from milldam.manifests import TABLE_MANIFEST
 from milldam.memory import release, usage
 from milldam.store.manifest import NAME as MANIFEST
-
-TABLE_MANIFEST = "milldam-table.json"
 
 if TYPE_CHECKING:
     import numpy.typing as npt

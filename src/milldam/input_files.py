@@ -1,19 +1,22 @@
 """Which files are input, and what names their state: for who reads them, and for who asks whether what was made of them
 is fresh.
 
-No file is opened: a `stat` for each, and the names of one folder at a time are all that is held.
+No file is opened but the manifest of a table: a `stat` for each, and the names of one folder at a time are all that is
+held.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from milldam.errors import did_you_mean
-from milldam.files import hash_bytes
+from milldam.errors import InputError, did_you_mean
+from milldam.files import hash_bytes, stays_in_folder
+from milldam.manifests import MANIFESTS, TABLE_MANIFEST
 
 FORMATS = {
     ".txt": "txt",
@@ -26,7 +29,7 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-MANIFESTS, RUN_FOLDER = ("milldam.json", "milldam-table.json", "milldam-qa.json"), "run"
+RUN_FOLDER = "run"
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -74,9 +77,30 @@ def bare_name(name: str) -> str:
 def files_below(folder: Path, *, any_format: bool = False) -> Iterator[str]:
     """The input files of a folder to the bottom, sorted by name level by level: the order depends on the names alone.
 
-    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`.
+    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`. Where the
+    folder itself is a table of ours, its files come in the order of its rows.
     """
-    return _below(folder, any_format, ())
+    return _shards(folder) if is_table(folder) else _below(folder, any_format, ())
+
+
+def is_table(folder: Path) -> bool:
+    """Whether a folder is a table of ours. Raises InputError for one that is not finished."""
+    if (folder / TABLE_MANIFEST).is_file():
+        return True
+    if (folder / RUN_FOLDER / "lock").exists() and next(folder.glob("rows-*.arrow"), None) is not None:
+        raise InputError(f"{folder}: an unfinished table. Run the milldam.map that makes it again, to its end.")
+    return False
+
+
+def _shards(table: Path) -> Iterator[str]:
+    try:
+        units = json.loads((table / TABLE_MANIFEST).read_bytes())["units"]
+        names = [unit["shard"]["name"] for unit in units if unit["shard"] is not None]
+        if not all(map(stays_in_folder, names)):
+            raise ValueError("a name leaves the folder")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{table / TABLE_MANIFEST}: damaged manifest ({error}). Make the table again.") from None
+    return (str(table / name) for name in names)
 
 
 def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from milldam.cli.terminal import visible
 from milldam.errors import ConfigError, MilldamError
 
 if TYPE_CHECKING:
+    from milldam.progress import Observer
     from milldam.table.summary import MapSummary
 
 
@@ -83,7 +84,7 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
         settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
         signal.signal(signal.SIGTERM, as_interrupt)
         with make_observer(quiet=quiet) as observer:
-            summary = run_map(settings, observer)
+            summary = run_map(settings, _InOptions(observer))
     except KeyboardInterrupt:
         _explain_interrupt(Path(options["out"]))
     except MilldamError as error:
@@ -94,7 +95,19 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
         click.echo(visible("\n".join(summary_lines(summary))))
 
 
+class _InOptions:
+    """An observer whose warnings speak of options."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.planned, self.progress = observer.planned, observer.progress
+
+    def warn(self, message: str) -> None:
+        self._observer.warn(_as_options(message))
+
+
 _OPTIONS = (
+    (r' Name what it yields with source_key="\.\.\.".*', ""),  # in Python only: here it is standard input
     (r'\bon_error="reject"', "--on-error reject"),
     (r'\bremove_columns="all"', "--remove-columns all"),
     (r"\bbatched=False", "--rows"),

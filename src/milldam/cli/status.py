@@ -72,7 +72,8 @@ def _is_silent(told: dict[str, Any]) -> bool:
 
 def _run_of(out: Path) -> Run:
     """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run import QA_MANIFEST, RUN_FOLDER, TABLE_MANIFEST, TABLE_RECORDS, Run
+    from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+    from milldam.run import RUN_FOLDER, TABLE_RECORDS, Run
 
     if (out / TABLE_MANIFEST).exists() or (out / RUN_FOLDER / TABLE_RECORDS).exists():
         from milldam.mapping.map_run import MapRun

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+
 if TYPE_CHECKING:
     from milldam.store.place import Place
-
-QA_MANIFEST, TABLE_MANIFEST = "milldam-qa.json", "milldam-table.json"
 
 
 @click.command()

@@ -15,6 +15,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import hash_file, stays_in_folder
+from milldam.manifests import QA_MANIFEST, STORE_MANIFEST, TABLE_MANIFEST
 
 TOKENIZER = "tokenizer.json"
 
@@ -27,9 +28,9 @@ class Kind:
     phrase: str
 
 
-TOKENS = Kind("tokens", "milldam.json", "a store of tokens")
-FEATURES = Kind("features", "milldam-qa.json", "a store of question-answering features")
-TABLE = Kind("table", "milldam-table.json", "a table")
+TOKENS = Kind("tokens", STORE_MANIFEST, "a store of tokens")
+FEATURES = Kind("features", QA_MANIFEST, "a store of question-answering features")
+TABLE = Kind("table", TABLE_MANIFEST, "a table")
 KINDS = (TOKENS, FEATURES, TABLE)
 
 

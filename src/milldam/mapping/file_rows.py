@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, InputError
+from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
-from milldam.input_files import COMPRESSIONS, InputState, version_of, without_secrets
+from milldam.input_files import COMPRESSIONS, InputState, is_table, version_of, without_secrets
 from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.pieces import Hashes, pieces_of
 from milldam.mapping.plan import HASHES, Report, SourceOptions
@@ -30,7 +30,6 @@ from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import RowSlice
 from milldam.sources.tables import open_schema
 from milldam.sources.units import whole
-from milldam.table.manifest import NAME as TABLE_MANIFEST
 from milldam.table.manifest import TableManifest
 
 _STDIN = "standard-input"
@@ -61,7 +60,7 @@ def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
     listed: list[tuple[tuple[str, ...], str | None] | Path] = []
     rows = None
     for path in paths:
-        if _is_table(Path(path)):
+        if is_table(Path(path)):
             if options.split is not None or options.subset is not None:
                 raise ConfigError(f"{path}: a table has neither splits nor subsets. Leave them out.")
             listed.append(Path(path))
@@ -72,14 +71,6 @@ def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
     if rows is not None and len(listed) > 1:
         raise ConfigError(f'split "{options.split}": a slice is of one data set; {len(listed)} are given. Give one.')
     return Inputs(tuple(listed), rows)
-
-
-def _is_table(folder: Path) -> bool:
-    if (folder / TABLE_MANIFEST).is_file():
-        return True
-    if (folder / "run" / "lock").exists() and next(folder.glob("rows-*.arrow"), None) is not None:
-        raise InputError(f"{folder}: an unfinished table. Run the milldam.map that makes it again, to its end.")
-    return False
 
 
 def _shards(folder: Path) -> Iterator[InputFile]:

@@ -34,6 +34,7 @@ from milldam.files import (
     write_json,
 )
 from milldam.input_files import InputState
+from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
 from milldam.run.identity import Identity
 from milldam.run.journal import Journal
 from milldam.run.records import PartRecord, Progress, Sequence, parse_record
@@ -44,9 +45,8 @@ from milldam.store.manifest import ManifestText
 from milldam.store.place import Folder
 
 RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
-QA_MANIFEST, QA_RECORDS = "milldam-qa.json", "made.jsonl"
-TABLE_MANIFEST, TABLE_RECORDS = "milldam-table.json", "mapped.jsonl"
-"""What tells a store of features or a table, and an unfinished one: none is replaced by another kind."""
+QA_RECORDS, TABLE_RECORDS = "made.jsonl", "mapped.jsonl"
+"""What tells an unfinished store of features or table: none is replaced by another kind."""
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
 SHARES_FOLDER, RECORDS = "shares", "records.jsonl"
 _GATHERED = ("rejects.jsonl", "dropped.jsonl.zst")

@@ -20,7 +20,6 @@ from milldam.errors import InputError
 from milldam.input_files import (
     COMPRESSIONS,
     FORMATS,
-    MANIFESTS,
     RUN_FOLDER,
     files_below,
     is_address,
@@ -29,6 +28,7 @@ from milldam.input_files import (
     version_of,
     without_secrets,
 )
+from milldam.manifests import MANIFESTS
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
 

@@ -21,10 +21,11 @@ from typing import Any
 
 from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
+from milldam.manifests import STORE_MANIFEST
 from milldam.store.format import DTYPE_CODES
 from milldam.store.place import Folder, Place
 
-NAME = "milldam.json"
+NAME = STORE_MANIFEST
 FORMAT_VERSION = 1
 _SHARDS_AT_ONCE = 512
 # Whole lines of the text: a string in it has no line ends, so nothing else can look like them.

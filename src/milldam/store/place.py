@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from milldam.errors import StoreError
+from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
 
 BLOCK_BYTES = 1 << 20
 OTHER_KINDS = {
-    "milldam-table.json": ("a table that milldam.map made", '`milldam.Table("{0}")` opens it, and its `.to_hf()`.'),
-    "milldam-qa.json": ("a store of question-answering features", '`milldam.qa.FeatureStore("{0}")` opens it.'),
+    TABLE_MANIFEST: ("a table that milldam.map made", '`milldam.Table("{0}")` opens it, and its `.to_hf()`.'),
+    QA_MANIFEST: ("a store of question-answering features", '`milldam.qa.FeatureStore("{0}")` opens it.'),
 }
 """Manifests of what else milldam makes: what it is, and what opens it."""
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
+from milldam.manifests import QA_MANIFEST, STORE_MANIFEST, TABLE_MANIFEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NAME = "milldam-table.json"
+NAME = TABLE_MANIFEST
 FORMAT = "milldam table"
 FORMAT_VERSION = 1
 
@@ -193,9 +194,9 @@ def _is_count(value: Any) -> bool:
 def _not_a_table(folder: Path) -> str:
     if not folder.exists():
         return f"{folder}: no such folder."
-    if (folder / "milldam.json").exists():
+    if (folder / STORE_MANIFEST).exists():
         return f"{folder}: a store of tokens, not a table. `milldam.open` opens it."
-    if (folder / "milldam-qa.json").exists():
+    if (folder / QA_MANIFEST).exists():
         return f"{folder}: a store of question-answering features, not a table. `milldam.qa.FeatureStore` opens it."
     if (folder / "run").exists():
         return f"{folder}: unfinished: a run was interrupted here. Run the same command again to go on."

@@ -13,9 +13,10 @@ from typing import Any
 
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
+from milldam.manifests import QA_MANIFEST, STORE_MANIFEST, TABLE_MANIFEST
 from milldam.qa.feature_store.format import CONTEXTS_INDEX, TOKEN_DTYPES, FeatureForm
 
-NAME = "milldam-qa.json"
+NAME = QA_MANIFEST
 FORMAT = "milldam features"
 FORMAT_VERSION = 1
 _FACTS = ("tokenizer", "memory", "template", "settings", "input", "counts")
@@ -174,9 +175,9 @@ def _is_count(value: Any) -> bool:
 def _not_a_store(folder: Path) -> str:
     if not folder.exists():
         return f"{folder}: no such folder."
-    if (folder / "milldam.json").exists():
+    if (folder / STORE_MANIFEST).exists():
         return f"{folder}: a store of tokens, not of question-answering features. `milldam.open` opens it."
-    if (folder / "milldam-table.json").exists():
+    if (folder / TABLE_MANIFEST).exists():
         return f"{folder}: a table that milldam.map made, not question-answering features. `milldam.Table` opens it."
     if (folder / "run").exists():
         return f"{folder}: unfinished: a run was interrupted here. Run the same command again to go on."

@@ -350,13 +350,18 @@ class _Job:
                 f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
             )
         idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
-        # A row larger than a batch may be is an exception: there are workers for the others, which wait for it.
-        usual = max(WORK_BYTES, 4 * most, took * most // max(most, probed.batch_bytes))
+        usual = max(WORK_BYTES, 4 * most, self._usually(took, probed))
         return int(min(useful, (limit - parent) // (idle + usual), (limit - parent - work) // idle))
+
+    def _usually(self, taken: int, probed: Probed) -> int:
+        """What a batch takes where the first one took so much. A row larger than a batch may be is an exception: there
+        are workers for the others, which wait for it."""
+        most = self._settings.most_batch_bytes
+        return taken * most // max(most, probed.batch_bytes)
 
     def _staff(self, probed: Probed) -> Staff:
         """A worker that holds so much after a unit that the next batch would not fit is replaced by a fresh one."""
-        most = self._plan.share_bytes - _work_bytes(probed) if probed.apart else None
+        most = self._plan.share_bytes - self._usually(_work_bytes(probed), probed) if probed.apart else None
         alone = self._elsewhere and self._plan.workers == 1 and not self._workforce.crew.machine
         return Staff(self._plan.workers, self._plan.threads, apart=alone, worker_bytes=most)
 

@@ -69,6 +69,16 @@ def test_warnings_speak_of_options(work: Path) -> None:
     assert "standard input can't be read again" in told and "source_key" not in told
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_function_prints_is_no_result(work: Path, workers: int) -> None:
+    """It goes to standard error, in whatever process it runs; standard output has the summary alone."""
+    (work / "said.py").write_text("def f(rows):\n    print('HELLO', flush=True)\n")
+    options = ["--json", "--workers", workers, "--shards", 2]
+    done = run_milldam("map", f"{work}/said.py:f", work / "in.jsonl", "-o", work / "out", *options)
+    assert json.loads(done.stdout)["rows"] == 100
+    assert done.stderr.count("HELLO") == 3  # once more for the columns
+
+
 def test_rows_columns_and_json(work: Path) -> None:
     """One row at a time, removed columns, a summary for machines, and quiet."""
     options = ["--rows", "--remove-columns", "id,text"]

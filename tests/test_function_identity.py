@@ -328,6 +328,28 @@ def test_a_module_handed_on_counts_as_a_whole(project: Path) -> None:
     assert found.unhashable == ("global lock: _thread.lock",)
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("return eval('K')", "eval"),
+        ("return globals()['K']", "globals"),
+        ("import importlib; return importlib.import_module('hm').h(x)", "import_module"),
+        ("return __import__('hm').h(x)", "__import__"),
+        ("return A.__subclasses__()[0]().k()", "__subclasses__"),
+    ],
+)
+def test_what_no_name_in_the_code_tells_has_no_hash(body: str, name: str) -> None:
+    """It is said, by the function and the way it goes."""
+    found = identity(f"class A: pass\ndef g(x): {body}\ndef f(x): return g(x)")
+    assert found.unhashable == (f"function g: what {name} leads to",)
+
+
+def test_names_of_the_users_own_lead_nowhere_else() -> None:
+    """A function called eval, and the method of a model."""
+    assert identity("def eval(x): return 1\ndef f(x): return eval(x)").unhashable == ()
+    assert identity("class M:\n  def eval(self): return 1\nm = M()\ndef f(x): return m.eval()").unhashable == ()
+
+
 def test_installed_packages_count_by_name_and_version() -> None:
     """Not by their code; the standard library by the version of Python."""
     found = identity(

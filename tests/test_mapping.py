@@ -208,6 +208,19 @@ def test_another_type_later_is_refused_with_the_place(corpus: Path, tmp_path: Pa
     assert map_rows(corpus, mixed, out, shard_size=1, schema=schema)[65]["n"] == 0.5
 
 
+def test_integers_of_64_bits_without_a_sign_are_values(corpus: Path, tmp_path: Path) -> None:
+    """Hashes, say. What no integer type holds is told by its column and place."""
+    table = map_rows(corpus, lambda rows: {"hash": [2**63 + n for n in rows["id"]]}, tmp_path / "a")
+    assert (str(table.schema.field("hash").type), table[1]["hash"]) == ("uint64", 2**63 + 1)
+    schema = pa.schema([("hash", pa.uint64())])
+    small = map_rows(
+        corpus, lambda rows: {"hash": rows["id"]}, tmp_path / "b", schema=schema, remove_columns=["id", "text"]
+    )
+    assert small.schema.equals(schema)
+    with pytest.raises(InputError, match=r'(?s)00\.jsonl\.gz.*column "hash".*18446744073709551616'):
+        map_rows(corpus, lambda rows: {"hash": [2**64] * len(rows["id"])}, tmp_path / "c")
+
+
 def test_features_of_hf_are_a_schema(tmp_path: Path) -> None:
     """Class names reach `to_hf`."""
     datasets = pytest.importorskip("datasets")
@@ -309,6 +322,16 @@ def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path:
     assert len(Table(out)) == FILES * ROWS and len(list(out.glob("rows-*"))) == FILES
 
 
+def test_another_spelling_of_a_path_is_no_other_input(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative or absolute: rows of JSON do not tell where they are from."""
+    monkeypatch.chdir(tmp_path)
+    map_rows("in", lengths, "out")
+    table = map_rows(corpus, lengths, tmp_path / "out")
+    assert table.report is not None and table.report.up_to_date
+
+
 def test_a_missing_shard_is_made_again_alone(corpus: Path, tmp_path: Path) -> None:
     """A table whose file was removed is not up to date."""
     out = tmp_path / "out"
@@ -399,6 +422,23 @@ def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -
     assert [one["reason"] for one in rejects] == ["bad_json", "function_failed"]
     assert rejects[0]["line"] == ROWS + 1 and json.loads(rejects[1]["record"])["id"] == 305
     assert "ZeroDivisionError" in rejects[1]["detail"]
+
+
+def test_a_function_that_exits_failed(corpus: Path, tmp_path: Path) -> None:
+    """sys.exit in a function does not end the program."""
+    with pytest.raises(InputError, match=r"(?s)exits failed on .*SystemExit: 3"):
+        map_rows(corpus, exits, tmp_path / "out")
+
+
+def exits(batch: dict[str, Any]) -> None:
+    sys.exit(3)
+
+
+def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Path) -> None:
+    """With what was rejected."""
+    (tmp_path / "a.jsonl").write_text("{\n[1]\n")
+    with pytest.raises(InputError, match=r"No rows in the input \(rejected: bad_json 1, no_object 1\)"):
+        map_rows(tmp_path / "a.jsonl", lengths, tmp_path / "out")
 
 
 def test_no_rows_are_no_table(corpus: Path, tmp_path: Path) -> None:

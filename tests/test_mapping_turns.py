@@ -77,13 +77,22 @@ def test_what_others_hold_while_they_read_counts(tmp_path: Path) -> None:
     reader = Other(tmp_path, turns, MB)
     assert wait_until(reader.entered.exists)
     with turns._table() as table:
-        table.workers[reader.process.pid or 0] = None
+        table.workers = dict.fromkeys(table.workers)
         assert not table.is_at_work
-        assert table.held_besides(os.getpid()) >= usage(reader.process.pid).anonymous > 0
+        assert table.held_besides("") >= usage(reader.process.pid).anonymous > 0
     reader.end()
     with turns._table() as table:
         table.forget_the_dead()
-        assert table.held_besides(os.getpid()) == 0
+        assert table.held_besides("") == 0
+
+
+def test_workers_count_before_their_first_large_batch(tmp_path: Path) -> None:
+    """What they hold is held."""
+    turns = turns_of(tmp_path, 10**12)
+    turns.join()
+    with turns._table() as table:
+        assert not table.is_at_work
+        assert table.held_besides("") >= 0.9 * usage().anonymous
 
 
 def test_alone_any_batch_may_begin(tmp_path: Path) -> None:
@@ -93,17 +102,39 @@ def test_alone_any_batch_may_begin(tmp_path: Path) -> None:
 
 
 def test_who_is_killed_holds_no_turn(tmp_path: Path) -> None:
-    """The turn of a dead worker is free, also when it was killed while it wrote the table."""
+    """The turn of a dead worker is free, also when another process has its number by now."""
     turns = turns_of(tmp_path, 1)
     other = Other(tmp_path, turns, MB)
     assert wait_until(other.entered.exists)
     os.kill(other.process.pid or 0, signal.SIGKILL)
     other.process.join()
     assert enters(turns, MB)
-    turns_path(tmp_path).write_bytes(b'{"workers": {"1')
+    with turns._table() as table:
+        table.workers = {f"{os.getppid()} 1": (MB, MB)}
     assert enters(turns, MB)
     remove_turns(tmp_path)
     assert list(tmp_path.glob("turns-*")) == []
+
+
+def test_who_is_killed_while_the_table_is_written_makes_nobody_forget(tmp_path: Path) -> None:
+    """The half that it wrote counts for nothing: the other is still at work, and there is no room."""
+    turns = turns_of(tmp_path, 300 * MB, (MB, 10_000 * MB))
+    other = Other(tmp_path, turns, MB)
+    assert wait_until(other.entered.exists)
+    turns_path(tmp_path).with_suffix(".new").write_bytes(b'{"workers": {"1')
+    assert not enters(turns, MB)
+    other.end()
+
+
+def test_what_stays_is_no_part_of_the_next_batch(tmp_path: Path) -> None:
+    """A model that is loaded in the first call is held from then on, not expected of every batch."""
+    turns = turns_of(tmp_path, 10**12, (MB, MB))
+    with turns.take(4 * MB):
+        model = bytearray(b"x") * (80 * MB)
+        time.sleep(0.1)
+    with turns._table() as table:
+        assert table.expected(4 * MB) < 20 * MB
+    del model
 
 
 def test_what_batches_take_is_learned(tmp_path: Path) -> None:
@@ -112,7 +143,7 @@ def test_what_batches_take_is_learned(tmp_path: Path) -> None:
     with turns.take(4 * MB):
         held = bytearray(b"x") * (80 * MB)
         time.sleep(0.1)
-    del held
+        del held
     with turns._table() as table:
         assert 75 * MB < table.expected(4 * MB) < 120 * MB
         assert table.expected(MB) < 75 * MB

@@ -100,7 +100,10 @@ def _shards(table: Path) -> Iterator[str]:
             raise ValueError("a name leaves the folder")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{table / TABLE_MANIFEST}: damaged manifest ({error}). Make the table again.") from None
-    return (str(table / name) for name in names)
+    for name in names:
+        if not (table / name).is_file():
+            raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
+        yield str(table / name)
 
 
 def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -83,7 +85,8 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     try:
         settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
         signal.signal(signal.SIGTERM, as_interrupt)
-        with make_observer(quiet=quiet) as observer:
+        # What the function prints goes where that of worker processes goes: standard output is for the summary.
+        with make_observer(quiet=quiet) as observer, contextlib.redirect_stdout(sys.stderr):
             summary = run_map(settings, _InOptions(observer))
     except KeyboardInterrupt:
         _explain_interrupt(Path(options["out"]))

@@ -22,6 +22,8 @@ from milldam.executors import CRASH, DONE, TASK, WORK, Event, Task
 from milldam.memory import usage
 
 RETRIES = 1
+_STDERR = 2
+"""Where what a user's function prints goes: standard output is for results."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class _Job:
         # -P: what lies in the current folder must not stand in for an installed package.
         command = [sys.executable, "-P", "-m", "milldam.executors.worker", str(theirs.fileno())]
         process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=_STDERR
         )
         theirs.close()
         connection = Connection(ours.detach())
@@ -131,7 +133,7 @@ class _Job:
         self._hand_out(worker)
 
     def _hand_out(self, worker: _Worker) -> None:
-        worker.unit = self._again.pop() if self._again else next(self._units, None)
+        worker.unit = self._next_unit()
         if worker.unit is None:
             return
         assignment = self._assign(worker.unit)
@@ -158,9 +160,16 @@ class _Job:
         if self._worker_bytes is None or usage(worker.process.pid).anonymous <= self._worker_bytes:
             self._hand_out(worker)
             return
+        worker.unit, unit = None, self._next_unit()
+        if unit is None:
+            return
+        self._again.append(unit)
         del self._workers[worker.connection]
         _end([worker])
         self._start_worker(worker.number)
+
+    def _next_unit(self) -> int | None:
+        return self._again.pop() if self._again else next(self._units, None)
 
     def _replace(self, worker: _Worker) -> None:
         """A worker died: say so, and give its unit to a new one, unless it has killed one before."""

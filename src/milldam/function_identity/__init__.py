@@ -8,8 +8,8 @@ walking     from a function to all functions, classes and values that it uses
 
 In the hash: code, defaults, captured values, the globals it really uses, and the same of the user's own functions and
 classes that it reaches; versions of installed packages; the version of Python. Not in it: where the code stands,
-comments, docstrings, annotations. Not seen: names made up at run time (`getattr(module, name)`), files that the
-function reads, the state of libraries (a seed), the environment.
+comments, docstrings, annotations. Said to have no hash: what `eval`, `import_module` and their like lead to. Not seen:
+files that the function reads, the state of libraries (a seed, an attribute that somebody set), the environment.
 """
 
 from __future__ import annotations

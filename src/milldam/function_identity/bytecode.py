@@ -1,8 +1,8 @@
 """What a code object does, without where it stands: its instructions with their operands written out.
 
 File, line numbers, comments and docstrings are not in it. Beside it, what the code reaches for: global names and
-captured variables with the attributes asked of them (`mylib.text.clean`), and what it imports while it runs. Names that
-are made up at run time (`getattr(module, name)`, `eval`) can't be seen.
+captured variables with the attributes asked of them (`mylib.text.clean`), and what it imports while it runs. Of names
+that are made up at run time (`eval`, `import_module`) it can only be told that there are some.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _VARIABLE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _LOCAL = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"}
 _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_BY_NAME = {"eval", "exec", "__import__", "globals", "import_module"}
+_BY_ATTRIBUTE = {"import_module", "__subclasses__"}
 _NAMED = {*dis.hasname, *dis.haslocal, *dis.hasfree, *dis.hasjrel, *dis.hasjabs}
 
 
@@ -51,6 +53,8 @@ class Uses:
     globals: dict[str, set[Chain]] = field(default_factory=lambda: defaultdict(set))
     variables: dict[str, set[Chain]] = field(default_factory=lambda: defaultdict(set))
     imports: set[Import] = field(default_factory=set)
+    unseen: set[str] = field(default_factory=set)
+    """What leads to things that no name in the code tells."""
 
 
 def content(code: CodeType) -> tuple[Any, ...]:
@@ -85,8 +89,12 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 def _add_uses(instructions: list[dis.Instruction], found: Uses) -> None:
     for at, one in enumerate(instructions):
+        if one.opname in _ATTRIBUTE and one.argval in _BY_ATTRIBUTE:
+            found.unseen.add(one.argval)
         if one.opname in _GLOBAL:
             found.globals[one.argval].add(_chain(instructions, at))
+            if one.argval in _BY_NAME:
+                found.unseen.add(one.argval)
         elif one.opname in _VARIABLE or one.opname in _LOCAL:
             found.variables[one.argval].add(_chain(instructions, at))
         elif one.opname.startswith(("LOAD_FAST_LOAD", "LOAD_FAST_BORROW_LOAD", "STORE_FAST_LOAD")):

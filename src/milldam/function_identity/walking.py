@@ -206,7 +206,12 @@ class Walk:
             body = digest_of(code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
         else:
             body = self._values.digest(content(code), label)
-            links += self._reached(function, uses(code))
+            found = uses(code)
+            links += self._reached(function, found)
+            # Not where it is a name of the user's own.
+            known = (None, importlib.import_module)
+            unseen = (name for name in sorted(found.unseen) if function.__globals__.get(name) in known)
+            self.unhashables += [f"{label}: what {name} leads to" for name in unseen]
         self.parts[label] = digest_of("function", body, *links).hex()
 
     def _captured(self, function: types.FunctionType, owner: str) -> Digest:

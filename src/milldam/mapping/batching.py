@@ -37,8 +37,17 @@ def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator
                 count, size = count + stop - start, size + int(ends[stop - 1]) - before
                 start = stop
             if start < total or count >= batch_size or size >= batch_bytes:
-                yield joined(held)
-                held, count, size = [], 0, 0
+                if start == total:
+                    piece = {}  # not held here while it is worked on
+                count = size = 0
+                yield _taken(held)
         del piece  # not held while the next one is read
     if held:
         yield joined(held)
+
+
+def _taken(held: list[Rows]) -> Rows:
+    """All of them as one; the list keeps none."""
+    rows = joined(held)
+    held.clear()
+    return rows

@@ -112,7 +112,7 @@ class Caller:
             arguments.append(indices)
         try:
             return self.function(*arguments, **self.kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             said = "".join(traceback.format_exception_only(error)).rstrip()
             hints = [_column_hint(error, column_names(rows)), _list_hint(error) if self.rules.batched else ""]
             lines = "\n".join([*_user_lines(error), said, *filter(None, hints)])
@@ -204,8 +204,8 @@ def _as_columns(returned: Any) -> Columns:
     table = _as_table(returned)
     if table is None:
         raise ResultError(
-            f"a {type(returned).__name__} was returned. In batched mode return a dict of columns, such as "
-            '{"length": [3, 5]}, an Arrow table, or None to leave the rows as they are'
+            f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, such "
+            'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are'
             f"{_row_hint(returned)}."
         )
     return {name: table.column(name) for name in table.schema.names}
@@ -251,8 +251,8 @@ def _as_rows(returned: Any) -> Sequence[Mapping[str, Any] | None]:
         return rows
     flag = " To drop a row return [], to keep it None." if isinstance(returned, bool) else ""
     raise ResultError(
-        f"a {type(returned).__name__} was returned. With batched=False return a dict (one row), a list of dicts "
-        f"(any number of rows), or None to leave the row as it is.{flag}"
+        f"a value of type {type(returned).__name__} was returned. With batched=False return a dict (one row), a list "
+        f"of dicts (any number of rows), or None to leave the row as it is.{flag}"
     )
 
 
@@ -278,7 +278,7 @@ def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[in
 # ---- what it raised ----
 
 
-def _user_lines(error: Exception) -> list[str]:
+def _user_lines(error: BaseException) -> list[str]:
     """The traceback from the user's function on."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     lines = []
@@ -289,14 +289,14 @@ def _user_lines(error: Exception) -> list[str]:
     return lines
 
 
-def _column_hint(error: Exception, columns: list[str]) -> str:
+def _column_hint(error: BaseException, columns: list[str]) -> str:
     """For a wrong column, those there are."""
     if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
         return f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"
     return ""
 
 
-def _list_hint(error: Exception) -> str:
+def _list_hint(error: BaseException) -> str:
     """For a function of one row that met a list."""
     if isinstance(error, AttributeError | TypeError) and re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error)):
         return "The function is given a batch, a dict of lists; for one row a call: batched=False."

@@ -212,26 +212,32 @@ class _Job:
         known = None if self._anew else self._probed_before()
         probed = known or self._probe()
         if probed.schema is None:
-            raise InputError(self._nothing_left())
+            raise InputError(self._nothing_left(probed.rows, probed.rejected))
         return probed.schema, probed
 
     def _probed_before(self) -> Probed | None:
         path = self._run.folder / SCHEMA
         known = json.loads(path.read_bytes()) if path.exists() else None
-        if known is None or known["made_from"] != self._probe_identity(known["units"]):
+        if known is None or known.pop("made_from") != self._probe_identity(known["units"]):
             return None
-        memory = {name: known[name] for name in ("idle_bytes", "peak_bytes", "batch_bytes", "apart")}
-        return Probed(TableSchema(**known["schema"]), known["units"], **memory)
+        return Probed(**known | {"schema": TableSchema(**known["schema"])})
 
     def _probe_identity(self, units: int) -> list[Any]:
-        return [self._recipe, None if self._given is None else self._given.ipc, self._units.keys[:units]]
+        """What its figures depend on: those of this process say little of a worker."""
+        given = None if self._given is None else self._given.ipc
+        return [self._recipe, given, self._units.keys[:units], self._settings.engine, self._probes_apart]
+
+    @cached_property
+    def _probes_apart(self) -> bool:
+        settings = self._settings
+        large = self._units.bytes > SMALL_INPUT if settings.workers is None else settings.workers > 1
+        return (large or settings.engine != "local") and self._can_travel
 
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
-        apart = (self._units.bytes > SMALL_INPUT or (self._settings.workers or 1) > 1) and self._can_travel
-        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, os.getpid())
+        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, _here())
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
-        self._workforce.work(stage, Staff(1, 1, apart=apart), found.append)
+        self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
         if probed.schema is not None and self._reusable:
             known = asdict(probed) | {"made_from": self._probe_identity(probed.units)}
@@ -248,7 +254,7 @@ class _Job:
         try:
             self._carried().pack()
         except ConfigError as error:
-            if (self._settings.workers or 1) > 1:
+            if (self._settings.workers or 1) > 1 or self._settings.engine != "local":
                 raise
             self._observer.warn(f"One worker, in this process. {error}")
             return False
@@ -281,9 +287,7 @@ class _Job:
             made[one.key] = one
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
-        turns = Turns(
-            run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, (os.uname().nodename, os.getpid())
-        )
+        turns = Turns(run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, _here())
         task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
         stage = Stage(
             "map",
@@ -340,18 +344,24 @@ class _Job:
         """How many workers the budget holds, beside this process; 0: this process has to do it."""
         most, took = self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM
         work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
-        if limit < parent + work:
+        idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
+        # What the function loads and keeps is loaded here, too, where this process works.
+        alone = parent + idle - WORKER_BYTES + work
+        if limit < alone:
             # What the program held before comes on top of what is given.
-            smallest = max(0, (parent + work) * 103 // 100 - self._held) // 10**6 + 1
+            smallest = max(0, alone * 103 // 100 - self._held) // 10**6 + 1
             raise ResourceError(
                 f"A budget of {format_size(limit - self._held)} is too small: {self._function.name} takes about "
-                f"{format_size(work)} on a batch, beside {format_size(max(0, parent - self._held))} of its own. "
+                f"{format_size(work)} on a batch, beside {format_size(max(0, alone - work - self._held))} that stay. "
                 f'It takes at least memory="{smallest}MB", or a smaller batch_bytes '
                 f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
             )
-        idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
+        if limit < parent + idle + work:
+            return 0
         usual = max(WORK_BYTES, 4 * most, self._usually(took, probed))
-        return int(min(useful, (limit - parent) // (idle + usual), (limit - parent - work) // idle))
+        # While one works on a row as large as the first, each of the others may have read one, too.
+        others = (limit - parent - idle - work) // (idle + probed.reading_bytes)
+        return min(useful, 1 + others, max(1, (limit - parent) // (idle + usual)))
 
     def _usually(self, taken: int, probed: Probed) -> int:
         """What a batch takes where the first one took so much. A row larger than a batch may be is an exception: there
@@ -378,7 +388,8 @@ class _Job:
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
         gather_rejects(run, rejects_of(run.folder, made))
         if not table.rows:
-            raise InputError(self._nothing_left(table))
+            where = f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if table.counts["rejected"] else ""
+            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + where)
         summary = self._summary(table)
         write_json(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)
@@ -392,11 +403,10 @@ class _Job:
         made = self._run.made().values()
         self._run.record_only([unit for unit in made if unit.key not in dropped])
 
-    def _nothing_left(self, table: TableManifest | None = None) -> str:
-        rejected = {} if table is None else table.counts["rejected"]
-        reasons = "".join(f"; {reason} {count:,}" for reason, count in rejected.items())
-        where = f"\nThe rejected records are in {self._run.out / 'rejects.jsonl'}." if rejected else ""
-        return f"No rows came out of {self._function.name}{reasons}: there is no table to make.{where}"
+    def _nothing_left(self, read: int, rejected: dict[str, int]) -> str:
+        what = f"No rows came out of {self._function.name}" if read else "No rows in the input"
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+        return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
 
     def _summary(self, table: TableManifest) -> MapSummary:
         counts = table.counts
@@ -442,6 +452,11 @@ def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inpu
                 "Choose another folder for the table."
             )
         yield file
+
+
+def _here() -> tuple[str, int]:
+    """This machine and process."""
+    return os.uname().nodename, os.getpid()
 
 
 def _work_bytes(probed: Probed) -> int:

@@ -93,8 +93,13 @@ def _cut(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | No
         yield from _byte_pieces(file, shard_size, rules, hashes)
 
 
+def _known_as(file: InputFile) -> str:
+    """However its path is spelled; but in rows of plain text it stands as it is."""
+    return file.path if file.format == "txt" or is_address(file.path) else os.path.abspath(file.path)
+
+
 def _by_version(file: InputFile, slice: Slice) -> Piece:
-    return Piece(slice, [file.path, file.compression, file.size, file.version, slice.start, slice.stop])
+    return Piece(slice, [_known_as(file), file.compression, file.size, file.version, slice.start, slice.stop])
 
 
 def _slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
@@ -136,7 +141,7 @@ def _pieces(
     for (start, stop, digest), end in zip(cuts, [*ends, file.size], strict=True):
         assert start is not None
         slice = Slice(file.path, file.format, None, start, stop, (end or 0) - start)
-        yield Piece(slice, [file.path, start, digest]) if local else _by_version(file, slice)
+        yield Piece(slice, [_known_as(file), start, digest]) if local else _by_version(file, slice)
 
 
 def _hash_records(file: InputFile, edges: list[int | None], boundary: Boundary) -> Cuts:

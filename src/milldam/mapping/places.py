@@ -100,5 +100,5 @@ def shown(places: list[Place]) -> str:
             joined[-1] = Place(place.file, joined[-1].first, place.last, place.origin)
         else:
             joined.append(place)
-    more = f"; and of {len(joined) - _SHOWN} files more" if len(joined) > _SHOWN else ""
+    more = f"; and of further files: {len(joined) - _SHOWN}" if len(joined) > _SHOWN else ""
     return "; ".join(map(str, joined[:_SHOWN])) + more

@@ -7,6 +7,7 @@ input and the settings alone. In a process of its own (for inputs that are worth
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -40,11 +41,17 @@ class Probed:
 
     schema: TableSchema | None
     """None: no rows came out of any unit."""
+    rows: int
+    """How many were read."""
+    rejected: dict[str, int]
+    """Reason -> records that could not be read."""
     units: int
     """How many units it took."""
     idle_bytes: int
     """Memory of the process afterwards: what a worker holds between two units."""
     peak_bytes: int
+    reading_bytes: int
+    """What reading the first batch took, at most, before the function was called."""
     batch_bytes: int
     """Of the largest batch."""
     apart: bool
@@ -59,22 +66,26 @@ class ProbeTask:
     rules: BatchRules
     schema: TableSchema | None
     """Given by the user: then one batch is enough."""
-    parent: int
-    """The process that plans."""
+    parent: tuple[str, int]
+    """Machine and process that plan."""
 
     def start(self) -> Work:
         load = self.carried.open()
 
         def work(assigned: int, report: Report) -> None:
             release()
+            before = usage().anonymous
             with PeakMeter() as meter:
-                probe = _Probe(self, load)
+                probe = _Probe(self, load, meter)
                 schema, units = probe.run()
             for unit in islice(read_units(self.units), units):
                 require_unchanged(unit)
             release()
-            apart = os.getpid() != self.parent
-            report(PART, Probed(schema, units, usage().anonymous, meter.peak, probe.largest_batch, apart))
+            apart = (os.uname().nodename, os.getpid()) != self.parent
+            reading = max(0, probe.peak_of_reading - before)
+            read = (probe.rows, dict(probe.rejected), units)
+            memory = (usage().anonymous, meter.peak, reading, probe.largest_batch)
+            report(PART, Probed(schema, *read, *memory, apart))
 
         return work
 
@@ -82,10 +93,11 @@ class ProbeTask:
 class _Probe:
     """The first batches, through the function."""
 
-    def __init__(self, task: ProbeTask, load: Load) -> None:
-        self._task, self._load = task, load
-        self.largest_batch = 0
-        """In bytes."""
+    def __init__(self, task: ProbeTask, load: Load, meter: PeakMeter) -> None:
+        self._task, self._load, self._meter = task, load, meter
+        self.rows, self.rejected = 0, Counter[str]()
+        self.largest_batch = self.peak_of_reading = 0
+        """In bytes; the most memory that there was before the function was called."""
 
     def run(self) -> tuple[TableSchema | None, int]:
         """The columns, and how many units it took."""
@@ -106,17 +118,25 @@ class _Probe:
                 break
         return (None if found is None else TableSchema.of(found)), looked_at
 
+    def _count_reject(self, reject: Reject) -> None:
+        """It is set aside, and told, when its unit is worked on."""
+        self.rejected[reject.reason] += 1
+
     def _schemas(self, unit: RowUnit, caller: Caller, given: pa.Schema | None) -> Iterator[pa.Schema]:
         """The schema of each batch that has rows."""
         row = 0
         rules = self._task.rules
         places = Places()
-        for rows in batches(self._load.reader.read(unit, _ignore, places), rules.batch_size, rules.batch_bytes):
+        for rows in batches(
+            self._load.reader.read(unit, self._count_reject, places), rules.batch_size, rules.batch_bytes
+        ):
             places.forget(row)
             first = None if unit.first_row is None else unit.first_row + row
             span = (row, row + row_count(rows))
             row = span[1]
+            self.rows += row_count(rows)
             try:
+                self.peak_of_reading = self.peak_of_reading or self._meter.peak
                 self.largest_batch = max(self.largest_batch, byte_size(rows))
                 yield from _schemas_of(call_batch(caller, rows, first, rules.on_error).columns, rows, given)
             except (FunctionError, ResultError, ColumnError) as error:
@@ -144,7 +164,3 @@ def _agreed(before: pa.Schema | None, now: pa.Schema, caller: Caller, unit: RowU
         return joined(before, now)
     except ColumnError as error:
         raise explained(error, caller, unit, (0, 1)) from error
-
-
-def _ignore(reject: Reject) -> None:
-    """It is set aside, and told, when its unit is worked on."""

@@ -22,6 +22,7 @@ _NARROW = {
     "special_tokens_mask": pa.int8(),
 }
 """Integers under the names that tokenizers use, as HF datasets stores them too: a half to an eighth of the bytes."""
+_NO_VALUES = (ValueError, TypeError, OverflowError)
 _SHOWN = 80
 
 
@@ -48,7 +49,7 @@ def to_array(name: str, values: Any) -> pa.Array:
     """A column of a type that its values suggest. Raises ColumnError for what is no column."""
     try:
         array = _array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, *_NO_VALUES) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ColumnError(
             f'column "{name}": its values are not of one type that Arrow can hold ({detail}), '
@@ -66,11 +67,18 @@ def _array(values: Any) -> pa.Array | None:
         return _plain(values)
     if isinstance(values, list | tuple):
         nested = _list_of_arrays(values)
-        return nested if nested is not None else _plain(pa.array(values, from_pandas=False))
+        return nested if nested is not None else _plain(_of_values(values))
     values = _numpy(values)
     if values is None or values.ndim == 0:
         return None
     return _plain(_of_numpy(values))
+
+
+def _of_values(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, from_pandas=False)
+    except OverflowError:  # an integer of 2**63 or more: a hash, say
+        return pa.array(values, pa.uint64())
 
 
 def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:

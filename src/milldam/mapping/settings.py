@@ -93,7 +93,7 @@ class MapSettings:
                 hint = did_you_mean(str(value), choices)
                 raise ConfigError(f'map: {name}: "{value}"; must be one of {", ".join(choices)}.{hint}')
         if not callable(self.function):
-            raise ConfigError(f"map: function: a {type(self.function).__name__}, which can't be called.")
+            raise ConfigError(f"map: function: of type {type(self.function).__name__}, which can't be called.")
         if isinstance(self.function, type):
             name = self.function.__name__
             raise ConfigError(f"map: function: {name} is a class. Give one that is made of it: {name}(...).")
@@ -103,7 +103,7 @@ class MapSettings:
             raise ConfigError('map: input_columns go with format="python" or "numpy"; an Arrow table comes whole.')
         if not isinstance(self.fn_kwargs, Mapping):
             raise ConfigError(
-                f"map: fn_kwargs: a {type(self.fn_kwargs).__name__}; a dict of names and values is wanted."
+                f"map: fn_kwargs: of type {type(self.fn_kwargs).__name__}; a dict of names and values is wanted."
             )
 
     def _check_numbers(self) -> None:

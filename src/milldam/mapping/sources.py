@@ -94,7 +94,7 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
         return _held_stream("the list", lambda: source, _hash_rows(source), options)
     if callable(source) and not inspect.isclass(source):
         return _function_stream(source, options)
-    raise ConfigError(f"A {type(source).__name__} is no source of rows. Known are {_KINDS}.")
+    raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {_KINDS}.")
 
 
 def _held_stream(
@@ -159,7 +159,7 @@ def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePl
     if isinstance(source, IterableDataset):
         return SpooledPlan(_iterable_stream(source, options), options, spool)
     if not isinstance(source, Dataset):
-        raise ConfigError(f"A {type(source).__name__} of datasets is no source of rows. Known are {_KINDS}.")
+        raise ConfigError(f"{type(source).__name__} of datasets: no source of rows. Known are {_KINDS}.")
     plan = DataSetPlan(source, options, spool)
     if bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
         return plan

@@ -2,9 +2,9 @@
 
 A batch may begin when the memory that all of them hold now (a row that was read and waits counts, too), what those at
 work will still take, and what this batch will take fit into the budget; or when nobody else is at work. What a batch
-takes is learned as the work goes on: every worker notes the most that a batch of a size took. A batch larger than any
-before is taken to need as much more as it is larger. The result does not depend on any of this: only when a batch is
-worked on.
+takes is learned as the work goes on: every worker notes the most that a batch of a size took and gave back. A batch
+larger than any before is taken to need as much more as it is larger. The result does not depend on any of this: only
+when a batch is worked on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from milldam.memory import usage
 SMALL_BYTES = 1 << 18
 """Batches of fewer bytes need no turn."""
 _POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
+_STARTED = 19
+"""Of the fields that follow the name in /proc/PID/stat: when it began."""
 
 
 class PeakMeter:
@@ -63,6 +65,11 @@ class Turns:
     parent: tuple[str, int]
     """Machine and process that planned."""
 
+    def join(self) -> None:
+        """Be counted from now on, also while no batch is large."""
+        with self._table() as table:
+            table.workers[_name(os.getpid())] = None
+
     @contextlib.contextmanager
     def take(self, size: int) -> Iterator[None]:
         """Wait until a batch of so many bytes fits; then it is counted until the block is left."""
@@ -77,16 +84,17 @@ class Turns:
                 yield
         finally:
             with self._table() as table:
-                table.workers[os.getpid()] = None
-                table.learn(size, meter.peak - before)
+                table.workers[_name(os.getpid())] = None
+                # What stays, a model that the function has loaded, is no part of the next batch.
+                table.learn(size, meter.peak - max(before, usage().anonymous))
 
     def _enter(self, size: int) -> bool:
         with self._table() as table:
             table.forget_the_dead()
-            own, wanted = usage().anonymous, table.expected(size)
-            held = own + self._parent_bytes() + table.held_besides(os.getpid())
+            me, own, wanted = _name(os.getpid()), usage().anonymous, table.expected(size)
+            held = own + self._parent_bytes() + table.held_besides(me)
             fits = held + wanted <= self.limit_bytes or not table.is_at_work
-            table.workers[os.getpid()] = (own, wanted) if fits else None
+            table.workers[me] = (own, wanted) if fits else None
             return fits
 
     def _parent_bytes(self) -> int:
@@ -95,35 +103,32 @@ class Turns:
 
     @contextlib.contextmanager
     def _table(self) -> Iterator[_Table]:
-        with turns_path(self.folder).open("a+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            table = _Table.parse(file.read()) or _Table()
+        path = turns_path(self.folder)
+        with path.with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            table = _Table.parse(path.read_bytes()) if path.exists() else _Table()
             if not table.taken:
                 table.learn(*self.first)
             yield table
-            file.seek(0)
-            file.truncate()
-            file.write(table.as_bytes())
+            # Whole or not at all: who is killed here must not make the others forget who is at work.
+            new = path.with_suffix(".new")
+            new.write_bytes(table.as_bytes())
+            new.replace(path)
 
 
 @dataclass(slots=True)
 class _Table:
     """Who is at work on this machine, and what was learned of batches."""
 
-    workers: dict[int, tuple[int, int] | None] = field(default_factory=dict)
-    """Process -> memory when it began, and what its batch is expected to take; None: it reads, or waits."""
+    workers: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """Process -> memory when its batch began, and what its batch is expected to take; None: it reads, or waits."""
     taken: dict[int, int] = field(default_factory=dict)
     """Size of a batch in bits -> the most that one took."""
 
     @classmethod
-    def parse(cls, data: bytes) -> _Table | None:
-        """None where there is none yet, or its writer was killed: then all that is at work enters anew."""
-        try:
-            found: dict[str, dict[str, Any]] = json.loads(data)
-        except ValueError:
-            return None
-        workers = {int(pid): entry and (entry[0], entry[1]) for pid, entry in found["workers"].items()}
+    def parse(cls, data: bytes) -> _Table:
+        found: dict[str, dict[str, Any]] = json.loads(data)
+        workers = {name: entry and (entry[0], entry[1]) for name, entry in found["workers"].items()}
         return cls(workers, {int(bits): most for bits, most in found["taken"].items()})
 
     def as_bytes(self) -> bytes:
@@ -143,18 +148,18 @@ class _Table:
         return most << (bits - max(self.taken))
 
     def forget_the_dead(self) -> None:
-        for pid in [pid for pid in self.workers if not _is_alive(pid)]:
-            del self.workers[pid]
+        for name in [name for name in self.workers if _name(_number(name)) != name]:
+            del self.workers[name]
 
     @property
     def is_at_work(self) -> bool:
         """Whether anyone is."""
         return any(entry is not None for entry in self.workers.values())
 
-    def held_besides(self, pid: int) -> int:
+    def held_besides(self, me: str) -> int:
         """What all others hold now, or will when they are at work."""
-        others = ((other, entry) for other, entry in self.workers.items() if other != pid)
-        return sum(max(usage(other).anonymous, sum(entry or ())) for other, entry in others)
+        others = ((other, entry) for other, entry in self.workers.items() if other != me)
+        return sum(max(usage(_number(other)).anonymous, sum(entry or ())) for other, entry in others)
 
 
 def turns_path(folder: Path) -> Path:
@@ -163,15 +168,19 @@ def turns_path(folder: Path) -> Path:
 
 def remove_turns(folder: Path) -> None:
     """When nobody is at work any more."""
-    for path in folder.glob("turns-*.json"):
+    for path in folder.glob("turns-*"):
         path.unlink(missing_ok=True)
 
 
-def _is_alive(pid: int) -> bool:
+def _name(pid: int) -> str:
+    """Its number and when it began: a number alone may be another process by now. Empty: there is none."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field, in brackets, may hold anything.
+    return f"{pid} {status.rpartition(')')[2].split()[_STARTED]}"
+
+
+def _number(name: str) -> int:
+    return int(name.partition(" ")[0])

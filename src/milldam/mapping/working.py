@@ -73,6 +73,7 @@ class MapTask:
     def start(self) -> Work:
         load, schema = self.carried.open(), self.schema.to_arrow()
         caller = Caller(load.function, self.rules.call, load.kwargs)
+        self.turns.join()
         here = self.turns.parent == (os.uname().nodename, os.getpid())
         holding = Holding(self.most_bytes, self.rules.batch_bytes, name_of(caller), here)
 
@@ -173,6 +174,7 @@ class _Unit:
                 if size >= RELEASE_BYTES:
                     release()  # what reading it took, before others are told what this process holds
                 with task.turns.take(size):
+                    self.holding.begin(is_first=self.rows == 0)
                     self._batch(rows, unit, writer, rejects)
                     del rows
                     self._give_back(size)
@@ -211,7 +213,7 @@ class _Unit:
         if self.unreleased >= RELEASE_BYTES:
             release()
             self.unreleased = 0
-        self.holding.check(size)
+        self.holding.end(size)
 
     def _count(self, size: int, unit: RowUnit) -> None:
         self.shown["documents"] = self.rows

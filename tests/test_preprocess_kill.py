@@ -280,6 +280,7 @@ QUICK = {
     ("pin", "after", 1),
     ("fingerprints", "before", 2),
     ("near", "before", 1),
+    ("near", "after", 1),
     ("stage", "after", 2),
     ("shard", "after", 1),
     ("record", "before", 2),

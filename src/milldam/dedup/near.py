@@ -66,7 +66,9 @@ def resolve_near(folder: Path, rules: NearRules, *, exempt_below: int, memory_by
     """Find near-duplicates among the signatures in a folder and write the drop file there: all steps, one by one."""
     for step in range(pair_steps(rules)):
         find_pairs(folder, rules, step, memory_bytes=memory_bytes, threads=threads)
-    return join_pairs(folder, rules, exempt_below=exempt_below, memory_bytes=memory_bytes, threads=threads)
+    found = join_pairs(folder, rules, exempt_below=exempt_below, memory_bytes=memory_bytes, threads=threads)
+    remove_pairs(folder)
+    return found
 
 
 def pair_steps(rules: NearRules) -> int:
@@ -86,12 +88,17 @@ def find_pairs(folder: Path, rules: NearRules, step: int, *, memory_bytes: int, 
 
 
 def join_pairs(folder: Path, rules: NearRules, *, exempt_below: int, memory_bytes: int, threads: int) -> NearResolved:
-    """From the pairs of all steps to the drop file; the pairs are removed.
+    """From the pairs of all steps to the drop file. When that is recorded, `remove_pairs`.
 
     Documents of units below `exempt_below` are never dropped; what is like them is.
     """
     with _work_folder(folder / "near-work") as work:
         return _Search(folder, work, rules, memory_bytes, threads).join(exempt_below)
+
+
+def remove_pairs(folder: Path) -> None:
+    for path in folder.glob("pairs-*.keys"):
+        path.unlink()
 
 
 @contextmanager
@@ -136,11 +143,7 @@ class _Search:
         for first, second in self._compared():
             candidates += len(first)
             clusters.join(*self._alike(first, second))
-        found = self._write_drops(clusters, exempt_below, candidates)
-        for group in range(self._layout.pair_groups):
-            for path in self._pair_files(group):
-                path.unlink()
-        return found
+        return self._write_drops(clusters, exempt_below, candidates)
 
     def _share(self, bytes_each: int) -> int:
         """How many things of a size to hold at once. Half of the memory is left to what numpy makes on the way."""

@@ -47,6 +47,10 @@ class ResolveTask:
         left = self.memory_bytes - usage().anonymous
         found = self._exact(step, left) if step < self.partitions else self._near(step - self.partitions, left)
         write_json(resolved_path(self.folder, step), found)
+        if step in self.stages.get(JOIN, ()):
+            from milldam.dedup.near import remove_pairs
+
+            remove_pairs(self.folder)  # not before: killed in between, it could not be done again
         report(PART, found)
 
     def _exact(self, partition: int, memory_bytes: int) -> dict[str, Any]:

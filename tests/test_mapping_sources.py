@@ -582,7 +582,7 @@ def test_what_is_no_source_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without calling it"):
         plan(count_to(3), tmp_path)
     for wrong in (7, dict, {"a": [1]}, None):
-        with pytest.raises(ConfigError, match="is no source of rows"):
+        with pytest.raises(ConfigError, match="no source of rows"):
             plan(wrong, tmp_path)
     with pytest.raises(ConfigError, match="Leave them out"):
         plan([{"a": 1}], tmp_path, split="train")

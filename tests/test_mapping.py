@@ -638,28 +638,32 @@ def test_the_function_runs_in_the_program_only_when_that_is_asked_for(tmp_path: 
 
 
 @pytest.mark.slow
-def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
-    """300 MB through a function that makes lists of Python objects, with 400 MB for the whole tree."""
+@pytest.mark.parametrize(
+    ("row", "copies", "words"),
+    [("words without end " * 650, 850, "[text.split() for text in batch['text']]"), ("x" * 40_000_000, 1, "['']")],
+    ids=["ordinary rows to lists of Python objects", "rows of 40 MB each, for four workers"],
+)
+def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_path: Path) -> None:
+    """Hundreds of megabytes, with 600 MB for the whole tree."""
     (tmp_path / "in").mkdir()
-    for number in range(30):
-        text = f"{number} words without end " * 500
-        (tmp_path / "in" / f"{number:02d}.jsonl").write_text(f"{json.dumps({'text': text})}\n" * 850)
+    for number in range(16):
+        (tmp_path / "in" / f"{number:02d}.jsonl").write_text(f"{json.dumps({'text': f'{number} {row}'})}\n" * copies)
     script = tmp_path / "script.py"
     script.write_text(
-        textwrap.dedent("""
+        textwrap.dedent(f"""
         import sys
         from milldam.mapping import run_map
         from milldam.mapping.settings import settings_of
 
         def work(batch):
-            return {"words": [text.split() for text in batch["text"]]}
+            return {{"words": {words}}}
 
-        settings = settings_of({"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": "400MB",
-                                "batch_bytes": "2MB", "shard_size": "16MB", "remove_columns": "all"})
+        settings = settings_of({{"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": "600MB",
+                                "batch_bytes": "2MB", "shard_size": "16MB", "remove_columns": "all", "workers": 4}})
         print(run_map(settings).memory["peak"])
         """)
     )
-    assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 400 * 10**6
+    assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 600 * 10**6
 
 
 # ---- workers run the code that the keys were made of ----

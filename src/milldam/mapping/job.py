@@ -287,7 +287,8 @@ class _Job:
             made[one.key] = one
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
-        turns = Turns(run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, _here())
+        idle = probed.idle_bytes if probed.apart else 0
+        turns = Turns(run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, _here(), idle)
         task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
         stage = Stage(
             "map",

@@ -25,6 +25,8 @@ from milldam.memory import usage
 SMALL_BYTES = 1 << 18
 """Batches of fewer bytes need no turn."""
 _POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
+_AT_LEAST = 4
+"""Times its size: what a batch is expected to take that is larger than any before."""
 _STARTED = 19
 """Of the fields that follow the name in /proc/PID/stat: when it began."""
 
@@ -64,6 +66,8 @@ class Turns:
     """Bytes of the first batch, and what it took."""
     parent: tuple[str, int]
     """Machine and process that planned."""
+    idle_bytes: int = 0
+    """What a worker holds once the function has loaded what it keeps."""
 
     def join(self) -> None:
         """Be counted from now on, also while no batch is large."""
@@ -91,8 +95,9 @@ class Turns:
     def _enter(self, size: int) -> bool:
         with self._table() as table:
             table.forget_the_dead()
-            me, own, wanted = _name(os.getpid()), usage().anonymous, table.expected(size)
-            held = own + self._parent_bytes() + table.held_besides(me)
+            me, wanted = _name(os.getpid()), table.expected(size)
+            own = max(usage().anonymous, self.idle_bytes)
+            held = own + self._parent_bytes() + table.held_besides(me, self.idle_bytes)
             fits = held + wanted <= self.limit_bytes or not table.is_at_work
             table.workers[me] = (own, wanted) if fits else None
             return fits
@@ -145,7 +150,8 @@ class _Table:
         larger = [taken for other, taken in self.taken.items() if other >= bits]
         if larger:
             return max(most, min(larger))
-        return most << (bits - max(self.taken))
+        # Where those before took next to nothing, that tells nothing of a larger one.
+        return max(most << (bits - max(self.taken)), _AT_LEAST * size)
 
     def forget_the_dead(self) -> None:
         for name in [name for name in self.workers if _name(_number(name)) != name]:
@@ -156,10 +162,10 @@ class _Table:
         """Whether anyone is."""
         return any(entry is not None for entry in self.workers.values())
 
-    def held_besides(self, me: str) -> int:
-        """What all others hold now, or will when they are at work."""
+    def held_besides(self, me: str, idle_bytes: int = 0) -> int:
+        """What all others hold now, or will when they are at work; `idle_bytes`: what each will hold at least."""
         others = ((other, entry) for other, entry in self.workers.items() if other != me)
-        return sum(max(usage(_number(other)).anonymous, sum(entry or ())) for other, entry in others)
+        return sum(max(usage(_number(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others)
 
 
 def turns_path(folder: Path) -> Path:

@@ -25,6 +25,8 @@ from milldam.memory import usage
 SMALL_BYTES = 1 << 18
 """Batches of fewer bytes need no turn."""
 _POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
+_READING = 3
+"""Times its size: what reading a large row takes."""
 _AT_LEAST = 4
 """Times its size: what a batch is expected to take that is larger than any before."""
 _STARTED = 19
@@ -129,18 +131,21 @@ class _Table:
     """Process -> memory when its batch began, and what its batch is expected to take; None: it reads, or waits."""
     taken: dict[int, int] = field(default_factory=dict)
     """Size of a batch in bits -> the most that one took."""
+    largest: int = 0
+    """Bytes of the largest batch."""
 
     @classmethod
     def parse(cls, data: bytes) -> _Table:
-        found: dict[str, dict[str, Any]] = json.loads(data)
+        found: dict[str, Any] = json.loads(data)
         workers = {name: entry and (entry[0], entry[1]) for name, entry in found["workers"].items()}
-        return cls(workers, {int(bits): most for bits, most in found["taken"].items()})
+        return cls(workers, {int(bits): most for bits, most in found["taken"].items()}, found["largest"])
 
     def as_bytes(self) -> bytes:
-        return json.dumps({"workers": self.workers, "taken": self.taken}).encode()
+        return json.dumps({"workers": self.workers, "taken": self.taken, "largest": self.largest}).encode()
 
     def learn(self, size: int, taken: int) -> None:
         bits = max(1, size).bit_length()
+        self.largest = max(self.largest, size)
         self.taken[bits] = max(self.taken.get(bits, 0), taken)
 
     def expected(self, size: int) -> int:
@@ -164,8 +169,11 @@ class _Table:
 
     def held_besides(self, me: str, idle_bytes: int = 0) -> int:
         """What all others hold now, or will when they are at work; `idle_bytes`: what each will hold at least."""
-        others = ((other, entry) for other, entry in self.workers.items() if other != me)
-        return sum(max(usage(_number(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others)
+        others = {other: entry for other, entry in self.workers.items() if other != me}
+        held = (max(usage(_number(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others.items())
+        # One of those that are not at work may be reading a row as large as any.
+        reading = _READING * self.largest if None in others.values() else 0
+        return sum(held) + reading
 
 
 def turns_path(folder: Path) -> Path:

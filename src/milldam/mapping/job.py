@@ -55,7 +55,7 @@ SUMMARY = "summary.json"
 _MARGIN, _ROOM = 1.15, 12 * 10**6
 """What is added to the probe's peak: batches differ, and a shard waits to be written."""
 _CHANGES_SHOWN = 6
-_TURNS_SHARE = 0.94
+_TURNS_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
 
 

@@ -27,7 +27,7 @@ SMALL_BYTES = 1 << 18
 _POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
 _READING = 3
 """Times its size: what reading a large row takes."""
-_AT_LEAST = 4
+_AT_LEAST = 6
 """Times its size: what a batch is expected to take that is larger than any before."""
 _STARTED = 19
 """Of the fields that follow the name in /proc/PID/stat: when it began."""
@@ -70,6 +70,8 @@ class Turns:
     """Machine and process that planned."""
     idle_bytes: int = 0
     """What a worker holds once the function has loaded what it keeps."""
+    begun: list[int] = field(default_factory=list)
+    """Bytes of the first batch of this process, when it had one."""
 
     def join(self) -> None:
         """Be counted from now on, also while no batch is large."""
@@ -79,6 +81,9 @@ class Turns:
     @contextlib.contextmanager
     def take(self, size: int) -> Iterator[None]:
         """Wait until a batch of so many bytes fits; then it is counted until the block is left."""
+        is_first = not self.begun
+        if is_first:
+            self.begun.append(size)
         if size < SMALL_BYTES:
             yield
             return
@@ -91,8 +96,9 @@ class Turns:
         finally:
             with self._table() as table:
                 table.workers[_name(os.getpid())] = None
-                # What stays, a model that the function has loaded, is no part of the next batch.
-                table.learn(size, meter.peak - max(before, usage().anonymous))
+                # What the function loads in its first call, and keeps, is no part of the next batch.
+                stays = usage().anonymous if is_first else 0
+                table.learn(size, meter.peak - max(before, stays))
 
     def _enter(self, size: int) -> bool:
         with self._table() as table:

@@ -197,7 +197,8 @@ class Walk:
         if code is _DISPATCH:
             self.parts[label] = self._values.pairs("dispatch", function.registry.items(), label).hex()  # type: ignore[attr-defined]
             return
-        links = [self._captured(function, owner), self._defaults(function, owner)]
+        found = uses(code)
+        links = [self._captured(function, found, owner), self._defaults(function, owner)]
         own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         links.append(self._values.attributes("attributes", own, f"attribute{owner}"))
         if hasattr(function, "__wrapped__"):
@@ -206,7 +207,6 @@ class Walk:
             body = digest_of(code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
         else:
             body = self._values.digest(content(code), label)
-            found = uses(code)
             links += self._reached(function, found)
             # Not where it is a name of the user's own.
             known = (None, importlib.import_module)
@@ -214,16 +214,15 @@ class Walk:
             self.unhashables += [f"{label}: what {name} leads to" for name in unseen]
         self.parts[label] = digest_of("function", body, *links).hex()
 
-    def _captured(self, function: types.FunctionType, owner: str) -> Digest:
+    def _captured(self, function: types.FunctionType, found: Uses, owner: str) -> Digest:
         links = []
-        seen = uses(function.__code__).variables
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:
                 links.append(digest_of("empty"))
                 continue
-            links.append(self._reach(value, seen.get(name, {()}), f"captured value {name}{owner}"))
+            links.append(self._reach(value, found.variables.get(name, {()}), f"captured value {name}{owner}"))
         return digest_of("captured", *links)
 
     def _defaults(self, function: types.FunctionType, owner: str) -> Digest:

@@ -33,7 +33,7 @@ from milldam.mapping.probing import Probed, ProbeTask
 from milldam.mapping.reading import can_be_checked
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.mapping.turns import Turns
+from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
@@ -164,8 +164,7 @@ class _Job:
 
     def _keys(self, schema: TableSchema) -> Iterator[str]:
         for unit in self._source.units():
-            numbered = unit.key if unit.first_row is None else f"{unit.key} {unit.first_row}"
-            yield unit_key(self._recipe, schema.hash, numbered)
+            yield unit_key(self._recipe, schema.hash, unit.numbered_key)
 
     # ---- begin ----
 
@@ -235,7 +234,7 @@ class _Job:
 
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
-        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, _here())
+        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process())
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
@@ -287,8 +286,8 @@ class _Job:
             made[one.key] = one
 
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
-        idle = probed.idle_bytes if probed.apart else 0
-        turns = Turns(run.folder, int(_TURNS_SHARE * self._budget.limit_bytes), first, _here(), idle)
+        limit = int(_TURNS_SHARE * self._budget.limit_bytes)
+        turns = Turns(run.folder, limit, first, this_process(), probed.worker_bytes)
         task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
         stage = Stage(
             "map",
@@ -345,7 +344,7 @@ class _Job:
         """How many workers the budget holds, beside this process; 0: this process has to do it."""
         most, took = self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM
         work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
-        idle = max(WORKER_BYTES, probed.idle_bytes if probed.apart else 0)
+        idle = max(WORKER_BYTES, probed.worker_bytes)
         # What the function loads and keeps is loaded here, too, where this process works.
         alone = parent + idle - WORKER_BYTES + work
         if limit < alone:
@@ -453,11 +452,6 @@ def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inpu
                 "Choose another folder for the table."
             )
         yield file
-
-
-def _here() -> tuple[str, int]:
-    """This machine and process."""
-    return os.uname().nodename, os.getpid()
 
 
 def _work_bytes(probed: Probed) -> int:

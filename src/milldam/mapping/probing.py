@@ -6,7 +6,6 @@ input and the settings alone. In a process of its own (for inputs that are worth
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from milldam.mapping.places import Places
 from milldam.mapping.reading import require_unchanged
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined
-from milldam.mapping.turns import PeakMeter
+from milldam.mapping.turns import PeakMeter, this_process
 from milldam.mapping.unit_list import read_units
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import BatchRules, call_batch, explained
@@ -57,6 +56,11 @@ class Probed:
     apart: bool
     """It ran in a process of its own, as a worker does."""
 
+    @property
+    def worker_bytes(self) -> int:
+        """What a worker holds between two units; 0: it is not known."""
+        return self.idle_bytes if self.apart else 0
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
@@ -81,7 +85,7 @@ class ProbeTask:
             for unit in islice(read_units(self.units), units):
                 require_unchanged(unit)
             release()
-            apart = (os.uname().nodename, os.getpid()) != self.parent
+            apart = this_process() != self.parent
             reading = max(0, probe.peak_of_reading - before)
             read = (probe.rows, dict(probe.rejected), units)
             memory = (usage().anonymous, meter.peak, reading, probe.largest_batch)

@@ -182,6 +182,11 @@ class _Table:
         return sum(held) + reading
 
 
+def this_process() -> tuple[str, int]:
+    """Its machine and number."""
+    return os.uname().nodename, os.getpid()
+
+
 def turns_path(folder: Path) -> Path:
     return folder / f"turns-{os.uname().nodename}.json"
 

@@ -21,8 +21,7 @@ class UnitList:
 
     def _noted(self, units: Iterable[RowUnit]) -> Iterator[RowUnit]:
         for unit in units:
-            # Where rows are numbered, their numbers are part of what the function is given.
-            self.keys.append(unit.key if unit.first_row is None else f"{unit.key} {unit.first_row}")
+            self.keys.append(unit.numbered_key)
             yield unit
 
     def __len__(self) -> int:

@@ -19,6 +19,11 @@ class RowUnit:
     first_row: int | None = None
     """Number of its first row among all; None where rows are not numbered."""
 
+    @property
+    def numbered_key(self) -> str:
+        """Where rows are numbered, their numbers are part of what the function is given."""
+        return self.key if self.first_row is None else f"{self.key} {self.first_row}"
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

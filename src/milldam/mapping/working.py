@@ -7,7 +7,6 @@ be written. Workers take turns with large batches (turns.py).
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from milldam.mapping.reading import require_unchanged
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
-from milldam.mapping.turns import Turns
+from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.units import RowUnit
 from milldam.memory import release, usage
 from milldam.passes.aside import RejectFile
@@ -74,7 +73,7 @@ class MapTask:
         load, schema = self.carried.open(), self.schema.to_arrow()
         caller = Caller(load.function, self.rules.call, load.kwargs)
         self.turns.join()
-        here = self.turns.parent == (os.uname().nodename, os.getpid())
+        here = self.turns.parent == this_process()
         holding = Holding(self.most_bytes, self.rules.batch_bytes, name_of(caller), here)
 
         def work(assigned: Assigned, report: Report) -> None:

@@ -97,6 +97,12 @@ def checked_text(
     return pa.array(kept, pa.large_string())
 
 
+def one_text(text: str) -> pa.LargeStringArray:
+    """An array of one text, with a copy less than pa.array makes; raises UnicodeEncodeError for lone surrogates."""
+    data = text.encode("utf-8")
+    return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data))
+
+
 def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeStringArray | None, str]:
     """A part of a document as an array by the rules, without a copy; or what is wrong with it."""
     raw = pa.LargeBinaryArray.from_buffers(

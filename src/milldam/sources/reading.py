@@ -51,7 +51,7 @@ def _read_slice(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str 
     if slice.format == "txt":
         yield from lines.read_separated(slice, rules, on_reject)
     elif slice.format == "jsonl":
-        yield from read_jsonl(slice, rules, on_reject, spool)
+        yield from read_jsonl(slice, rules, on_reject)
     elif slice.format == "parquet":
         yield from read_parquet(slice, rules, on_reject, spool)
     elif slice.format == "arrow":

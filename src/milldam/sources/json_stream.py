@@ -51,8 +51,8 @@ _SPACE = re.compile(_space)
 _PLAIN_STRING = re.compile(r'[^"\\\x00-\x1f]*+"')
 _CONTAINER = re.compile(rf"(?=[\[{{]){_value}")
 _MEMBERS = {
-    "]": re.compile(rf"(?:{_value}{_space},{_space}){{1,512}}"),
-    "}": re.compile(rf"(?:{_string}{_space}:{_space}{_value}{_space},{_space}){{1,512}}"),
+    "]": re.compile(rf"(?:{_space}{_value}{_space},){{1,512}}"),
+    "}": re.compile(rf"(?:{_space}{_string}{_space}:{_space}{_value}{_space},){{1,512}}"),
 }
 # A cut must not fall into an escape, or between the halves of a surrogate pair.
 _UNFINISHED = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|u[0-9a-fA-F]{0,3})?\Z")

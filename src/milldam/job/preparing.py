@@ -202,7 +202,7 @@ class Preparation:
         lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
         number = len(self._config.sources) - 1
         for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
-            if file.format == "parquet" and next(slice_file(file, 1, lenient)).unpacking > WORK_BYTES:
+            if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
             for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):

@@ -8,6 +8,7 @@ their end.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
+from milldam.sources.arrow_messages import unpacked_sizes
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.listing import InputFile
@@ -32,8 +34,10 @@ _BUFFER = 1 << 20
 _ROWS = 8192
 _ROWS_OF_DICTIONARY = 32
 _SMALL_PAGE = 4 << 20
-_PAGE_COPIES, _DICTIONARY_COPIES = 2, 4
-"""How often Arrow holds a page that is one value, and a dictionary (measured, docs/log.md)."""
+_PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
+"""How often Arrow holds the bytes of a Parquet page: the page before, the page, its value; and those of a dictionary."""
+_BATCH_COPIES = 2
+"""Texts of a record batch are still on their way while the next one is unpacked."""
 
 
 @contextmanager
@@ -88,16 +92,10 @@ def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -
         metadata = parquet.metadata
         sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
         for slice in by_parts(file, sizes, shard_size):
-            yield replace(slice, unpacking=_unpacking(slice, metadata, column)[0])
+            yield replace(slice, unpacking=_dearest_page(slice, metadata, column)[0])
 
 
-def unpacking_place(slice: Slice, column: str | None) -> str:
-    """Which part of a slice takes most, in words."""
-    with open_parquet(slice.path, None, None) as parquet:
-        return _unpacking(slice, parquet.metadata, column)[1]
-
-
-def _unpacking(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
+def _dearest_page(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
     """What a column's dearest page takes while it is unpacked, and where it is; 0 for what goes as a batch does."""
     dearest = (0, "")
     # At an address every header would be fetched on its own.
@@ -170,6 +168,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
             held = []
         held.append(batch)
+        del batch  # as all that leads to a large one: it must be gone when the next is unpacked
         if sum(one.nbytes for one in held) >= BATCH_BYTES // 2:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
             held = []
@@ -197,10 +196,20 @@ def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
         return
     with open_arrow(file.path, None, None) as reader:
         batches = getattr(reader, "num_record_batches", None)
-        if not batches:
-            yield whole(file)
-            return
-        yield from by_parts(file, [file.size // batches] * batches, shard_size)
+        slices = by_parts(file, [file.size // batches] * batches, shard_size) if batches else [whole(file)]
+    for slice in slices:
+        yield replace(slice, unpacking=_dearest_batch(slice)[0])
+
+
+def _dearest_batch(slice: Slice) -> tuple[int, str]:
+    """What the largest record batch of a slice takes when it is unpacked, and which it is; 0 without compression."""
+    if is_address(slice.path):
+        return 0, ""
+    with pa.memory_map(slice.path) as source:
+        sizes = itertools.islice(unpacked_sizes(source), slice.start, slice.stop)
+        return max(
+            ((size, f"record batch {number}") for number, size in enumerate(sizes, slice.start)), default=(0, "")
+        )
 
 
 def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
@@ -218,6 +227,14 @@ def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str |
 
 
 # ---- what both share ----
+
+
+def unpacking_place(slice: Slice, column: str | None) -> str:
+    """Which part of a slice takes most memory to unpack, in words."""
+    if slice.format == "arrow":
+        return _dearest_batch(slice)[1]
+    with open_parquet(slice.path, None, None) as parquet:
+        return _dearest_page(slice, parquet.metadata, column)[1]
 
 
 def _require_column(schema: pa.Schema, column: str, path: str) -> None:
@@ -256,6 +273,8 @@ def _read_batches(
             for part in bounded(column):
                 yield from _batches(part, rules, on_reject, _rejects_at(row, slice))
                 row += len(part)
+                del part
+            del batch, column
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(slice.path, kind, error) from None
 

@@ -63,6 +63,7 @@ def collect(store: Store) -> dict[str, Any]:
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
         "tokens_per_document": lengths,
         "dropped": manifest.dropped,
+        "damaged_files": manifest.damaged_files,
     }
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--input-format",
-    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    type=click.Choice(["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]),
     help="What the input is, when its name does not say.",
 )
 @click.option(

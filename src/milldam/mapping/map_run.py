@@ -177,4 +177,4 @@ def _shown(value: Any) -> str:
 
 def rejects_of(folder: Path, units: Iterable[MadeUnit]) -> list[Path]:
     """The files of records that were set aside, in plan order."""
-    return [path for unit in units if unit.rejected and (path := rejects_path(folder, unit.key)).exists()]
+    return [path for unit in units if (path := rejects_path(folder, unit.key)).exists()]

@@ -33,7 +33,8 @@ class RejectFile:
     def add(self, reject: Reject) -> None:
         if self._file is None:
             self._file = NewFile(self._path)
-        self.counts[reject.reason] += 1
+        if reject.records:
+            self.counts[reject.reason] += reject.records
         self._file.write((json.dumps(reject.as_json()) + "\n").encode())
 
     def commit(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import COMPRESSIONS, files_below, is_address, version_of
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN, open_bytes
@@ -121,7 +121,7 @@ def _unpacked(head: bytes, compression: str | None) -> bytes:
             found += block
             if len(found) >= HEAD_BYTES:
                 break
-    except TruncatedError:
+    except DamagedError:
         pass  # only the head was given
     return found
 

@@ -19,7 +19,7 @@ from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.json_stream import LARGEST_VALUE, JsonError, JsonStream
 from milldam.qa.listing import list_files
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
 
@@ -224,7 +224,7 @@ def _read_json(file: InputFile, spool: str | None) -> Iterator[_Record]:
             stream = JsonStream(opened.read1)
             while (first := stream.peek()) != "":
                 yield from _walk(stream, first, titles)
-    except (JsonError, TruncatedError) as error:
+    except (JsonError, DamagedError) as error:
         raise InputError(f"{file.path}: not whole JSON ({error}). Get the file again.") from None
 
 
@@ -311,7 +311,7 @@ def _read_lines(file: InputFile, spool: str | None) -> Iterator[_Record]:
                     yield _Record(f"line {number}", None, error=_UnusableError("too_long", "the line is too long"))
                 elif line.strip():
                     yield _parsed(line, f"line {number}")
-        except TruncatedError as error:
+        except DamagedError as error:
             yield _Record(f"behind line {number}", None, error=_UnusableError("truncated", str(error)))
 
 

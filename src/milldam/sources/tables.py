@@ -19,7 +19,7 @@ from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
 from milldam.sources.units import Slice, by_parts, whole
@@ -49,7 +49,7 @@ def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes], path: str) -
     try:
         for block in read_blocks(file, compression, _BUFFER):
             unpacked.write(block)
-    except TruncatedError as error:
+    except DamagedError as error:
         raise InputError(f"{path}: {error}. Get the file again.") from None
     unpacked.seek(0)
 

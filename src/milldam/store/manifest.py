@@ -70,6 +70,8 @@ class Manifest:
     """Documents left out, by reason."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
+    damaged_files: int = 0
+    """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -138,7 +140,7 @@ class Manifest:
                 "Upgrade milldam, or make the store again."
             )
         try:
-            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "dropped", "inexact_cuts")
+            names = [one.name for one in fields(cls) if one.name not in ("shards", "format_version")]
             if value["dtype"] not in DTYPE_CODES:
                 raise StoreError(f"{path}: dtype {value['dtype']}; a store holds {' or '.join(DTYPE_CODES)}.")
             return cls(shards=(), **{name: value[name] for name in names})

@@ -326,7 +326,7 @@ class Job:
         packing, dedup = self._config.packing_rules, self._config.dedup_rules
         last = {
             "index": dedup is not None and dedup.index is not None,
-            "pack": packing is not None and packing.write,
+            "pack": packing is not None,
             "report": True,
         }
         return (*pieces, *(stage for stage, there in last.items() if there))

@@ -53,7 +53,7 @@ class Quiet:
             "; ".join(filter(None, (plan.engine_note, plan.note))),
         )
         if plan.left_out:
-            log.warning('not read: %s. Text among them can be read with input_format="txt".', plan.left_out)
+            log.warning('not read: %s. To read text among them, name it with input_format="txt".', plan.left_out)
 
     def progress(self, snapshot: Snapshot) -> None:
         pass

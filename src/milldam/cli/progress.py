@@ -99,7 +99,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:
-        lines.append(f"Not read: {plan.left_out}. Text among them can be read with --input-format txt.")
+        lines.append(f"Not read: {plan.left_out}. To read text among them, name it with --input-format txt.")
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines

@@ -124,8 +124,7 @@ class _Probe:
 
     def _count_reject(self, reject: Reject) -> None:
         """It is set aside, and told, when its unit is worked on."""
-        if reject.records:
-            self.rejected[reject.reason] += reject.records
+        self.rejected[reject.reason] += 1
 
     def _schemas(self, unit: RowUnit, caller: Caller, given: pa.Schema | None) -> Iterator[pa.Schema]:
         """The schema of each batch that has rows."""

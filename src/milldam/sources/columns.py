@@ -46,8 +46,8 @@ def _is_in_a_list(slice: Slice, fields: list[str], spool: str | None) -> bool:
     if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields):
         return False
     if slice.format in ("jsonl", "json"):
-        return is_in_a_list(list(_first_records(slice, spool)))
-    return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}])
+        return is_in_a_list(list(_first_records(slice, spool)), slice)
+    return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
 
 
 def _no_text(slices: list[Slice], spool: str | None) -> str:

@@ -17,10 +17,16 @@ from milldam.sources.compression import DamagedError
 HEAD_BYTES = 1 << 16
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
-# Up to the next bracket, or a string that goes on beyond the block; between items also up to a comma.
-_IN_ITEM = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\\n]++|\\.)*+["\n])*+', re.DOTALL)
-_BETWEEN = re.compile(rb'(?:[^"{}\[\],]++|"(?:[^"\\\n]++|\\.)*+["\n])*+', re.DOTALL)
-_IN_STRING = re.compile(rb'(?:[^"\\\n]++|\\.)*+', re.DOTALL)
+# Sets of what may come, not of what may not: those are looked up in a table, three times as fast.
+_CHARACTERS = rb"[\x00-\x09\x0b-!#-\[\]-\xff]*+(?:\\.[\x00-\x09\x0b-!#-\[\]-\xff]*+)*+"
+_STRING = rb'"' + _CHARACTERS + rb'["\n]'
+_PLAIN = rb"[\x00-!#-Z\\^-z|~-\xff]*+(?:" + _STRING + rb"[\x00-!#-Z\\^-z|~-\xff]*+)*+"
+_LEAF = rb"(?:\{" + _PLAIN + rb"\}|\[" + _PLAIN + rb"\])"
+# Up to the next bracket, or a string that goes on beyond the block; past brackets that hold no others.
+_IN_ITEM = re.compile(_PLAIN + rb"(?:" + _LEAF + _PLAIN + rb")*+", re.DOTALL)
+_IN_ARRAY = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb"|" + _LEAF + rb")*+", re.DOTALL)
+_OUTSIDE = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb")*+", re.DOTALL)
+_IN_STRING = re.compile(_CHARACTERS, re.DOTALL)
 _INDENT = re.compile(rb"\n[ \t\r]+")
 
 
@@ -97,8 +103,8 @@ class _Items:
         return _INDENT.sub(b"\n", b"".join([*pieces, _one_line(data[taken:])]))
 
     def _skip(self, data: bytes, at: int) -> int:
-        inside = self._braces or self._brackets
-        match = (_IN_STRING if self._in_string else _IN_ITEM if inside else _BETWEEN).match(data, at)
+        pattern = _IN_ITEM if self._braces or self._brackets else _IN_ARRAY if self._in_array else _OUTSIDE
+        match = (_IN_STRING if self._in_string else pattern).match(data, at)
         assert match is not None
         return match.end()
 

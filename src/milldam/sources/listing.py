@@ -59,7 +59,7 @@ def list_inputs(
             yield file
         if not found:
             known = ", ".join(FORMATS)
-            there = f"\nThere are {others}. Set input_format (--input-format txt for text)." if str(others) else ""
+            there = f"\nIn it: {others}. To read text of other endings: --input-format txt" if str(others) else ""
             raise InputError(
                 f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz.{there}"
             )

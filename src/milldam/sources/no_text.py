@@ -118,12 +118,13 @@ def _kind(value: Any) -> str:
     return "an object" if isinstance(value, dict) else _KINDS.get(type(value), "text")
 
 
-def is_in_a_list(records: list[dict[str, Any]]) -> bool:
+def is_in_a_list(records: list[dict[str, Any]], slice: Slice) -> bool:
     """Whether the text of these records is in a list that they hold: turns of a conversation, or the real records.
 
     For a table, the one record has the types of the columns.
     """
-    single = {name: _kind(value) for name, value in records[0].items()} if len(records) == 1 else {}
+    is_single = slice.format == "json" and len(records) == 1
+    single = {name: _kind(value) for name, value in records[0].items()} if is_single else {}
     return any(map(_is_conversation, records)) or bool(_of_single(single))
 
 

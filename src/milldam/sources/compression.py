@@ -37,6 +37,12 @@ class DamagedError(Exception):
         """Its line."""
 
 
+def raising(error: DamagedError) -> Iterator[bytes]:
+    """No blocks, but the error: for who has taken the blocks before it."""
+    raise error
+    yield b""
+
+
 def compression_of(head: bytes) -> str | None:
     """By its first bytes."""
     return next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), None)

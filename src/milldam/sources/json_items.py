@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from milldam.sources.compression import DamagedError
+from milldam.sources.compression import DamagedError, raising
 
 HEAD_BYTES = 1 << 16
 _BLANK = b" \t\r\n"
@@ -36,7 +36,7 @@ def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
     >>> b"".join(as_json_lines(iter([b'[{"a":', b' 1},\\n {"a": [2, 3]}]'])))
     b'{"a": 1}\\n{"a": [2, 3]}\\n'
     """
-    head = _head(blocks)
+    head, blocks = _head(blocks)
     if is_json_lines(head):
         yield head
         yield from blocks
@@ -48,14 +48,17 @@ def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
     items.finish()
 
 
-def _head(blocks: Iterator[bytes]) -> bytes:
-    """The first blocks: enough to tell what it is."""
+def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """The first blocks, enough to tell what it is; and what follows them, were it only the damage there."""
     head = b""
-    for block in blocks:
-        head += block
-        if len(head.lstrip(_BLANK)) >= HEAD_BYTES:
-            break
-    return head
+    try:
+        for block in blocks:
+            head += block
+            if len(head.lstrip(_BLANK)) >= HEAD_BYTES:
+                break
+    except DamagedError as error:
+        return head, raising(error)
+    return head, blocks
 
 
 def is_json_lines(head: bytes) -> bool:

@@ -48,7 +48,7 @@ def uncut(error: DamagedError) -> Iterator[Block]:
         return
     assert error.cut is not None and error.line is not None
     yield Block(error.cut, error.line, 0, 0)
-    error.cut = None
+    error.cut = error.line = None
 
 
 def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:

@@ -24,7 +24,7 @@ from milldam.sources.arrays import (
     without_blank,
 )
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.compression import DamagedError, raising, read_blocks
 from milldam.sources.decoding import HEAD_BYTES
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
@@ -210,14 +210,9 @@ def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
         first = next(blocks, b"")
         second = next(blocks, None)
     except DamagedError as error:
-        return b"", _raise(error)
+        return b"", raising(error)
     first = first.removeprefix(BOM)
     return (first, None) if second is None else (first + second, blocks)
-
-
-def _raise(error: DamagedError) -> Iterator[bytes]:
-    raise error
-    yield b""
 
 
 def _file_blocks(slice: Slice) -> Iterator[bytes]:

@@ -1,9 +1,9 @@
 """A JSON text of any size -> the same records as JSON lines: the items of an array, or one value after the other.
 
 Nothing is parsed: brackets are counted and strings passed over; the reader of JSON lines does the rest, and what is
-broken in one item is its reject alone. No JSON string holds a line end, so every line begins outside of strings: a lost
-quote harms its own line only. A lost bracket can't be made good: what follows is taken into its item, and the end is an
-error that says so. Holds a block. JSON lines pass as they are.
+broken in one item is its reject alone. A string that is open at a line's end, as no JSON string may be, is taken for
+closed when the next line begins as JSON does: a lost quote harms its own line only. A lost bracket can't be made good:
+what follows is taken into its item, and the end is an error that says so. Holds a block. JSON lines pass as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ HEAD_BYTES = 1 << 16
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 # Sets of what may come, not of what may not: those are looked up in a table, three times as fast.
-_CHARACTERS = rb"[\x00-\x09\x0b-!#-\[\]-\xff]*+(?:\\.[\x00-\x09\x0b-!#-\[\]-\xff]*+)*+"
+_INNER = rb"[\x00-\x09\x0b-!#-\[\]-\xff]*+"
+_CHARACTERS = _INNER + rb'(?:(?:\\.|\n(?![ \t\r\n]*+["{}\[\]]))' + _INNER + rb")*+"
 _STRING = rb'"' + _CHARACTERS + rb'["\n]'
 _PLAIN = rb"[\x00-!#-Z\\^-z|~-\xff]*+(?:" + _STRING + rb"[\x00-!#-Z\\^-z|~-\xff]*+)*+"
 _LEAF = rb"(?:\{" + _PLAIN + rb"\}|\[" + _PLAIN + rb"\])"
@@ -28,6 +29,7 @@ _IN_ARRAY = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb"|" +
 _OUTSIDE = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb")*+", re.DOTALL)
 _IN_STRING = re.compile(_CHARACTERS, re.DOTALL)
 _INDENT = re.compile(rb"\n[ \t\r]+")
+_LONGEST_INDENT = 1 << 10
 
 
 def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -75,6 +77,15 @@ def is_json_lines(head: bytes) -> bool:
     return True
 
 
+def _undecided(data: bytes) -> int:
+    """Bytes at the end whose meaning the next block tells: half an escape, or where a line may begin."""
+    if data.endswith(b"\\"):
+        return (len(data) - len(data.rstrip(b"\\"))) % 2
+    tail = data[-_LONGEST_INDENT:]
+    blank = len(tail) - len(tail.rstrip(_BLANK))
+    return blank if blank < len(tail) and b"\n" in tail[-blank:] else 0
+
+
 def _one_line(data: bytes) -> bytes:
     """Without line ends: the other character is white space outside of strings too, and an error in them too."""
     return data.replace(b"\n", b"\r")
@@ -91,12 +102,11 @@ class _Items:
 
     def feed(self, block: bytes) -> bytes:
         """The block with a line end after each item, and nowhere else."""
-        data, self._held = self._held + block, b""
+        data = self._held + block
+        decided = len(data) - _undecided(data)
+        data, self._held = data[:decided], data[decided:]
         pieces, taken, at = [], 0, 0
         while (at := self._skip(data, at)) < len(data):
-            if at == len(data) - 1 and data[at:] == b"\\":
-                data, self._held = data[:at], data[at:]  # what it escapes is yet to come
-                break
             instead = self._pass(data[at : at + 1], self._position + at)
             at += 1
             if instead is not None:

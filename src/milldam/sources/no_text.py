@@ -31,7 +31,7 @@ def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) 
     if slice.format in ("parquet", "arrow"):
         return _of_fields({field.name: str(field.type) for field in open_schema(slice, spool)}, "columns")
     head, damage = _read_head(slice)
-    if not head.strip():
+    if not head.strip() or (damage is not None and not records):
         return _of_nothing(head, damage, slice)
     of_bytes = _of_bytes(head, slice)
     if of_bytes or slice.format in ("csv", "tsv"):

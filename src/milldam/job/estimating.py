@@ -26,7 +26,7 @@ from milldam.job.needs import Load, Machines, Needs, find_needs
 from milldam.job.preparing import Prepared, Source, wanted_rows
 from milldam.memory import format_size, release
 from milldam.passes.documents import Reading, UnitReader
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.opening import open_bytes
 from milldam.sources.units import Slice, Unit
 from milldam.store.format import token_dtype
@@ -340,7 +340,7 @@ def _size_of_head(file: _CountedReads, compression: str) -> int:
             size += len(block)
             if size >= _UNPACKED_SAMPLE:
                 break
-    except TruncatedError:
+    except DamagedError:
         pass
     return size
 

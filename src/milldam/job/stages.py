@@ -141,11 +141,13 @@ class Job:
             self._workforce.close()
             self._workforce.enter("finish")
             finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
-            manifest = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            draft = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            if draft.damage:
+                self._observer.warn(draft.damage)
             # Between what can still be refused and what makes it a store: the index knows finished runs only.
             if self._dedup is not None:
                 self._dedup.commit_to_index()
-            return finish.wind_up(manifest)
+            return finish.wind_up(draft)
 
     def prepare(self) -> None:
         """As far as other machines can go on from."""
@@ -166,7 +168,7 @@ class Job:
 
     def _begin(self, preparation: Preparation, monitor: Monitor) -> bool:
         """Prepare and plan; False when there is nothing to do."""
-        self._prepared = preparation.prepare()
+        self._prepared, self._left_out = preparation.prepare(), str(preparation.left_out)
         begin = self._where_to_begin(self._prepared.identity)
         if begin == FINISHED:
             if self._run.share is not None:
@@ -189,7 +191,7 @@ class Job:
         config = self._config
         simulated = None if listing is None else SimulatedPreparation(config, self._run, listing)
         preparation = simulated or Preparation(config, self._run)
-        self._prepared = preparation.prepare()
+        self._prepared, self._left_out = preparation.prepare(), str(preparation.left_out)
         state = "simulated" if simulated else _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
         survey = Survey.of(preparation.units(self._prepared))
@@ -332,6 +334,7 @@ class Job:
             engine_note=choice.note,
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
+            left_out=self._left_out,
         )
 
     def _pieces(self, units: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from milldam.sources.arrays import one_text, whole_characters
 from milldam.sources.batch import Batch, MalformedError, TextRules
-from milldam.sources.compression import TruncatedError
+from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
     HEAD_BYTES,
     HEAD_CHARACTERS,
@@ -80,7 +80,7 @@ class GiantLine:
                     yield self._cancel()
                     begun = False
                 waiting = part
-        except (MalformedError, TruncatedError):
+        except (MalformedError, DamagedError):
             if begun:
                 yield self._cancel()
             raise
@@ -151,7 +151,7 @@ class GiantLine:
     def outline(self) -> dict[str, Any]:
         """The line's fields and what their texts begin with, up to where it breaks off; of other values, None."""
         record: dict[str, Any] = {}
-        with suppress(JsonError, TruncatedError, UnicodeDecodeError):
+        with suppress(JsonError, DamagedError, UnicodeDecodeError):
             if self._stream.peek() == "{":
                 self._outline(record, _LEVELS)
         return record

@@ -24,7 +24,7 @@ from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
 from milldam.sources.arrow_messages import unpacked_sizes
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
 from milldam.sources.parquet_pages import pages_of
@@ -35,7 +35,7 @@ _ROWS = 8192
 _ROWS_OF_DICTIONARY = 32
 _SMALL_PAGE = 4 << 20
 _PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
-"""How often Arrow holds the bytes of a Parquet page: the page before, the page, its value; and those of a dictionary."""
+"""Copies that Arrow holds of a Parquet page (the page before, the page, its value) and of a dictionary."""
 _BATCH_COPIES = 2
 """Texts of a record batch are still on their way while the next one is unpacked."""
 
@@ -60,7 +60,7 @@ def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes], path: str) -
     try:
         for block in read_blocks(file, compression, _BUFFER):
             unpacked.write(block)
-    except TruncatedError as error:
+    except DamagedError as error:
         raise InputError(f"{path}: {error}. Get the file again.") from None
     unpacked.seek(0)
 

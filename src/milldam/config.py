@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from milldam.dedup.rules import DedupRules, NearRules
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.filters.rules import FilterRules
 from milldam.memory import parse_size
 from milldam.packing.rules import PackingRules
@@ -289,7 +289,7 @@ def _check_limit(config: Config) -> None:
 
 def _check_engine(config: Config, paths: list[str]) -> None:
     if config.engine == "local" and config.address is not None:
-        raise ConfigError("address is for engine: ray.")
+        raise ConfigError(Setting("address"), " is for engine: ray.")
     seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
     if config.engine == "ray" and seen_here_alone:
         raise ConfigError(
@@ -310,22 +310,22 @@ def _check_rules(config: Config) -> None:
 
 def _check_data_set(one: DataSet) -> None:
     if one.separator == "":
-        raise ConfigError("separator is empty.")
+        raise ConfigError(Setting("separator"), " is empty.")
     if not one.weight > 0:
         raise ConfigError(f"weight {one.weight}: must be more than 0.")
     for name in ("max_documents", "max_tokens"):
         value = getattr(one, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1.")
+            raise ConfigError(Setting(name), " must be at least 1.")
 
 
 def _check_numbers(config: Config) -> None:
     for name in ("limit", "workers", "sequence_len"):
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1.")
+            raise ConfigError(Setting(name), " must be at least 1.")
     if config.shard_bytes is not None and config.shard_bytes < SMALLEST_SHARD_SIZE:
-        raise ConfigError("shard_size is too small: at least 100KB.")
+        raise ConfigError(Setting("shard_size"), " is too small: at least 100KB.")
     if config.memory is not None:
         parse_size(config.memory)
 

@@ -240,6 +240,21 @@ def _set_settings(one: DataSet) -> dict[str, Any]:
     return given | {"documents": one.documents if one.separator is None else "separator"}
 
 
+def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
+    """The text column of every data set, by its place in the configuration, out of settings that are settled.
+
+    >>> text_columns({"datasets": [{"text_column": "body"}, {"text_column": None}], "validation": []})
+    {'datasets.0': 'body', 'datasets.1': None}
+    """
+    several = ((kind, settings.get(kind)) for kind in ("datasets", "validation"))
+    return {
+        f"{kind}.{number}": one.get("text_column")
+        for kind, sets in several
+        for number, one in enumerate(sets if isinstance(sets, list) else [])
+        if isinstance(one, dict)
+    }
+
+
 # ---- what can be seen to be wrong without looking at any data ----
 
 

@@ -43,6 +43,8 @@ class WorkPlan:
     stages: tuple[str, ...] = ("tokenize",)
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that is read, by data set; None: plain text."""
 
 
 def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:

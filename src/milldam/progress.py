@@ -77,6 +77,8 @@ class Summary:
     workers: int = 0
     engine: str = ""
     inexact_cuts: int = 0
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that was read, by data set; None: plain text."""
     read: int = 0
     """Documents that could be read."""
     flow: list[dict[str, Any]] = field(default_factory=list)

@@ -43,6 +43,8 @@ def stats(store: str, as_json: bool) -> None:
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
+    from milldam.config import text_columns
+
     manifest = store.manifest
     lengths = _lengths(store)
     return {
@@ -56,6 +58,7 @@ def collect(store: Store) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),
+        "text_columns": text_columns(manifest.settings),
         "eos": manifest.tokenizer.get("eos_token"),
         "bos": manifest.tokenizer.get("bos_token"),
         "engine": manifest.engine,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milldam.config import Config
+from milldam.config import Config, text_columns
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError
 from milldam.executors.crews import Crew, LocalCrew
@@ -307,6 +307,7 @@ class Job:
             engine_note=choice.note,
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
+            text_columns=text_columns(self._prepared.identity.settings),
         )
 
     def _pieces(self, units: int) -> dict[str, int]:

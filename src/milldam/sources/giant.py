@@ -28,6 +28,8 @@ from milldam.sources.decoding import (
 _PART = 1 << 20
 _LONG_STRING = 1 << 16
 _LARGEST_SKELETON = 16 << 20
+LONG_TEXT = "a long text: "
+"""Begins what stands for a long string in an outline."""
 _QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
 # A cut must not fall into an escape, between the halves of a surrogate pair, or into a UTF-8 character.
 _UNFINISHED = re.compile(
@@ -54,11 +56,11 @@ class GiantLine:
 
     @staticmethod
     def outline(parts: Iterable[bytes], spool: str | None) -> Any:
-        """The line's value with its long strings replaced by short ones: enough to see its fields."""
+        """The line's value with its long strings replaced by short ones, which begin with `LONG_TEXT`."""
         with tempfile.TemporaryFile(dir=spool) as file:
             for part in parts:
                 file.write(part)
-            return json.loads(_scan(file, "")[0].decode("utf-8", "replace"))
+            return json.loads(_scan(file, LONG_TEXT)[0].decode("utf-8", "replace"))
 
     def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
         try:

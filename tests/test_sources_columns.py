@@ -89,7 +89,9 @@ def test_numbers_and_dates_are_no_text(tmp_path: Path, other: str) -> None:
 
 def test_where_there_are_only_numbers_nothing_is_taken_for_text(tmp_path: Path) -> None:
     """Unless it is asked for."""
-    with pytest.raises(InputError, match=r'numbers, dates or bytes in "id", "day"\. To take one .*: text_column=\'id\''):
+    with pytest.raises(
+        InputError, match=r'numbers, dates or bytes in "id", "day"\. To take one .*: text_column=\'id\''
+    ):
         column_of(tmp_path, {"id": "17", "day": "2024-01-31"})
     assert column_of(tmp_path, {"id": "17", "day": "2024-01-31"}, wanted="day") == "day"
     assert column_of(tmp_path, {"id": "17", "text": "18"}) == "text"

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError, Setting
@@ -45,7 +47,7 @@ class DataSet:
     """In .txt files: documents end at this text."""
     input_format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"] | None = None
     """What the files are, when their names do not say."""
-    weight: float = 1.0
+    weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
     """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again."""
     max_documents: int | None = None
     """Take the first so many documents only."""
@@ -326,8 +328,6 @@ def _check_rules(config: Config) -> None:
 def _check_data_set(one: DataSet) -> None:
     if one.separator == "":
         raise ConfigError(Setting("separator"), " is empty.")
-    if not one.weight > 0:
-        raise ConfigError(f"weight {one.weight}: must be more than 0.")
     for name in ("max_documents", "max_tokens"):
         value = getattr(one, name)
         if value is not None and value < 1:

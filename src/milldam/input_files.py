@@ -7,6 +7,7 @@ held.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from milldam.errors import InputError, did_you_mean
+from milldam.errors import InputError, nearest
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.manifests import MANIFESTS, TABLE_MANIFEST
 
@@ -30,6 +31,7 @@ FORMATS = {
     ".feather": "arrow",
 }
 RUN_FOLDER = "run"
+_NAMES_COMPARED = 10_000
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -157,6 +159,15 @@ class InputState:
 
 
 def nearby(given: str) -> str:
-    """A hint at a file of about this name, to append to a message; empty when there is none."""
-    path = Path(given)
-    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+    """A hint at a file or folder of about this name, to append to a message; empty when there is none."""
+    path = Path(os.path.expanduser(given))
+    there = next((folder for folder in path.parents if folder.is_dir()), None)
+    if there is None or not os.access(there, os.R_OK):
+        return ""
+    missing, *below = path.relative_to(there).parts
+    near = nearest(missing, (entry.name for entry in itertools.islice(os.scandir(there), _NAMES_COMPARED)))
+    if near is None:
+        return ""
+    found = there / near
+    whole = found.joinpath(*below)
+    return f' Did you mean "{whole if whole.exists() else found}"?'

@@ -41,7 +41,7 @@ _SENTENCES = {
     "The same command goes on where it stopped.": ("resume", "restart", "continue", "resume_from_checkpoint"),
     "Input is always read as a stream.": ("stream", "streaming"),
     "What is done is kept in the output folder; there is no other cache.": ("cache_dir", "cache", "use_cache"),
-    "Text is not changed that way; a function of your own can: clean.function.": ("lowercase", "lower", "do_lower_case"),
+    "Text is not changed that way; a function of your own can: clean.function.": ("lowercase", "do_lower_case"),
 }  # fmt: skip
 _MEANT = {word: path for path, words in _SETTINGS.items() for word in words}
 _SAID = {word: sentence for sentence, words in _SENTENCES.items() for word in words}

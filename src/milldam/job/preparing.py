@@ -180,7 +180,7 @@ class Preparation:
             vocab_size=tokenizer.vocab_size,
             sources=sources,
             shard_size=shard_size,
-            identity=Identity(settings, input_identity),
+            identity=Identity(settings, input_identity, tokenizer.name),
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

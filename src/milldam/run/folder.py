@@ -141,9 +141,9 @@ class Run:
         """The identity of what is in the folder, finished or not."""
         if self.state() == FINISHED:
             manifest = ManifestText.at(Folder(self.out)).facts()
-            return Identity(manifest.settings, manifest.input)
+            return Identity(manifest.settings, manifest.input, manifest.tokenizer.get("name"))
         plan = self.plan()
-        return Identity(plan["settings"], plan["input"])
+        return Identity(plan["settings"], plan["input"], plan.get("tokenizer_name"))
 
     def plan(self) -> dict[str, Any]:
         """What was written down when the run began."""
@@ -218,8 +218,8 @@ class Run:
         for name, content in files.items():
             write_file(self.out / name, content)
         self._take_staged()
-        plan = {"settings": identity.settings, "input": identity.input, "started": time.time()}
-        write_json(self.folder / "plan.json", plan)
+        told = {"settings": identity.settings, "input": identity.input, "tokenizer_name": identity.tokenizer_name}
+        write_json(self.folder / "plan.json", told | {"started": time.time()})
 
     def _clear(self) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""

@@ -64,8 +64,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def choose_special_tokens(tokenizer: Any, named: NamedTokens, *, bos: str, eos: str) -> SpecialTokens:
     """Apply the policy: "auto" (what the tokenizer has; BOS only on request), "none", or a token by name."""
-    bos_token = None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, Setting("tokenizer.bos"))
-    eos_token = None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, Setting("tokenizer.eos"))
+    bos_token = (
+        None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, Setting("tokenizer.bos"))
+    )
+    eos_token = (
+        None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, Setting("tokenizer.eos"))
+    )
     ids = {token: tokenizer.token_to_id(token) if token else None for token in (bos_token, eos_token)}
     return SpecialTokens(ids[bos_token], ids[eos_token], bos_token, eos_token)
 

@@ -95,7 +95,6 @@ GROUND = {
     "errors": set(), "files": {"errors"}, "manifests": set(), "input_files": {"errors", "files", "manifests"},
     "memory": {"errors"}, "prefetch": set(), "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(),
     "markup": set(), "lean_arrow": set(), "drawing": {"markup", "memory"}, "function_identity": {"errors"},
-    "hub_names": set(),
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "text", "dedup", "tokenizers", "filters", "packing"}

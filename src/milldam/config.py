@@ -48,7 +48,8 @@ class DataSet:
     input_format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"] | None = None
     """What the files are, when their names do not say."""
     weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
-    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again."""
+    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again. At most
+    1000."""
     max_documents: int | None = None
     """Take the first so many documents only."""
     max_tokens: int | None = None

@@ -102,17 +102,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a mistyped one is near to, or shares all of its parts with; None when there is none.
+    """The known word that a mistyped one is near to, or has all letters or all parts in common with; else None.
 
-    >>> nearest("treshold", ["threshold"]), nearest("num_workers", ["workers"]), nearest("shuffle", ["buffer"])
-    ('threshold', 'workers', None)
+    >>> nearest("treshold", ["threshold"]), nearest("vla", ["val"]), nearest("num_workers", ["workers"])
+    ('threshold', 'val', 'workers')
+    >>> nearest("shuffle", ["buffer"])
     """
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=_NEAR)
     if not near:
         parts = _parts(word)
-        sharing = [name for name in names if parts <= _parts(name) or _parts(name) <= parts]
-        near = difflib.get_close_matches(word, sharing, n=1, cutoff=0.0) if parts else []
+        alike = [name for name in names if parts <= _parts(name) or _parts(name) <= parts]
+        alike += [name for name in names if sorted(name) == sorted(word)]
+        near = difflib.get_close_matches(word, alike, n=1, cutoff=0.0)
     return near[0] if near else None
 
 

@@ -1,5 +1,5 @@
 """Which files are input, and what names their state: for who reads them, and for who asks whether what was made of them
-is fresh.
+is fresh. Of names that are not here: what is like them, and whether the Hub can be asked.
 
 No file is opened but the manifest of a table: a `stat` for each, and the names of one folder at a time are all that is
 held.
@@ -32,6 +32,7 @@ FORMATS = {
 }
 RUN_FOLDER = "run"
 _NAMES_COMPARED = 10_000
+_HUB_SECONDS = 5.0
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -171,3 +172,19 @@ def nearby(given: str) -> str:
     found = there / near
     whole = found.joinpath(*below)
     return f' Did you mean "{whole if whole.exists() else found}"?'
+
+
+def why_no_hub(name: str, file: str, *, repo_type: str = "model") -> str | None:
+    """Why nobody answers when asked for a file of this repository; None: there is an answer, whatever it is.
+
+    One short try, before huggingface_hub and datasets make six in half a minute and tell of each.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=repo_type), timeout=_HUB_SECONDS)
+    except (errors.HfHubHTTPError, ValueError):
+        return None
+    except Exception as error:  # the network has error types of its own, which change with huggingface_hub
+        return f"the Hub does not answer ({' '.join(str(error).split()) or type(error).__name__})"
+    return None

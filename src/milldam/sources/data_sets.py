@@ -21,8 +21,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError, did_you_mean
 from milldam.files import stays_in_folder
-from milldam.hub_names import why_no_hub
-from milldam.input_files import FORMATS, is_address, kind_of, nearby
+from milldam.input_files import FORMATS, is_address, kind_of, nearby, why_no_hub
 from milldam.sources.listing import list_inputs
 from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import ALL, TRAIN, Place, RowSlice, Split, canonical, group_by_split, parse_split, splits_in

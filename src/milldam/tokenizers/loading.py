@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import InputError
-from milldam.hub_names import why_no_hub
-from milldam.input_files import nearby
+from milldam.input_files import nearby, why_no_hub
 from milldam.tokenizers import conversion
 from milldam.tokenizers.special import NamedTokens, read_named_tokens
 

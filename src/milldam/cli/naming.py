@@ -14,7 +14,7 @@ _SET = "overrides"
 def as_option(command: click.Command, setting: Setting) -> str:
     """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
     options = _options(command)
-    value = "" if setting.value in (None, True) else str(setting.value)
+    value = "" if setting.value is None or setting.value is True else str(setting.value)
     if setting.name in options:
         return f"{options[setting.name]} {shlex.quote(value)}" if value else options[setting.name]
     if _SET not in options:

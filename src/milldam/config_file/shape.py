@@ -124,17 +124,15 @@ class _Fitting:
         return made
 
     def _hint(self, key: str, keys: dict[str, Any]) -> str:
-        """What other tools call so; else the nearest key here, else the nearest one in any block."""
+        """A key of another block, what other tools call so, or the nearest key, here or else in any block."""
+        blocks = dict(reversed(list(all_keys(self._root))))
         said, meant = said_of(key), meant_setting(key)
-        if key in keys_of(self._root):
-            return _meant(key, "", keys)
-        if said is not None:
+        if key not in blocks and said is not None:
             return f" {said}"
-        if meant is not None:
+        if key not in blocks and meant is not None:
             *above, near = (part for part in meant.split(".") if not part.isdecimal())
             return _meant(near, ".".join(above), keys)
-        blocks = dict(reversed(list(all_keys(self._root))))
-        found = nearest(key, keys) or nearest(key, blocks)
+        found = key if key in blocks else nearest(key, keys) or nearest(key, blocks)
         return "" if found is None else _meant(found, blocks[found], keys)
 
     def _value(self, kinds: Kinds, value: Any, path: KeyPath, default: Any) -> Any:

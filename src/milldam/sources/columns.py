@@ -28,6 +28,7 @@ _USUAL = ("text", "content", "body", "raw_content", "document", "article", "pass
 _FILES = 100
 _RECORDS = 100
 _HEAD_CHARACTERS = 1 << 20
+_CHARACTERS_TRIED = 1000
 _LONG_CHARACTERS = 1 << 16
 """What a long text of an outline counts for."""
 # Digits and what stands between them; T, Z and E where a date, a time or a number has them.
@@ -128,7 +129,7 @@ def _looked_at(values: Iterable[tuple[str, str]]) -> _Fields:
     sizes: Counter[str] = Counter()
     numbers = set()
     for name, text in values:
-        is_text = _NUMBERS.fullmatch(text) is None
+        is_text = _NUMBERS.fullmatch(text, 0, _CHARACTERS_TRIED) is None
         sizes[name] += _LONG_CHARACTERS if text.startswith(LONG_TEXT) else len(text) if is_text else 0
         if text.strip() and not is_text:
             numbers.add(name)

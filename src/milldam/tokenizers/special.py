@@ -64,18 +64,14 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def choose_special_tokens(tokenizer: Any, named: NamedTokens, *, bos: str, eos: str) -> SpecialTokens:
     """Apply the policy: "auto" (what the tokenizer has; BOS only on request), "none", or a token by name."""
-    bos_token = (
-        None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, Setting("tokenizer.bos"))
-    )
-    eos_token = (
-        None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, Setting("tokenizer.eos"))
-    )
+    bos_token = None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, "tokenizer.bos")
+    eos_token = None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, "tokenizer.eos")
     ids = {token: tokenizer.token_to_id(token) if token else None for token in (bos_token, eos_token)}
     return SpecialTokens(ids[bos_token], ids[eos_token], bos_token, eos_token)
 
 
 def _find(
-    tokenizer: Any, wanted: str, named: str | None, named_id: int | None, usual: tuple[str, ...], setting: Setting
+    tokenizer: Any, wanted: str, named: str | None, named_id: int | None, usual: tuple[str, ...], setting: str
 ) -> str | None:
     if wanted != "auto":
         return _require(tokenizer, wanted, setting)
@@ -86,11 +82,11 @@ def _find(
     return None
 
 
-def _require(tokenizer: Any, token: str, setting: Setting) -> str:
+def _require(tokenizer: Any, token: str, setting: str) -> str:
     if tokenizer.token_to_id(token) is None:
         added = [added.content for added in tokenizer.get_added_tokens_decoder().values()]
         hint = did_you_mean(token, added)
         raise ConfigError(
-            setting, f' "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
+            Setting(setting), f' "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
         )
     return token

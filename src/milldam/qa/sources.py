@@ -261,7 +261,7 @@ def _read_json(file: InputFile, spool: str | None, largest: int = LARGEST_VALUE)
     titles = _Titles(file, largest)
     try:
         with _open(file) as opened:
-            stream = JsonStream(opened.read1, largest, _WANTED)
+            stream = JsonStream(opened.read, largest, _WANTED)
             while (first := stream.peek()) != "":
                 yield from _walk(stream, first, titles)
     except (JsonError, TruncatedError) as error:
@@ -319,7 +319,7 @@ class _Titles:
 
     def _read(self, file: InputFile, largest: int) -> Iterator[Any]:
         with _open(file) as opened:
-            stream = JsonStream(opened.read1, largest)
+            stream = JsonStream(opened.read, largest)
             for key in stream.fields():
                 if key != "data" or stream.peek() != "[":
                     stream.skip()
@@ -352,31 +352,39 @@ def _read_lines(file: InputFile, spool: str | None, largest: int = LARGEST_VALUE
             while line := opened.readline(largest):
                 number += 1
                 if len(line) == largest and not line.endswith(b"\n"):
-                    yield _long_line(line, opened, f"line {number}", largest)
+                    yield _long_record(line, opened, f"line {number}", largest)
                 elif line.strip():
                     yield _parsed(line, f"line {number}")
         except TruncatedError as error:
             yield _Record(f"behind line {number}", None, error=_UnusableError("truncated", str(error)))
 
 
-def _long_line(begin: bytes, opened: io.BufferedReader, where: str, largest: int) -> _Record:
+class _Line:
+    """A line whose begin was read already, as a stream."""
+
+    def __init__(self, begin: bytes, opened: io.BufferedReader) -> None:
+        self._begin, self._opened, self._ended = begin, opened, False
+
+    def read(self, size: int) -> bytes:
+        part, self._begin = self._begin, b""
+        if not part and not self._ended:
+            part = self._opened.readline(size)
+            self._ended = not part or part.endswith(b"\n")
+        return part
+
+
+def _long_record(begin: bytes, opened: io.BufferedReader, where: str, largest: int) -> _Record:
     """The record in a line that is too long to be held, without what makes it so."""
-    parts = _parts_of_line(begin, opened)
+    line = _Line(begin, opened)
     try:
-        stream = JsonStream(lambda size: next(parts, b""), largest, _WANTED)
+        stream = JsonStream(line.read, largest, _WANTED)
         value = stream.value()
         error = None if stream.peek() == "" else _UnusableError("bad_json", "more than one value in the line")
     except JsonError as wrong:
         value, error = begin[:_KEPT_CHARS].decode("utf-8", "replace"), _UnusableError("bad_json", str(wrong))
-    for _ in parts:
+    while line.read(BLOCK_BYTES):
         pass
     return _Record(where, value, error=error)
-
-
-def _parts_of_line(part: bytes, opened: io.BufferedReader) -> Iterator[bytes]:
-    yield part
-    while not part.endswith(b"\n") and (part := opened.readline(BLOCK_BYTES)):
-        yield part
 
 
 def _parsed(line: bytes, where: str) -> _Record:

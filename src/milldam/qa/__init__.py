@@ -4,7 +4,7 @@ examples, sources, listing, json_stream   SQuAD files and flat records -> exampl
 rules, settings                           what can be set
 tokenizer, template, memory_tokens        what goes around the texts of a window
 spans, windows, features                  examples -> windows, with the tokens of their answers
-parts, windowing, job                     all of it as a run: planned, resumable, in a memory budget
+parts, weighing, windowing, job           all of it as a run: planned, resumable, in a memory budget
 feature_store/                            windows on disk: fixed-shape columns, mapped
 window_rows, selection, document_order    what batches are made of, which segments, in which order
 batches, lanes, torch_batches             windows, documents step by step, lanes that are never idle

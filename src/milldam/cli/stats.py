@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.source_lines import source_lines
+from milldam.cli.terminal import visible
+
 if TYPE_CHECKING:
     from milldam.store import Store
 
@@ -32,6 +35,7 @@ def stats(store: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(figures))
         return
+    sources = source_lines(figures.pop("sources"))
     for name, value in figures.items():
         if isinstance(value, dict):
             click.echo(f"{name}:" if value else f"{name + ':':<22}none")
@@ -39,11 +43,13 @@ def stats(store: str, as_json: bool) -> None:
                 click.echo(f"  {key + ':':<20}{_shown(inner)}")
         else:
             click.echo(f"{name + ':':<22}{_shown(value)}")
+    for line in sources:
+        click.echo(visible(line))
 
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
-    manifest = store.manifest
+    manifest, tally = store.manifest, store.manifest.tally
     lengths = _lengths(store)
     return {
         "store": store.name,
@@ -62,7 +68,10 @@ def collect(store: Store) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
         "tokens_per_document": lengths,
-        "dropped": manifest.dropped,
+        "read": tally.read,
+        "rejected": tally.rejected,
+        "dropped": tally.reasons,
+        "sources": manifest.sources,
     }
 
 

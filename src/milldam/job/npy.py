@@ -63,7 +63,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
         write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
-    return dataclasses.replace(summary, out=npy)
+    return dataclasses.replace(summary, out=npy, output_bytes=npy.stat().st_size)
 
 
 def _clear_comparison(work: Path) -> None:

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from milldam.config import Config
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError
@@ -301,6 +299,7 @@ class Job:
             held_bytes=held,
             units=units,
             done=done,
+            done_text_bytes=self._run.progress.text_bytes,
             input_bytes=self._prepared.identity.input["bytes"],
             shard_size=self._prepared.shard_size,
             engine=choice.engine,
@@ -361,9 +360,6 @@ class Job:
         stage = Stage("count", task, counts.missing(), lambda index: Assignment(self._unit(index)), total=counts.units)
         self._workforce.work(stage, self._readers(), counts.add)
         return counts.ranges()
-
-    def _units(self) -> Iterator[Unit]:
-        return self._run.all_units(Unit.from_json)
 
     def _unit(self, number: int) -> Unit:
         unit: Unit = self._run.unit(number, Unit.from_json)
@@ -472,9 +468,8 @@ class Job:
         self._workforce.work(stage, self._readers(), keep)
 
     def _staged_shards(self) -> list[Staged]:
-        datasets = np.fromiter((unit.dataset for unit in self._units()), np.int64)
         records = in_plan_order(self._run.appended_files(RECORDS))
-        return [Staged(record, int(datasets[record.unit])) for record in records if record.shards]
+        return [Staged(record) for record in records if record.shards]
 
     def _capped(self, staged: list[Staged]) -> list[Staged]:
         rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}

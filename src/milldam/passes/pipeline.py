@@ -37,6 +37,7 @@ from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import whole_characters
 from milldam.sources.units import Unit
 from milldam.store import ShardWriter
+from milldam.store.tally import READ, STAGES
 from milldam.store.writer import Tokens
 from milldam.text import CleanRules
 from milldam.text_arrays import byte_count, text_offsets
@@ -46,8 +47,6 @@ from milldam.tokenizers.special import SpecialTokens
 from milldam.verdicts import Verdicts
 
 NOT_SAMPLED = "not_sampled"
-STAGES = ("read", "clean", "dedup", "sample", "filter", "encode", "arrange")
-"""Where a document can be lost, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +489,7 @@ class _UnitWork:
         self._open_part()
 
     def _record(self, shards: list[dict[str, Any]], *, last: bool) -> PartRecord:
-        dropped = self._judge.dropped | {"read": self._rejects.counts}
+        dropped = self._judge.dropped | {READ: self._rejects.counts}
         dropped["encode"] += self._encoder.dropped
         return PartRecord(
             unit=self._given.unit.index,
@@ -500,6 +499,7 @@ class _UnitWork:
             dropped={stage: dict(counts) for stage, counts in dropped.items() if counts},
             batches=self._reader.batches - (not last),
             last=last,
+            dataset=self._given.unit.dataset,
             inexact_cuts=self._encoder.take_inexact_cuts(),
         )
 

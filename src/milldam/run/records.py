@@ -38,6 +38,8 @@ class PartRecord:
     """The unit is complete."""
     read: int = 0
     """Documents that were read for it."""
+    dataset: int = 0
+    """Number of its data set in the configuration."""
     inexact_cuts: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -45,7 +47,7 @@ class PartRecord:
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "inexact_cuts")
+_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "dataset", "inexact_cuts")
 _WHOLE = re.compile(rb'\{"unit": (\d+), "part": (\d+), .*, "inexact_cuts": \d+\}\n')
 """A line as it is written, from its first field to its last: none that was torn looks like that."""
 _BLOCK = 4096
@@ -99,13 +101,16 @@ class Progress:
     partial: dict[int, tuple[int, int]] = field(default_factory=dict)
     """unit -> (parts, batches) of the units that are not complete."""
     documents: int = 0
+    text_bytes: int = 0
 
     def holds(self, record: PartRecord) -> bool:
         """Whether the part is booked already."""
         return record.unit in self.complete or record.part < self.partial.get(record.unit, (0, 0))[0]
 
     def book(self, record: PartRecord) -> None:
-        self.documents += sum(shard["documents"] for shard in record.shards)
+        for shard in record.shards:
+            self.documents += shard["documents"]
+            self.text_bytes += shard["text_bytes"]
         if record.last:
             self.complete.add(record.unit)
             self.partial.pop(record.unit, None)

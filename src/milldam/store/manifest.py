@@ -24,6 +24,7 @@ from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
 from milldam.manifests import STORE_MANIFEST
 from milldam.store.format import DTYPE_CODES
 from milldam.store.place import Folder, Place
+from milldam.store.tally import Tally, total
 
 NAME = STORE_MANIFEST
 FORMAT_VERSION = 1
@@ -66,8 +67,9 @@ class Manifest:
     input: dict[str, Any]
     """Number, size and fingerprint of the input files."""
     shards: tuple[Shard, ...]
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Documents left out, by reason."""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """What became of the records of each data set, in plan order: the fields of a `Tally`; empty: it was not made
+    from records."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     format_version: int = FORMAT_VERSION
@@ -87,6 +89,13 @@ class Manifest:
     @property
     def characters(self) -> int:
         return sum(shard.characters for shard in self.shards)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of all records; where nothing tells, every document was one."""
+        if not self.sources:
+            return Tally(read=self.documents, documents=self.documents, tokens=self.tokens)
+        return total(Tally(**one) for one in self.sources)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -138,7 +147,7 @@ class Manifest:
                 "Upgrade milldam, or make the store again."
             )
         try:
-            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "dropped", "inexact_cuts")
+            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "sources", "inexact_cuts")
             if value["dtype"] not in DTYPE_CODES:
                 raise StoreError(f"{path}: dtype {value['dtype']}; a store holds {' or '.join(DTYPE_CODES)}.")
             return cls(shards=(), **{name: value[name] for name in names})

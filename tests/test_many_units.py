@@ -187,7 +187,7 @@ _shards = st.builds(
 
 def _manifest(shards: tuple[Shard, ...]) -> Manifest:
     odd = {"shards": [], "nested": {"shards": [{"name": "\n ],\n"}]}}
-    return Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", odd, {"files": 1}, shards, {"too\nshort": 2}, 3)
+    return Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", odd, {"files": 1}, shards, [{"name": "too\nshort"}], 3)
 
 
 def _as_one_document(manifest: Manifest) -> bytes:

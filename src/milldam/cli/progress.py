@@ -38,11 +38,9 @@ def make_observer(*, quiet: bool) -> Iterator[Observer]:
 
 def _live() -> Iterator[Observer]:
     from rich.console import Console
-    from rich.live import Live
 
-    console = Console(stderr=True)
-    display = LiveDisplay(console)
-    with Live(get_renderable=display.render, console=console, refresh_per_second=4, transient=True):
+    display = LiveDisplay(Console(stderr=True))
+    with display.live:
         yield display
 
 
@@ -78,13 +76,16 @@ class LiveDisplay(QuietDisplay):
     """The plan, then two lines that change in place; their clock goes on also while nobody reports."""
 
     def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
         self._console = console
         self._snapshot = Snapshot("reading the input")
         self._heard = time.monotonic()
+        self.live = Live(get_renderable=self.render, console=console, refresh_per_second=4, transient=True)
 
     def planned(self, plan: WorkPlan) -> None:
-        # First: printing shows the live lines again.
         self.progress(Snapshot(plan.stages[0], budget_bytes=plan.budget.limit_bytes))
+        self.live.refresh()  # first: what is printed goes above the lines as they were last drawn
         self._console.print("\n".join(plan_lines(plan)), highlight=False, markup=False)
 
     def progress(self, snapshot: Snapshot) -> None:

@@ -149,8 +149,8 @@ def _explain_interrupt(work: Path) -> NoReturn:
     from milldam.run import Run
 
     done = len({record.unit for record in Run(work).records() if record.last})
-    units = counted(done, "finished unit")
-    end_interrupted(f"Every finished shard is safe: {units}, and what the stages before them finished.")
+    units = counted(done, "unit")
+    end_interrupted(f"Every finished shard is safe.\n{units} done, and what the stages before them finished.")
 
 
 def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:

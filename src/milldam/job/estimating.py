@@ -30,7 +30,7 @@ from milldam.passes.documents import Documents, Reading, UnitReader
 from milldam.sources.compression import TruncatedError, read_blocks
 from milldam.sources.opening import open_bytes
 from milldam.sources.tables import row_count
-from milldam.sources.units import Slice, Unit
+from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.store.format import token_dtype
 from milldam.text_arrays import byte_count
 from milldam.tokenizers.encoder import groups
@@ -50,7 +50,6 @@ _UNIT_BYTES = 46
 _LISTED_BYTES = 110
 """A line of the list of files, beside the path."""
 _UNPACKED_SAMPLE = 4 << 20
-_TYPICAL_RATIO = {"gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class Samples:
 
 def _ratio(kind: Kind) -> float:
     """How much larger than a file what it unpacks to is, as is typical."""
-    return _TYPICAL_RATIO.get(kind[2] or "", 1.0)
+    return TYPICAL_RATIO.get(kind[2] or "", 1.0)
 
 
 # Measured (docs/scale.md): seconds for a gigabyte of English JSON lines, and for a document.
@@ -282,11 +281,6 @@ class _Spread:
             if len(self.some) > 2 * UNITS_SAMPLED:
                 self.some, self.step = self.some[::2], self.step * 2
         self.seen += 1
-
-
-def unpacked_bytes(unit: Unit) -> float:
-    """About the size of its input without compression, as is typical."""
-    return sum(slice.size * _TYPICAL_RATIO.get(slice.compression or "", 1.0) for slice in unit.slices)
 
 
 def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Samples:

@@ -253,7 +253,7 @@ class _UnitWork:
         self._giant: _Giant | None = None
         self._pieces: ShardWriter | None = None
         self._piece_tokens = 0
-        self._documents = self._read = 0
+        self._documents = self._read = self._bytes_read = 0
         self._counts: Counter[str] = Counter()
         self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0}
         self._reported = time.monotonic()
@@ -284,6 +284,7 @@ class _UnitWork:
             self._work_on(documents)
             if self._enough():
                 break
+        self._counts["input_bytes"] = self._given.unit.size
         self._commit(last=True)
 
     def _work_on(self, documents: Documents) -> None:
@@ -293,7 +294,8 @@ class _UnitWork:
             self._work_on_part(documents)
         elif len(documents.texts):
             self._work_on_whole(documents)
-        self._counts["input_bytes"] += documents.bytes_read
+        self._bytes_read += documents.bytes_read
+        self._counts["input_bytes"] = self._given.unit.input_bytes(self._bytes_read)
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._send_progress()
 

@@ -25,7 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import TOKENIZER, demo_texts, invoke
-from milldam import markup
+from milldam import config, markup
+from milldam.cli import progress, terminal
 from milldam.errors import StoreError
 from milldam.markup import escape, escape_plain
 from milldam.report import lengths, write_report
@@ -425,7 +426,7 @@ def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
     assert escape_plain(character) == f"⟨U+{ord(character):04X}⟩"
 
 
-@pytest.mark.parametrize("module", [lengths, markup])
+@pytest.mark.parametrize("module", [lengths, markup, terminal, progress, config])
 def test_examples_in_docstrings_hold(module: ModuleType) -> None:
     """What a docstring shows is what comes out."""
     failed, attempted = doctest.testmod(module)

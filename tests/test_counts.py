@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_each_source_has_its_own_documents_tokens_and_drops(tmp_path: Path) -> N
     tokens = [
         sum(lengths[f"{text}<|endoftext|>"] for text in kept) for kept in (["one text", "two texts"], ["three of them"])
     ]
-    assert store.manifest.sources == [
+    assert [asdict(one) for one in store.manifest.sources] == [
         {
             "name": "v.jsonl",
             "read": 1,
@@ -256,4 +257,4 @@ def test_one_source_is_no_table(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", ["one"])
     done = invoke("tokenize", path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER)
     assert "By source" not in done.stdout + invoke("stats", tmp_path / "s").stdout
-    assert [one["name"] for one in milldam.open(tmp_path / "s").manifest.sources] == ["a.jsonl"]
+    assert [one.name for one in milldam.open(tmp_path / "s").manifest.sources] == ["a.jsonl"]

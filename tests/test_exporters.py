@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,11 +21,12 @@ from hypothesis import strategies as st
 import milldam
 from jobs import TOKENIZER, wait_until
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.exporters import EXPORTERS, export, growing, reading
+from milldam.exporters import EXPORTERS, export, growing
 from milldam.exporters.job import Ledger, Options, load_exporter
 from milldam.exporters.nanogpt import file_name
 from milldam.job.npy import tokenize_to_npy
 from milldam.loader.stores import Store
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store import blocks
 from milldam.store import format as store_format
 from milldam.tokenize_options import tokenize_config
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
-    monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 2)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
     monkeypatch.setattr(growing, "CHECKPOINT_BYTES", 400)
 
 
@@ -346,6 +346,7 @@ import os, signal, sys, time
 from pathlib import Path
 from milldam.exporters import export, growing
 from milldam.exporters.job import Ledger
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store import blocks
 
 store, to, out, where, *options = sys.argv[1:]
@@ -538,9 +539,9 @@ def test_a_finished_record_of_lost_files_counts_for_nothing(store: Store, tmp_pa
     assert contents(out) == contents(whole)
     for part in out.glob("*.parquet"):
         part.unlink()
-    (out / ".milldam-export.json").write_text(
-        json.dumps(json.loads((out / ".milldam-export.json").read_bytes()) | {"sizes": {}})
-    )
+    record = read_sealed(out / ".milldam-export.json")
+    assert record is not None
+    write_sealed(out / ".milldam-export.json", record | {"sizes": {}})
     assert not export(store, "parquet", out, overwrite=True).up_to_date
     assert contents(out) == contents(whole)
 
@@ -578,7 +579,7 @@ def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Ten times the tokens and documents, the same peak."""
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 1 << 14)
-    monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 1 << 8)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 1 << 8)
     monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
     peaks = []
     for shards in (3, 30):

@@ -77,7 +77,7 @@ def token_store(folder: Path, shards: list[list[int]], splits: list[str] | None 
         tokenizer=tokenizer,
         settings={"clean": {"function": "/home/anna/clean.py:fix"}, "seed": 0},
         input={"files": 3, "bytes": 1234, "fingerprint": "f" * 32},
-        sources=[dataclasses.asdict(Tally("a.jsonl", 5, {"bad_json": 2}, {"filter": {"too_short": 1}}))],
+        sources=(Tally("a.jsonl", 5, {"bad_json": 2}, {"filter": {"too_short": 1}}),),
     )
     manifest.write(folder)
     (folder / "run").mkdir(exist_ok=True)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -76,7 +75,7 @@ def write_manifest(folder: Path, shards: list[Shard], **changed: Any) -> None:
         "engine": "gigatoken 0.10.1",
         "settings": {"eos": "<|endoftext|>", "datasets": [{"weight": 1.0, "split": None}], "seed": 0},
         "input": {"files": 3, "bytes": 1_234_567, "fingerprint": "ab12"},
-        "sources": [],
+        "sources": (),
     }
     Manifest(shards=tuple(shards), **(values | changed)).write(folder)
 
@@ -172,12 +171,12 @@ def full_summary() -> dict[str, Any]:
     }
 
 
-def two_sources() -> list[dict[str, Any]]:
+def two_sources() -> tuple[Tally, ...]:
     """What became of the records of two data sets."""
     filtered = {"too_short": 61_404, "repeated_lines": 22_911, "symbol_ratio": 9_760, "stop_words": 3_106}
     duplicates = {"duplicate": 214_009, "near_duplicate": 66_902}
     books = Tally("books", 1_150_000, {"bad_json": 688}, {"dedup": duplicates, "filter": filtered}, 771_220, 600_000)
-    return [asdict(books), asdict(Tally("web/*.jsonl", 100_000, documents=100_000, tokens=200_000))]
+    return books, Tally("web/*.jsonl", 100_000, documents=100_000, tokens=200_000)
 
 
 def make_full_store(folder: Path, texts: list[str]) -> Path:
@@ -280,7 +279,7 @@ def test_a_full_run_gives_every_section(full: Path) -> None:
 def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
     """Without summary or timeline there is a page of what the store itself tells, and no empty section."""
     counted = Tally("a.jsonl", 5, {"no_text": 2}, {"clean": {"empty": 1}}, 2, 9)
-    out = make_store(tmp_path / "s", {"train": ["one document", "another"]}, sources=[asdict(counted)])
+    out = make_store(tmp_path / "s", {"train": ["one document", "another"]}, sources=(counted,))
     page = read_page(out)
     assert page.ids == set(SECTIONS)
     assert "of 5 read 1 dropped, 2 rejected" in page.text and "no_text 2" in page.text and "another" in page.text
@@ -370,7 +369,7 @@ def make_hostile_store(folder: Path) -> Path:
     out = make_store(
         folder,
         {"train": list(HOSTILE), "val": [evil]},
-        sources=[asdict(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}})) for k, one in enumerate(HOSTILE)],
+        sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
         engine=evil,
         settings={evil: [evil, {"a": evil}]},
         tokenizer={"name": evil},

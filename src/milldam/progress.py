@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from milldam.memory import format_size
 from milldam.planning import WorkPlan
+from milldam.store.tally import Tally
 
 log = logging.getLogger("milldam")
 
@@ -78,7 +79,7 @@ class Summary:
     """Documents that were dropped, by reason."""
     flow: list[dict[str, Any]]
     """Records into and out of each stage, with the reasons of what was lost there."""
-    sources: list[dict[str, Any]]
+    sources: tuple[Tally, ...]
     """The same figures by data set."""
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)

@@ -38,7 +38,8 @@ _LONGEST_CHARACTER = 6
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
     """Show documents decoded, token by token, with their boundaries.
 
-    STORE: a folder, or an address such as s3://bucket/corpus.milldam, of which the shards are fetched that hold them.
+    STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, of which the shards are
+    fetched that hold them.
 
     \b
     milldam inspect corpus.milldam --start 1000 --ids

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from milldam.cli.terminal import columns
+
+if TYPE_CHECKING:
+    from milldam.store.tally import Tally
 
 _HEADS = ("source", "read", "rejected", "dropped", "kept", "tokens")
 
 
-def source_lines(sources: list[dict[str, Any]]) -> list[str]:
+def source_lines(sources: Sequence[Tally]) -> list[str]:
     """A table with a line for each; nothing where there is but one, of which the totals tell all."""
     from milldam.markup import shorten
-    from milldam.store.tally import Tally
 
     if len(sources) < 2:
         return []
@@ -21,6 +24,6 @@ def source_lines(sources: list[dict[str, Any]]) -> list[str]:
             shorten(one.name),
             *map("{:,}".format, (one.read, one.rejected_count, one.dropped_count, one.documents, one.tokens)),
         )
-        for one in (Tally(**source) for source in sources)
+        for one in sources
     ]
     return ["By source:", *columns([_HEADS, *rows])]

@@ -7,7 +7,6 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import shutil
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 from milldam.config import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.files import NewFile, names_matching, remove_matching, write_json
+from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
 from milldam.job.rejects import gather_rejects
@@ -39,6 +38,7 @@ from milldam.run import (
     in_plan_order,
     require_complete,
 )
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store.drafting import ShardSpool
 from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
@@ -88,7 +88,7 @@ class Finish:
             settings=prepared.identity.settings,
             input=prepared.identity.input,
             shards=(),
-            sources=[dataclasses.asdict(one) for one in gathered.counts.tallies(self.config)],
+            sources=gathered.counts.tallies(self.config),
             inexact_cuts=gathered.inexact_cuts,
         )
         return Draft(facts, gathered)
@@ -121,7 +121,7 @@ class Finish:
         return pack_store(self.config, self.run.out)
 
     def _write(self, summary: Summary) -> None:
-        write_json(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
+        write_sealed(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
 
     def _measured(self) -> dict[str, Any]:
         return {
@@ -176,7 +176,7 @@ def _output_bytes(run: Run) -> int:
 def _packing_told(config: Config, run: Run) -> dict[str, Any]:
     """The figures of rows that are not written, where the summary has them for these rules."""
     path, rules = run.folder / SUMMARY, config.packing_rules
-    told: dict[str, Any] = json.loads(path.read_bytes()).get("packing", {}) if path.exists() else {}
+    told: dict[str, Any] = (read_sealed(path) or {}).get("packing", {})
     wanted = rules and (rules.strategy, config.sequence_len)
     same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
     return told if rules is not None and not rules.write and same else {}
@@ -185,10 +185,10 @@ def _packing_told(config: Config, run: Run) -> dict[str, Any]:
 def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
     """Put the figures of rows that were made later into the summary; whether anything changed."""
     path = run.folder / SUMMARY
-    told = json.loads(path.read_bytes()) if path.exists() else {}
+    told = read_sealed(path) or {}
     if not told or told.get("packing") == packing:
         return False
-    write_json(path, told | {"packing": packing})
+    write_sealed(path, told | {"packing": packing})
     return True
 
 
@@ -269,9 +269,9 @@ class Counts:
             for reason, count in reasons.items():
                 lost[stage, reason] += count
 
-    def tallies(self, config: Config) -> list[Tally]:
+    def tallies(self, config: Config) -> tuple[Tally, ...]:
         """Of every data set, in plan order."""
-        return [Tally.of(one.name, self._counts[k], self._lost[k]) for k, one in enumerate(config.sources)]
+        return tuple(Tally.of(one.name, self._counts[k], self._lost[k]) for k, one in enumerate(config.sources))
 
 
 @dataclass(slots=True)

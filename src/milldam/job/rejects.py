@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from milldam.errors import StoreError
 from milldam.files import NewFile, names_matching
 from milldam.input_files import is_address
 from milldam.run import Run
+from milldam.sealed import unseal_line
 from milldam.sources.compression import read_blocks
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import count_line_ends
@@ -42,9 +44,14 @@ def gather_rejects(run: Run, parts: list[Path] | None = None) -> None:
 
 def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        with part.open(encoding="utf-8") as lines:
+        with part.open("rb") as lines:
             for line in lines:
-                yield json.loads(line)
+                value = unseal_line(line)
+                if value is None:
+                    raise StoreError(
+                        f"{part}: damaged. Remove it, and run the same command again: what it belongs to is made anew."
+                    )
+                yield value
 
 
 def _current_path(run: Run, file: str) -> str:

@@ -221,7 +221,7 @@ class Job:
         if run.share is not None or self._after_shares:
             run.require_same(identity)
             return state
-        same = state != NEW and not run.identity().differences(identity)
+        same = run.agrees(identity, overwrite=config.overwrite)
         if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
             return NEW
         if state == UNFINISHED and not same and not run.has_results():
@@ -322,7 +322,7 @@ class Job:
         packing, dedup = self._config.packing_rules, self._config.dedup_rules
         last = {
             "index": dedup is not None and dedup.index is not None,
-            "pack": packing is not None and packing.write,
+            "pack": packing is not None,
             "report": True,
         }
         return (*pieces, *(stage for stage, there in last.items() if there))
@@ -455,7 +455,8 @@ class Job:
             validation=frozenset(range(validation)),
             dtype=token_dtype(self._prepared.vocab_size),
         )
-        done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
+        records = (PartRecord(**line) for line in run.appended(ARRANGED))
+        done = {(record.unit, record.part) for record in records if run.holds(record)}
         todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
 
         def keep(record: PartRecord) -> None:
@@ -489,7 +490,7 @@ def _state_of(config: Config, identity: Identity) -> str:
     state = there.state()
     if state == NEW:
         return state
-    if config.overwrite and (state == FINISHED or there.identity().differences(identity)):
+    if config.overwrite and (state == FINISHED or not there.agrees(identity, overwrite=True)):
         return "there is something already: it will be replaced"
     there.require_same(identity)
     return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"

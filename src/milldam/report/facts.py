@@ -6,7 +6,6 @@ they lack, or have in another shape than we know, is left out: a page with less 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from milldam.report.lengths import Lengths, count_lengths
 from milldam.report.samples import Sample, sample_documents, sample_dropped
 from milldam.report.timeline import Timeline, read_timeline
+from milldam.sealed import read_sealed
 from milldam.store import open_store
 from milldam.store.manifest import Manifest
 
@@ -145,10 +145,7 @@ def gather(out: Path) -> Facts:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    try:
-        return as_dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return {}
+    return read_sealed(path) or {}
 
 
 def _read_timeline(run: Path, summary: dict[str, Any]) -> Timeline | None:

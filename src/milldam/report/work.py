@@ -9,7 +9,6 @@ from milldam.memory import format_size
 from milldam.report.charts import memory_chart
 from milldam.report.facts import Facts, Passage, as_dict, as_number
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
-from milldam.store.tally import Tally
 
 _REASONS_SHOWN = 40
 _NOTHING = '<span class="gone">none dropped</span>'
@@ -116,7 +115,7 @@ def flow(facts: Facts) -> Section:
 
 def sources(facts: Facts) -> Section | None:
     """What each data set brought; None where there is but one."""
-    found = [Tally(**one) for one in facts.manifest.sources]
+    found = facts.manifest.sources
     if len(found) < 2:
         return None
     heads = ["Source", "Read", "Rejected", "Dropped", "Kept", "Tokens", "Share of tokens"]

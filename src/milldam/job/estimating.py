@@ -224,6 +224,8 @@ class Survey:
         self.sizes: Counter[Kind] = Counter()
         self.slices: Counter[Kind] = Counter()
         """By kind of file."""
+        self.dearest: tuple[int, Slice] | None = None
+        """The slice that takes most memory to unpack, and its data set; None: none takes more than batches do."""
 
     @classmethod
     def of(cls, units: Iterable[Unit]) -> Survey:
@@ -247,6 +249,8 @@ class Survey:
             self.sizes[kind] += slice.size
             self.slices[kind] += 1
             spread.add(unit, slice)
+            if slice.unpacking > (self.dearest[1].unpacking if self.dearest is not None else 0):
+                self.dearest = unit.dataset, slice
 
     @property
     def some(self) -> list[Unit]:

@@ -2,7 +2,7 @@
 
 When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two
 objects on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a
-fixed size, so the result does not depend on workers or memory. A line too large for memory goes through giant.py.
+fixed size, so the result does not depend on workers or memory. A giant line goes through giant.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from milldam.sources.arrays import batches_of
 from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.compression import TruncatedError
 from milldam.sources.decoding import mended, parse_json
-from milldam.sources.giant import GiantLine
+from milldam.sources.giant import GiantLine, parts_of_line
 from milldam.sources.lines import BOM, LINE, make_line_reject
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import WHOLE, Block, record_blocks
@@ -30,9 +30,8 @@ _MISSING = object()
 _LINE_END, _BRACE = 10, 123
 
 
-def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
+def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
     reader = _Reader(slice, rules, on_reject)
-    giant = GiantLine(reader.path, spool, rules)
     with open_bytes(slice.path) as file:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
         try:
@@ -42,7 +41,7 @@ def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str |
                 if block.kind == WHOLE:
                     yield from reader.read_block(block)
                 else:
-                    yield from reader.read_giant(giant, block)
+                    yield from reader.read_giant(block, blocks)
         except TruncatedError as error:
             stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
 
@@ -89,13 +88,13 @@ class _Reader:
                 self._reject(block, number, error, line)
         return pa.array(texts, pa.large_string())
 
-    def read_giant(self, giant: GiantLine, block: Block) -> Iterator[Batch]:
+    def read_giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+        line = GiantLine(parts_of_line(block, blocks), self._rules)
         try:
-            for text, last in giant.feed(block.data, last=block.kind != "part"):
-                yield Batch(pa.array([text], pa.large_string()), open=not last)
+            yield from line.batches(self.path)
         except MalformedError as error:
             self._reject(block, block.line, error, b"")
-        yield Batch(pa.array([], pa.large_string()), bytes_read=len(block.data))
+            yield Batch(pa.array([], pa.large_string()), bytes_read=line.bytes_read())
 
     def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
         reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)

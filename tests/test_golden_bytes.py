@@ -163,7 +163,7 @@ def frozen(out: Path) -> dict[str, str]:
             continue
         if path.name in MANIFESTS:
             manifest = json.loads(path.read_bytes())
-            found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "dropped")})
+            found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "sources")})
         elif path.suffix == ".parquet":
             found[name] = _rows_of_parquet(path)
         else:

@@ -43,6 +43,8 @@ class WorkPlan:
     stages: tuple[str, ...] = ("tokenize",)
     left_out: str = ""
     """Files of the input's folders that are not read, and why."""
+    done_text_bytes: int = 0
+    """Text that was tokenized before."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
     text_columns: dict[str, str | None] = field(default_factory=dict)

@@ -76,7 +76,8 @@ def first_reject(out: Path) -> str:
     path = out / NAME
     if not path.exists():
         return ""
-    reject = next(_read([path]))
+    with path.open("rb") as lines:
+        reject = json.loads(lines.readline())
     return f"\nThe first is of {reject['file']}: {reject['detail']}. All rejected records are in {path}."
 
 

@@ -28,7 +28,7 @@ from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import Array, Batch, Samples
-from milldam.loader.schedule import Schedule, schedule_of, shares_of, slots_of
+from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
 from milldam.loader.windows import Windows
@@ -79,7 +79,6 @@ class Mixture:
 
     def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
-        slots_of(self.weights)
 
     def windows(self, seq_len: int, **options: Any) -> MixedSamples:
         """Windows of every source; options as those of `store.windows`."""
@@ -123,7 +122,6 @@ class MixedSamples(Samples):
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
-        slots_of(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self._begins: Int64s = np.array([0, *itertools.accumulate(map(len, self.sources))], np.int64)
 

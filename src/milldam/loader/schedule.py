@@ -14,8 +14,8 @@ together as one, and have a schedule of their own for its places: when there are
 A schedule follows from the weights alone, as exact fractions. It holds one table, or the four blocks used last, of 800
 KB each. A table is made in 20 to 90 ms and read at about 12 ns a place; a block takes about 0.2 us for each of its
 places, whichever of them a rank reads. The proportions are exact for all ranks together. One of 2, 4 or 8 ranks sees a
-source to within some percent of its share, or a fifth of it where it has one place in 8 to 100; much rarer sources may
-keep to some ranks.
+source to within some percent of its share, or a fifth of it where it has one place in 8 to 100, or a third where all
+but equal weights have no short period; much rarer sources may keep to some ranks.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ class _Table:
     """How many of a slot's source are in the slots before it."""
 
     def drawn(self, slots: int, sources: int) -> Int64s:
-        return np.bincount(self.sources[:slots], minlength=sources)
+        counts: Int64s = np.bincount(self.sources[:slots], minlength=sources)
+        return counts
 
     def slots_of(self, source: int) -> Int64s:
-        return (self.sources == source).nonzero()[0]
+        slots: Int64s = (self.sources == source).nonzero()[0]
+        return slots
 
 
 class _Repeated:
@@ -192,14 +194,17 @@ class _Endless:
         return begin + table.drawn(slots, len(begin))
 
     def place(self, source: int, index: int) -> int:
-        number = int(index / self._shares[source]) // self._length
-        while True:
-            begin, table = self._block(number)
-            slots = table.slots_of(source)
-            rank = index - int(begin[source])
-            if rank < len(slots):
-                return number * self._length + int(slots[rank])
-            number += 1
+        share = self._shares[source]
+        # Where the element may come first; a rare one is in the block in which it is half due.
+        first = int(index / share) if source != self._rare else math.ceil((index + Fraction(1, 2)) / share) - 1
+        number = first // self._length
+        begin, table = self._block(number)
+        slots = table.slots_of(source)
+        rank = index - int(begin[source])
+        if rank == len(slots):
+            number, rank = number + 1, 0
+            slots = self._block(number)[1].slots_of(source)
+        return number * self._length + int(slots[rank])
 
 
 class _Grouped:
@@ -283,9 +288,10 @@ def _floors(numbers: Int64s, factor: int, offset: int, divisor: int) -> Int64s:
     """floor((numbers * factor + offset) / divisor), exact whatever the size of the three."""
     largest = max(int(numbers.max(initial=1)) * abs(factor) + abs(offset), divisor)
     if largest < 1 << 62:
-        return (numbers * factor + offset) // divisor
+        small: Int64s = (numbers * factor + offset) // divisor
+        return small
     about = numbers * (factor / divisor) + offset / divisor
-    floors = np.floor(about).astype(np.int64)
+    floors: Int64s = np.floor(about).astype(np.int64)
     error = max(1.0, float(np.abs(about).max(initial=0))) * 2.0**-48
     for number in (np.abs(about - np.rint(about)) < error).nonzero()[0].tolist():
         floors[number] = (int(numbers[number]) * factor + offset) // divisor

@@ -377,3 +377,13 @@ def test_the_file_tree_of_the_readme_is_the_one_there_is() -> None:
 def test_the_readme_is_short() -> None:
     """150 lines are enough to begin with."""
     assert len((PROJECT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+# ---- tests ----
+
+
+def test_tests_started_in_the_background_can_interrupt_what_they_start() -> None:
+    """A shell's background jobs ignore Ctrl-C and hand that on: tests set the signals that they need."""
+    code = "import signal, conftest; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    ignoring = f'trap "" INT; exec "{sys.executable}" -c "{code}"'
+    subprocess.run(["sh", "-c", ignoring], check=True, cwd=Path(__file__).parent)

@@ -264,7 +264,7 @@ def kill_at(hub: HubServer, pattern: str, command: str, *arguments: str | Path, 
     """SIGKILL when the server is at a request."""
     mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
     process = start(hub, command, *arguments)
-    assert mishap.reached.wait(20), process.communicate(timeout=5)[0]
+    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert mishap.stall is not None
@@ -310,7 +310,7 @@ def test_an_interrupt_ends_it_at_once(hub: HubServer, tmp_path: Path, number: si
     process = start(hub, "push", tokens(tmp_path / "made"), REPO)
     assert mishap.reached.wait(20)
     process.send_signal(number)
-    told = process.communicate(timeout=5)[0]
+    told = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "run the same command again" in told
 
 

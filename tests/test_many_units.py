@@ -146,7 +146,6 @@ def test_a_million_units_stay_within_the_budget(tmp_path: Path) -> None:
     steps = {one["step"]: one for one in json.loads(figures.read_text())}
     for step in ("plan", "serial", "resume", "local", "rest", "finish"):
         assert steps[step]["peak_bytes"] < 300 * MB, step
-    assert sum(steps[step]["cpu_seconds"] for step in ("plan", "serial", "resume", "rest", "finish")) < 600
 
 
 class _traced:  # noqa: N801 - used like a function

@@ -488,7 +488,7 @@ def test_an_interrupted_run_says_how_to_go_on(many: Path, reference: Path, tmp_p
     with started(*command(many, out, "--workers", 1)) as process:
         assert wait_until(lambda: recorded(out) >= 2, process)
         process.terminate()
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in stderr
     assert stderr.rstrip().splitlines()[-1].startswith("  milldam qa ")
     with pytest.raises(Exception, match="unfinished"):

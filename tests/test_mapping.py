@@ -385,6 +385,73 @@ def test_a_source_that_cant_be_identified_is_said(tmp_path: Path, caplog: pytest
     assert 'source_key="' in caplog.text
 
 
+# ---- functions that keep something from call to call ----
+
+
+def counting(kind: str) -> Callable[..., Any]:
+    """A function that numbers rows in the order in which it is called."""
+    if kind == "generator":
+        numbers = (number for number in range(10**6))  # can't be sent to other processes
+        return lambda rows: {"n": [next(numbers) for _ in rows["x"]]}
+    if kind == "closure":
+        last = -1
+
+        def closure(rows: dict[str, Any]) -> dict[str, Any]:
+            nonlocal last
+            first, last = last + 1, last + len(rows["x"])
+            return {"n": list(range(first, last + 1))}
+
+        return closure
+    return Counter() if kind == "object" else Counter().count
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        self.seen += len(rows["x"])
+        return {"n": list(range(self.seen - len(rows["x"]), self.seen))}
+
+    def count(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return self(rows)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("known", [0, 25, 45, 200])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "generator"])
+def test_a_function_that_counts_is_called_once_a_batch(kind: str, known: int, tmp_path: Path) -> None:
+    """Also where it takes several batches, or units, to see the type of a column (its first `known` rows are null)."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
+    table = map_rows(path, counting(kind), tmp_path / "out", batch_size=10, shards=7)
+    assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
+
+
+def test_a_global_that_a_function_fills_is_filled_once(corpus: Path, tmp_path: Path) -> None:
+    """Also where rows are set aside in the first batch."""
+
+    def noting(row: dict[str, Any]) -> dict[str, Any]:
+        SEEN.append(row["id"])
+        return {"n": 1 // (row["id"] - 3)}
+
+    SEEN.clear()
+    options: dict[str, Any] = {"batched": False, "on_error": "reject", "batch_size": 5, "shard_size": 1}
+    table = map_rows(corpus, noting, tmp_path / "out", **options)
+    assert table.report is not None and table.report.rejected == {"function_failed": 1}
+    # The batch that fails stops at the row that does; then each of its rows is tried by itself.
+    assert SEEN[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 4] and SEEN[9:] == table["id"].to_pylist()[4:]
+
+
+def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
+    """The program's own object stays as it is; each unit here is the first of a worker, or goes on from another."""
+    counter = Counter()
+    rows = map_rows(corpus, lambda rows: counter({"x": rows["id"]}), tmp_path / "out", workers=2, shards=2)
+    assert counter.seen == 0 and rows[0]["n"] == 0
+
+
 # ---- errors ----
 
 

@@ -54,6 +54,14 @@ class ResultError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Results:
+    """What the function made of a batch; more than one where it was called row by row."""
+
+    columns: list[Columns]
+    failed: list[tuple[int, Rows, FunctionError]]
+
+
+@dataclass(frozen=True, slots=True)
 class CallRules:
     """How the function is called, and what becomes of the columns that it was given."""
 

@@ -12,6 +12,7 @@ there are follows from the budget and the probe; what they make from function, s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from milldam.input_files import is_address, without_secrets
 from milldam.job.rejects import gather_rejects
 from milldam.mapping.calling import CallRules
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
@@ -61,14 +63,22 @@ _TURNS_SHARE = 0.9
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    with MapRun(Path(settings.out)) as run:
-        return _Job(settings, run, observer or Quiet(), held_bytes).run()
+    with (
+        MapRun(Path(settings.out)) as run,
+        contextlib.closing(_Job(settings, run, observer or Quiet(), held_bytes)) as job,
+    ):
+        return job.run()
 
 
 class _Job:
     def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
         self._settings, self._run, self._observer = settings, run, observer
         self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
+        self._kept: KeptResults | None = None
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
 
     def run(self) -> MapSummary:
         run = self._run
@@ -234,7 +244,8 @@ class _Job:
 
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
-        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process())
+        self._kept = None if self._probes_apart else KeptResults(run.folder)
+        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process(), self._kept)
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
@@ -288,7 +299,8 @@ class _Job:
         first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
         limit = int(_TURNS_SHARE * self._budget.limit_bytes)
         turns = Turns(run.folder, limit, first, this_process(), probed.worker_bytes)
-        task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
+        facts = (self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
+        task = MapTask(run.out, run.folder, *facts, None if self._elsewhere else self._kept)
         stage = Stage(
             "map",
             task,
@@ -328,7 +340,7 @@ class _Job:
         """Whether the function is called in other processes, whose memory comes back: unless the input is small, one
         worker is asked for, or the function can't be sent to them."""
         settings = self._settings
-        small = settings.workers is None and sum(self._units.size(number) for number in todo) < SMALL_INPUT
+        small = settings.workers is None and sum(self._units.size(number) for number in todo) <= SMALL_INPUT
         if settings.engine == "local" and (small or settings.workers == 1):
             return False
         return self._can_travel

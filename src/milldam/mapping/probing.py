@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from milldam.executors import PART, Report, Work
 from milldam.mapping.batching import batches
-from milldam.mapping.calling import Caller, FunctionError, ResultError
+from milldam.mapping.calling import Caller, FunctionError, ResultError, Results
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Places
 from milldam.mapping.reading import require_unchanged
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
-from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined
+from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
 from milldam.mapping.turns import PeakMeter, this_process
 from milldam.mapping.unit_list import read_units
 from milldam.mapping.units import RowUnit
@@ -72,6 +73,8 @@ class ProbeTask:
     """Given by the user: then one batch is enough."""
     parent: tuple[str, int]
     """Machine and process that plan."""
+    kept: KeptResults | None = None
+    """Takes what the calls return, where the work goes on in this process."""
 
     def start(self) -> Work:
         load = self.carried.open()
@@ -142,10 +145,18 @@ class _Probe:
             try:
                 self.peak_of_reading = self.peak_of_reading or self._meter.peak
                 self.largest_batch = max(self.largest_batch, byte_size(rows))
-                yield from _schemas_of(call_batch(caller, rows, first, rules.on_error).columns, rows, given)
+                results = _as_arrays(call_batch(caller, rows, first, rules.on_error))
+                if self._task.kept is not None:
+                    self._task.kept.add(unit.index, results)
+                yield from _schemas_of(results.columns, rows, given)
             except (FunctionError, ResultError, ColumnError) as error:
                 raise explained(error, caller, unit, span, places) from error
             release()
+
+
+def _as_arrays(results: Results) -> Results:
+    columns = [{name: to_array(name, values) for name, values in one.items()} for one in results.columns]
+    return replace(results, columns=columns)
 
 
 def _schemas_of(results: list[dict[str, object]], rows: Rows, given: pa.Schema | None) -> Iterator[pa.Schema]:

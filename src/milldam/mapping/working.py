@@ -17,9 +17,10 @@ import pyarrow as pa
 from milldam.errors import InputError
 from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.mapping.batching import batches
-from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, row_by_row
+from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, Results, row_by_row
 from milldam.mapping.carrying import Carried
 from milldam.mapping.holding import Holding
+from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
 from milldam.mapping.reading import require_unchanged
@@ -68,6 +69,8 @@ class MapTask:
     turns: Turns
     most_bytes: int
     """What a worker may hold between two batches: its share of the budget."""
+    kept: KeptResults | None = None
+    """What the probe found in this very process."""
 
     def start(self) -> Work:
         load, schema = self.carried.open(), self.schema.to_arrow()
@@ -84,14 +87,6 @@ class MapTask:
 
 def rejects_path(folder: Path, key: str) -> Path:
     return folder / f"rejects-{key[:16]}.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What the function made of a batch; more than one where it was called row by row."""
-
-    columns: list[Columns]
-    failed: list[tuple[int, Rows, FunctionError]]
 
 
 def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str) -> Results:
@@ -193,7 +188,8 @@ class _Unit:
         first = None if unit.first_row is None else unit.first_row + self.rows
         begun = time.perf_counter()
         try:
-            results = call_batch(self.caller, rows, first, self.task.rules.on_error)
+            kept = self.task.kept.take(unit.index, rows) if self.task.kept is not None else None
+            results = kept or call_batch(self.caller, rows, first, self.task.rules.on_error)
             made = time.perf_counter()
             for columns in results.columns:
                 writer.append(fit(columns, self.schema, optional=column_names(rows)))

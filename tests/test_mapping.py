@@ -508,10 +508,49 @@ def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Pa
         map_rows(tmp_path / "a.jsonl", lengths, tmp_path / "out")
 
 
-def test_no_rows_are_no_table(corpus: Path, tmp_path: Path) -> None:
-    """A function that drops everything is told so."""
-    with pytest.raises(InputError, match="No rows came out of"):
-        map_rows(corpus, lambda batch: {"n": []}, tmp_path / "out", remove_columns="all")
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_leaves_no_rows_makes_an_empty_table(source: str, workers: int, tmp_path: Path) -> None:
+    """Its columns are the input's, with their types, and those that the function returns."""
+    pq.write_table(pa.table({"id": pa.array(range(9), pa.int16()), "text": ["a"] * 9}), tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "a"}\n' * 9)
+    path, number = tmp_path / f"in.{source}", pa.int16() if source == "parquet" else pa.int64()
+
+    def none(row: dict[str, Any]) -> list[Any]:
+        return []
+
+    for out in ("a", "a"):
+        table = map_rows(path, none, tmp_path / out, batched=False, workers=workers)
+        assert (len(table), table.columns, table.schema.field("id").type) == (0, ["id", "text"], number)
+        assert table.report is not None and table.report.read == 9 and list(verify(tmp_path / out)) == []
+    assert table.report.up_to_date and table["text"].to_pylist() == [] == list(table) and len(table.to_hf()) == 0
+    table = map_rows(path, lambda rows: {"id": [], "n": []}, tmp_path / "b", remove_columns="all")
+    assert table.schema.equals(pa.schema([("id", number), ("n", pa.null())]))
+    schema = pa.schema([("n", pa.int8())])
+    given = map_rows(path, lambda rows: {"n": []}, tmp_path / "c", remove_columns="all", schema=schema)
+    assert given.schema.equals(schema) and len(given) == 0
+
+
+def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus: Path, tmp_path: Path) -> None:
+    """An empty table, data set or parquet file; empty JSON lines name no columns, and are refused."""
+    datasets = pytest.importorskip("datasets")
+    empty = map_rows(corpus, lambda row: [], tmp_path / "empty", batched=False)
+    pq.write_table(empty.to_arrow(), tmp_path / "empty.parquet")
+    sources = [empty, tmp_path / "empty", tmp_path / "empty.parquet", empty.to_arrow(), empty.to_hf()]
+    for number, source in enumerate(sources):
+        assert not isinstance(source, datasets.IterableDataset)
+        table = map_rows(source, lengths, tmp_path / str(number), remove_columns=["text"])
+        assert (len(table), table.schema.names, table.schema.field("id").type) == (0, ["id"], pa.int64())
+    (tmp_path / "empty.jsonl").write_text("")
+    for source in (tmp_path / "empty.jsonl", []):
+        with pytest.raises(InputError, match="No rows in the input"):
+            map_rows(source, lengths, tmp_path / "out")
+
+
+def test_rows_that_all_failed_are_no_empty_table(corpus: Path, tmp_path: Path) -> None:
+    """That is a function to mend, not a result."""
+    with pytest.raises(InputError, match=r"No rows came out of .*function_failed 160"):
+        map_rows(corpus, lambda rows: rows["none"], tmp_path / "out", on_error="reject")
 
 
 def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import did_you_mean
-from milldam.mapping.rows import Rows, column_names, row_count, take
+from milldam.mapping.rows import Rows, column, column_names, row_count, take
 from milldam.table.formats import columns_as
 
 ALL = "all"
@@ -107,7 +107,7 @@ class Caller:
         count = row_count(rows)
         indices = None if first_row is None else list(range(first_row, first_row + count))
         returned = self._result(self._call(_given(rows, self.rules.format), indices), rows)
-        kept = {name: _column(rows, name) for name in self.kept(rows)}
+        kept = {name: column(rows, name) for name in self.kept(rows)}
         if returned is None:
             return kept
         made = _as_columns(returned)
@@ -257,17 +257,11 @@ def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
             yield dict(zip(names, values, strict=True))
 
 
-def _column(rows: Rows, name: str) -> Any:
-    return rows[name] if isinstance(rows, dict) else rows.column(name)
-
-
 def _at(rows: Rows, name: str, origins: list[int]) -> Any:
-    column = _column(rows, name)
+    values = column(rows, name)
     if origins == list(range(row_count(rows))):
-        return column
-    return (
-        [column[number] for number in origins] if isinstance(column, list) else column.take(pa.array(origins, "int64"))
-    )
+        return values
+    return [values[at] for at in origins] if isinstance(values, list) else values.take(pa.array(origins, "int64"))
 
 
 # ---- what it returned ----
@@ -340,7 +334,7 @@ def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[in
         if result is not None and name in result:
             found.append(result[name])
         elif name in known:
-            value = _column(rows, name)[number]
+            value = column(rows, name)[number]
             found.append(value.as_py() if isinstance(value, pa.Scalar) else value)
         else:
             what = "None was returned" if result is None else f"{', '.join(map(str, result)) or 'nothing'} was returned"

@@ -80,6 +80,7 @@ class DataSetPlan:
         require_columns(options.columns, there, "the data set")
         self.columns: list[str] | None = list(options.columns) if options.columns is not None else there
         self._table = dataset.data.select(self.columns)
+        self.schema: pa.Schema | None = self._table.schema
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, is_table, version_of, without_secrets
@@ -102,7 +104,19 @@ class FilePlan:
         state = InputState()
         for file in self.files():
             state.add(file.path, file.size, file.version)
-        return state.as_json()
+        known = state.as_json()
+        if known["files"] or self.schema is None:
+            return known
+        return known | {"fingerprint": hash_bytes(self.schema.serialize().to_pybytes())}  # a table without rows
+
+    @cached_property
+    def schema(self) -> pa.Schema | None:
+        """Of the first table, or file that has one."""
+        first = self._inputs.listed[0]
+        if isinstance(first, Path):
+            return TableManifest.read(first).schema.to_arrow()
+        file = next(self.files(), None)
+        return open_schema(whole(file), str(self._spool)) if file and file.format in ("parquet", "arrow") else None
 
     def _columns(self) -> list[str] | None:
         """The columns of the first file. Raises InputError when one that is wanted is not there."""

@@ -26,7 +26,7 @@ from milldam.files import hash_bytes, write_json
 from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
 from milldam.job.rejects import gather_rejects
-from milldam.mapping.calling import CallRules
+from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
@@ -37,7 +37,7 @@ from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.unit_list import UnitList, unit_key
-from milldam.mapping.working import Assigned, BatchRules, MapTask
+from milldam.mapping.working import FAILED, Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
 from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
 from milldam.progress import Observer, Quiet, log
@@ -209,10 +209,7 @@ class _Job:
         if self._source.needs_spooling:
             self._workforce.enter("read")
             self._source.spool(None)
-        units = self._run.list_units(self._source.units())
-        if not len(units):
-            raise InputError("No rows in the input: nothing to do.")
-        return units
+        return self._run.list_units(self._source.units())
 
     # ---- probe ----
 
@@ -220,9 +217,21 @@ class _Job:
         """The columns, and what is known of a worker's memory: as found before, if that is what would be found now."""
         known = None if self._anew else self._probed_before()
         probed = known or self._probe()
-        if probed.schema is None:
+        schema = probed.schema or self._schema_of_none(probed)
+        if schema is None:
             raise InputError(self._nothing_left(probed.rows, probed.rejected))
-        return probed.schema, probed
+        return schema, probed
+
+    def _schema_of_none(self, probed: Probed) -> TableSchema | None:
+        """Of a source without rows: the columns that it has, less those that are to be removed; None: it names none."""
+        import pyarrow as pa
+
+        found = self._source.schema
+        if probed.rows or probed.rejected or found is None:
+            return None
+        wanted, removed = self._settings.columns, self._settings.remove_columns
+        names = [name for name in wanted or found.names if removed != ALL and name not in removed]
+        return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
 
     def _probed_before(self) -> Probed | None:
         path = self._run.folder / SCHEMA
@@ -399,9 +408,10 @@ class _Job:
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
         gather_rejects(run, rejects_of(run.folder, made))
-        if not table.rows:
-            where = f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if table.counts["rejected"] else ""
-            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + where)
+        read, rejected = table.counts["read"], table.counts["rejected"]
+        if rejected and read == rejected.get(FAILED, 0):
+            where = f"\nThe rejected records are in {run.out / 'rejects.jsonl'}."
+            raise InputError(self._nothing_left(read, rejected) + where)
         summary = self._summary(table)
         write_json(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.mapping.places import Places
 from milldam.mapping.rows import Rows
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.listing import InputFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SHARD_SIZE = 64 * 10**6
 HASHES = "pieces.jsonl"
@@ -75,6 +78,11 @@ class SourcePlan(Protocol):
     """Whether units say the number of their first row."""
     needs_spooling: bool
     """Whether `spool` must be called before `units` and `reader` are used."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows, where the source says it even when it has none."""
+        ...
 
     @property
     def identity(self) -> dict[str, Any]:

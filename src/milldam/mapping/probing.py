@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,12 +22,12 @@ from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Places
 from milldam.mapping.reading import require_unchanged
-from milldam.mapping.rows import Rows, byte_size, column_names, row_count
+from milldam.mapping.rows import Rows, byte_size, column, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
 from milldam.mapping.turns import PeakMeter, this_process
 from milldam.mapping.unit_list import read_units
 from milldam.mapping.units import RowUnit
-from milldam.mapping.working import BatchRules, call_batch, explained
+from milldam.mapping.working import FAILED, BatchRules, call_batch, explained
 from milldam.memory import release, usage
 from milldam.sources.batch import Reject
 from milldam.table.manifest import TableSchema
@@ -40,11 +41,11 @@ class Probed:
     """What the first batches showed."""
 
     schema: TableSchema | None
-    """None: no rows came out of any unit."""
+    """None: the function returned nothing that has columns."""
     rows: int
     """How many were read."""
     rejected: dict[str, int]
-    """Reason -> records that could not be read."""
+    """Reason -> records that could not be read, or on which the function failed."""
     units: int
     """How many units it took."""
     idle_bytes: int
@@ -112,25 +113,30 @@ class _Probe:
         caller = Caller(load.function, task.rules.call, load.kwargs)
         given = None if task.schema is None else task.schema.to_arrow()
         found: pa.Schema | None = given
+        of_none: pa.Schema | None = None
         rows_seen = False
         looked_at = 0
         for unit in read_units(task.units):
             looked_at += 1
-            for schema in self._schemas(unit, caller, given):
+            for schema, count in self._schemas(unit, caller, given):
+                if not count:
+                    of_none = of_none or schema
+                    continue
                 rows_seen = True
                 found = given if given is not None else _agreed(found, schema, caller, unit)
                 if is_settled(found):
                     return TableSchema.of(found), looked_at
             if rows_seen and looked_at >= MOST_UNITS:
                 break
+        found = found or of_none
         return (None if found is None else TableSchema.of(found)), looked_at
 
     def _count_reject(self, reject: Reject) -> None:
         """It is set aside, and told, when its unit is worked on."""
         self.rejected[reject.reason] += 1
 
-    def _schemas(self, unit: RowUnit, caller: Caller, given: pa.Schema | None) -> Iterator[pa.Schema]:
-        """The schema of each batch that has rows."""
+    def _schemas(self, unit: RowUnit, caller: Caller, given: pa.Schema | None) -> Iterator[tuple[pa.Schema, int]]:
+        """The schema and the number of rows of what each call returned."""
         row = 0
         rules = self._task.rules
         places = Places()
@@ -146,6 +152,7 @@ class _Probe:
                 self.peak_of_reading = self.peak_of_reading or self._meter.peak
                 self.largest_batch = max(self.largest_batch, byte_size(rows))
                 results = _as_arrays(call_batch(caller, rows, first, rules.on_error))
+                self.rejected.update({FAILED: len(results.failed)} if results.failed else {})
                 if self._task.kept is not None:
                     self._task.kept.add(unit.index, results)
                 yield from _schemas_of(results.columns, rows, given)
@@ -159,19 +166,20 @@ def _as_arrays(results: Results) -> Results:
     return replace(results, columns=columns)
 
 
-def _schemas_of(results: list[dict[str, object]], rows: Rows, given: pa.Schema | None) -> Iterator[pa.Schema]:
+def _schemas_of(results: list[dict[str, Any]], rows: Rows, given: pa.Schema | None) -> Iterator[tuple[pa.Schema, int]]:
     for columns in results:
         if given is not None:
-            schema, count = given, fit(columns, given, optional=column_names(rows), given=True).num_rows
+            yield given, fit(columns, given, optional=column_names(rows), given=True).num_rows
         else:
-            schema, count = infer(columns), _length(columns)
-        if count:
-            yield schema
+            count = len(next(iter(columns.values()), ()))
+            yield infer(columns) if count else _schema_of_none(columns, rows), count
 
 
-def _length(columns: dict[str, object]) -> int:
-    first = next(iter(columns.values()), ())
-    return len(first)  # type: ignore[arg-type]
+def _schema_of_none(columns: dict[str, Any], rows: Rows) -> pa.Schema:
+    """Of columns without a row: an empty list has no type, but a column of the input under its name has."""
+    known = set(column_names(rows))
+    untyped = [name for name, values in columns.items() if name in known and pa.types.is_null(values.type)]
+    return infer(columns | {name: column(rows, name) for name in untyped})
 
 
 def _agreed(before: pa.Schema | None, now: pa.Schema, caller: Caller, unit: RowUnit) -> pa.Schema:

@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
             "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
         )
     if isinstance(source, pa.Table | pa.RecordBatch):
-        names = tuple(source.schema.names)
-        return _held_stream("the table", lambda: [source], _hash_table(source), options, names)
+        stream = _held_stream("the table", lambda: [source], _hash_table(source), options)
+        return replace(stream, columns=tuple(source.schema.names), schema=source.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
         return _held_stream("the list", lambda: source, _hash_rows(source), options)
     if callable(source) and not inspect.isclass(source):
@@ -97,17 +98,11 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
     raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {_KINDS}.")
 
 
-def _held_stream(
-    name: str,
-    rows: Callable[[], Any],
-    content: str | None,
-    options: SourceOptions,
-    columns: tuple[str, ...] | None = None,
-) -> Stream:
+def _held_stream(name: str, rows: Callable[[], Any], content: str | None, options: SourceOptions) -> Stream:
     """Rows that lie in memory, known by their content; a key stands for it only where that can't be hashed."""
     if content is None and options.source_key is None:
-        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}", columns)
-    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()), None, columns)
+        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}")
+    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()))
 
 
 def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:

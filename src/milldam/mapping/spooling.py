@@ -223,6 +223,7 @@ class Stream:
     unidentified: str | None = None
     columns: tuple[str, ...] | None = None
     """The columns that they have, where that is known."""
+    schema: pa.Schema | None = None
 
 
 class SpooledPlan:
@@ -236,6 +237,7 @@ class SpooledPlan:
         if there is not None:
             require_columns(options.columns, there, stream.name)
         self.columns = list(options.columns) if options.columns is not None else there
+        self.schema = stream.schema
         self._done = False
 
     @property

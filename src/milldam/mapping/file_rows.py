@@ -222,7 +222,7 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self.reader.count(unit))
+            self._counted.append(self.reader.count(unit, room=self._options.room))
         return self._counted[number]
 
     def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:

@@ -33,6 +33,7 @@ from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
 from milldam.mapping.reading import can_be_checked
+from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.turns import Turns, this_process
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the way from rows to rows: another one makes other keys."""
 SUMMARY = "summary.json"
-_MARGIN, _ROOM = 1.15, 12 * 10**6
-"""What is added to the probe's peak: batches differ, and a shard waits to be written."""
 _CHANGES_SHOWN = 6
 _TURNS_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
@@ -74,6 +73,7 @@ class _Job:
     def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
         self._settings, self._run, self._observer = settings, run, observer
         self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
+        self._room = Room(self._budget.limit_bytes, held_bytes, this_process())
         self._kept: KeptResults | None = None
 
     def close(self) -> None:
@@ -126,6 +126,7 @@ class _Job:
             strict=settings.strict,
             source_key=settings.source_key,
             numbered=settings.with_indices,
+            room=self._room,
         )
         return plan_source(settings.source, options, self._run.folder / SPOOL)
 
@@ -284,7 +285,7 @@ class _Job:
         call = CallRules(
             settings.batched, settings.format, settings.with_indices, settings.input_columns, settings.remove_columns
         )
-        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error)
+        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error, self._room)
 
     # ---- map ----
 
@@ -305,7 +306,7 @@ class _Job:
             run.add(one)
             made[one.key] = one
 
-        first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
+        first = (probed.batch_bytes, int(MARGIN * _work_bytes(probed)))
         limit = int(_TURNS_SHARE * self._budget.limit_bytes)
         turns = Turns(run.folder, limit, first, this_process(), probed.worker_bytes)
         facts = (self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
@@ -363,7 +364,7 @@ class _Job:
 
     def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
         """How many workers the budget holds, beside this process; 0: this process has to do it."""
-        most, took = self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM
+        most, took = self._settings.most_batch_bytes, int(MARGIN * _work_bytes(probed)) + ROOM_BYTES
         work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
         idle = max(WORKER_BYTES, probed.worker_bytes)
         # What the function loads and keeps is loaded here, too, where this process works.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, 
 from milldam.mapping.turns import PeakMeter, this_process
 from milldam.mapping.unit_list import read_units
 from milldam.mapping.units import RowUnit
-from milldam.mapping.working import FAILED, BatchRules, call_batch, explained
+from milldam.mapping.working import FAILED, BatchRules, call_batch, explained, place_of, require_room
 from milldam.memory import release, usage
 from milldam.sources.batch import Reject
 from milldam.table.manifest import TableSchema
@@ -140,14 +141,14 @@ class _Probe:
         row = 0
         rules = self._task.rules
         places = Places()
-        for rows in batches(
-            self._load.reader.read(unit, self._count_reject, places), rules.batch_size, rules.batch_bytes
-        ):
+        read = self._load.reader.read(unit, self._count_reject, places, rules.room)
+        for rows in batches(read, rules.batch_size, rules.batch_bytes):
             places.forget(row)
             first = None if unit.first_row is None else unit.first_row + row
             span = (row, row + row_count(rows))
             row = span[1]
             self.rows += row_count(rows)
+            require_room(caller, rows, rules, partial(place_of, unit, span, places))
             try:
                 self.peak_of_reading = self.peak_of_reading or self._meter.peak
                 self.largest_batch = max(self.largest_batch, byte_size(rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
 from milldam.mapping.reading import require_unchanged
+from milldam.mapping.room import Room, bytes_for_call
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
@@ -48,6 +50,7 @@ class BatchRules:
     batch_size: int
     batch_bytes: int
     on_error: str
+    room: Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,23 @@ def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str)
     return results
 
 
+def require_room(caller: Caller, rows: Rows, rules: BatchRules, where: Callable[[], str]) -> None:
+    """Before a call: raise ResourceError when a row larger than a batch may be leaves no room for it."""
+    size = byte_size(rows)
+    if size > rules.batch_bytes:
+        needed = bytes_for_call(rows, rules.call.format, caller.kept(rows))
+        if not rules.room.fits(needed):
+            raise rules.room.refusal(needed, size, where())
+
+
 def name_of(caller: Caller) -> str:
     """Of the function."""
     return str(getattr(caller.function, "__name__", type(caller.function).__name__))
+
+
+def place_of(unit: RowUnit, rows: tuple[int, int], places: Places | None) -> str:
+    found = places.of(*rows) if places is not None else []
+    return shown(found or [_unit_place(unit, *rows)])
 
 
 def explained(
@@ -118,8 +135,7 @@ def explained(
     row = getattr(error, "row", None)
     if row is not None:
         rows = (rows[0] + row, rows[0] + row + 1)
-    found = places.of(*rows) if places is not None else []
-    where = f"{shown(found or [_unit_place(unit, *rows)])} (unit {unit.index})"
+    where = f"{place_of(unit, rows, places)} (unit {unit.index})"
     if isinstance(error, FunctionError):
         return InputError(
             f"{name} failed on {where}:\n{error}\n"
@@ -161,7 +177,7 @@ class _Unit:
             RejectFile(rejects_path(task.folder, assigned.key)) as rejects,
         ):
             begun = time.perf_counter()
-            read = self.reader.read(unit, rejects.add, self.places)
+            read = self.reader.read(unit, rejects.add, self.places, rules.room)
             for rows in batches(read, rules.batch_size, rules.batch_bytes):
                 self.seconds["read"] += time.perf_counter() - begun
                 size = byte_size(rows)
@@ -186,6 +202,7 @@ class _Unit:
         span = (self.rows, self.rows + row_count(rows))
         self.places.forget(span[0])
         first = None if unit.first_row is None else unit.first_row + self.rows
+        require_room(self.caller, rows, self.task.rules, lambda: place_of(unit, span, self.places))
         begun = time.perf_counter()
         try:
             kept = self.task.kept.take(unit.index, rows) if self.task.kept is not None else None

@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -770,6 +771,53 @@ def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_p
         """)
     )
     assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 600 * 10**6
+
+
+LARGE = """
+import sys
+from milldam.errors import ResourceError
+from milldam.mapping import run_map
+from milldam.mapping.settings import settings_of
+from milldam.mapping.turns import PeakMeter
+
+def work(batch):
+    return {"n": [len(text) for text in batch["text"]]}
+
+given = {"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": sys.argv[3]}
+with PeakMeter() as meter:
+    try:
+        print("rows", run_map(settings_of(given)).rows)
+    except ResourceError as error:
+        print("refused", error)
+print("peak", meter.peak)
+"""
+LARGE_TEXT = "words as they come, " * 3_000_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "numbers", "wide", "txt", "parquet", "arrow"])
+def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str, tmp_path: Path) -> None:
+    """File, row, its size and the memory that would do, which then does."""
+    text = LARGE_TEXT + ("\N{CJK UNIFIED IDEOGRAPH-4E00}" if kind == "wide" else "")
+    row = {"text": "a", "x": [n / 7 for n in range(1_500_000)]} if kind == "numbers" else {"text": text, "x": [0.5]}
+    path = tmp_path / f"in.{kind if kind in ('txt', 'parquet', 'arrow') else 'jsonl'}"
+    columns = {"text": ["short", row["text"], "last"]}
+    if kind == "txt":
+        path.write_text(text)
+    elif kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(str(path), pa.schema([("text", pa.string())])) as stream:
+            stream.write_table(pa.table({"text": ["short", text * 2, "last"]}))
+    else:
+        path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in ({"text": "a", "x": [0.5]}, row)))
+    (tmp_path / "script.py").write_text(LARGE)
+    refused, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", "150MB", code=0).splitlines()
+    assert int(peak.split()[1]) < 150 * 10**6
+    where = "rows 0 to 2" if kind == "parquet" else f"row {int(kind != 'txt')}"
+    assert refused.startswith(f"refused {where} of {path}")
+    least = re.findall(r'at least memory="(\d+)MB"', refused)[0]
+    done, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", f"{least}MB", code=0).splitlines()
+    assert done.startswith("rows") and int(peak.split()[1]) < int(least) * 10**6
 
 
 # ---- workers run the code that the keys were made of ----

@@ -73,7 +73,7 @@ class _Job:
     def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
         self._settings, self._run, self._observer = settings, run, observer
         self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
-        self._room = Room(self._budget.limit_bytes, held_bytes, this_process())
+        self._room = Room(self._budget.limit_bytes, held_bytes, this_process(), settings.format)
         self._kept: KeptResults | None = None
 
     def close(self) -> None:

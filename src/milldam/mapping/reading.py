@@ -191,8 +191,8 @@ class _Context:
 class _LargeRow:
     """A row that comes in parts, put together where there is room for it. Of others only the size is kept."""
 
-    def __init__(self, context: _Context, weight: TextWeight) -> None:
-        self._context, self._weight = context, weight
+    def __init__(self, context: _Context, kind: type[TextWeight]) -> None:
+        self._context, self._weight = context, kind(context.room.format if context.room is not None else "python")
         self._held = io.BytesIO()
         self._fits = True
 
@@ -233,7 +233,7 @@ def _whole_documents(batches: Iterator[Batch], context: _Context) -> Iterator[pa
             large = None
             continue
         if batch.open or large is not None:
-            large = large or _LargeRow(context, TextWeight())
+            large = large or _LargeRow(context, TextWeight)
             large.add(_bytes_of(batch.texts))
         if not batch.open:
             texts = batch.texts if large is None else _one_text(large.whole())
@@ -285,7 +285,7 @@ class _JsonReader:
             if block.kind == WHOLE:
                 yield self._records(block)
                 continue
-            giant = giant or _LargeRow(self._context, JsonWeight())
+            giant = giant or _LargeRow(self._context, JsonWeight)
             giant.add(block.data.removesuffix(b"\n"))
             if block.kind != PART:
                 ready, giant = [giant.whole()], None

@@ -23,8 +23,9 @@ _NUMBER_OBJECT = 40
 """A number in a list of Python: the place in the list, and the object."""
 _GROWING = 1.25
 """A string that is put together of pieces, as where escapes are, is larger while it grows."""
-_STRUCTURE = np.zeros(256, dtype=bool)
-_STRUCTURE[[ord(mark) for mark in ",:[{"]] = True
+_STRUCTURE = np.zeros(256, dtype=np.int64)
+_STRUCTURE[[ord(mark) for mark in ",:[{"]] = [_NUMBER_OBJECT, 16, 88, 200]
+"""What stands for an object in JSON, outside of strings: about its bytes."""
 _SURROGATE, _BEYOND_LATIN = re.compile(rb"\\u[dD][89abAB]"), re.compile(rb"\\u(?!00)")
 
 
@@ -37,6 +38,8 @@ class Room:
     """What the calling program held before, which comes on top of what is given."""
     parent: tuple[str, int]
     """Machine and process that planned."""
+    format: str
+    """What the function is given: "python", "numpy" or "arrow"."""
 
     def fits(self, needed: float) -> bool:
         return self._total(needed) <= self.limit_bytes
@@ -50,26 +53,27 @@ class Room:
         """Of a row of so many bytes, which takes `needed`: what would do."""
         least = max(0, self._total(needed) * 103 // 100 - self.held_bytes) // 10**6 + 1
         return ResourceError(
-            f"{where} has {format_size(size)}, which take {format_size(needed)} at least to be read and mapped: "
-            f"too much for a budget of {format_size(self.limit_bytes - self.held_bytes)}. "
-            f'It takes at least memory="{least}MB"; or columns=[...] without what is so large in it.'
+            f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
+            f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. "
+            f'It takes at least memory="{least}MB"; or leave out the column that is so large with columns=[...].'
         )
 
-
-def bytes_for_call(rows: Rows, format: str, kept: list[str]) -> int:
-    """What a call takes at least beside the rows: as Python has them, and as Arrow has columns that are kept."""
-    if not isinstance(rows, dict):
-        return sum(_python_bytes(one) for one in rows.columns) if format == "python" else 0
-    stays = byte_size({name: column(rows, name) for name in kept})
-    # Python keeps the UTF-8 of a text that is not ASCII, once Arrow has asked for it.
-    return stays if format == "python" and _is_ascii(rows) else 2 * stays
+    def for_call(self, rows: Rows, kept: list[str]) -> int:
+        """What a call takes at least beside the rows: as the function is given them, and as Arrow has what is kept."""
+        if not isinstance(rows, dict):
+            number = _NUMBER_OBJECT if self.format == "python" else 0
+            return sum(_python_bytes(one, number) for one in rows.columns) if self.format != "arrow" else 0
+        stays = byte_size({name: column(rows, name) for name in kept})
+        # Python keeps the UTF-8 of a text that is not ASCII, once Arrow has asked for it.
+        return stays if _is_ascii(rows) else 2 * stays
 
 
 def _is_ascii(rows: dict[str, list[Any]]) -> bool:
     return all(value.isascii() for values in rows.values() for value in values if isinstance(value, str))
 
 
-def _python_bytes(array: pa.Array) -> int:
+def _python_bytes(array: pa.Array, number: int) -> int:
+    """Of a column's values as Python objects; `number`: bytes for each that is no text."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         weight = TextWeight()
@@ -78,10 +82,10 @@ def _python_bytes(array: pa.Array) -> int:
             weight.add(memoryview(array.buffers()[2])[offsets[array.offset] : offsets[array.offset + len(array)]])
         return weight.as_text
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _python_bytes(array.flatten())
+        return _python_bytes(array.flatten(), number)
     if pa.types.is_struct(kind):
-        return sum(_python_bytes(array.field(number)) for number in range(kind.num_fields))
-    return int(array.nbytes) if pa.types.is_binary(kind) else _NUMBER_OBJECT * len(array)
+        return sum(_python_bytes(array.field(at), number) for at in range(kind.num_fields))
+    return int(array.nbytes) if pa.types.is_binary(kind) else number * len(array)
 
 
 class TextWeight:
@@ -89,8 +93,9 @@ class TextWeight:
 
     _BLOCK = 1 << 20
 
-    def __init__(self) -> None:
+    def __init__(self, format: str = "python") -> None:
         self.bytes = self.characters = self._highest = 0
+        self._format = format
 
     def add(self, part: bytes | memoryview) -> None:
         data = np.frombuffer(part, dtype=np.uint8)
@@ -112,16 +117,16 @@ class TextWeight:
 
     @property
     def needed(self) -> float:
-        """What reading it takes."""
-        return self.bytes
+        """Its bytes, and what the function is given of them."""
+        return self.bytes + (self.as_text if self._format != "arrow" else 0)
 
 
 class JsonWeight(TextWeight):
     """A line of JSON as it comes, in parts: how much memory reading it takes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._escaped = self._values = 0
+    def __init__(self, format: str = "python") -> None:
+        super().__init__(format)
+        self._escaped = self._objects = self._outside = 0
         self._inside = False
         self._before = b""
 
@@ -143,15 +148,14 @@ class JsonWeight(TextWeight):
         if self._inside and not quotes.any():
             return
         outside = (np.cumsum(quotes, dtype=np.int64) + self._inside) % 2 == 0
-        self._values += int(np.count_nonzero(_STRUCTURE[marks] & outside))
+        self._outside += int(np.count_nonzero(outside))
+        self._objects += int(_STRUCTURE[marks[outside]].sum())
         self._inside = bool(len(outside)) and not outside[-1]
 
     @property
-    def as_value(self) -> int:
-        """The line's value in Python."""
-        return max(self.width, self._escaped) * self.characters + _NUMBER_OBJECT * self._values
-
-    @property
     def needed(self) -> float:
-        """Its bytes and its text, then its text and its value."""
-        return self.as_text + max(self.bytes, self.as_value * (_GROWING if self._escaped else 1))
+        """Its bytes and its text, then its text and its value; then the value, lists of it that the function may
+        change, and what Arrow makes of it."""
+        value = max(self.width, self._escaped) * (self.characters - self._outside) + self._objects
+        reading = self.as_text + max(self.bytes, value * (_GROWING if self._escaped else 1))
+        return max(reading, value + self._objects // 2 + self.bytes)

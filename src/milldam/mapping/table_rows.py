@@ -97,18 +97,19 @@ def _require_room(group: pq.RowGroupMetaData, columns: list[str], slice: Slice, 
     """
     chunks = [group.column(number) for number in range(group.num_columns)]
     chunks = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-    if room.fits(_DECODING * sum(chunk.total_uncompressed_size for chunk in chunks)):
+    if room.fits((_DECODING + 1) * sum(chunk.total_uncompressed_size for chunk in chunks)):
         return
     with open_seekable(slice.path, slice.compression, None) as source:
         pages = [max(pages_of(source, chunk), key=lambda page: page.unpacked_bytes) for chunk in chunks]
-    needed = sum(_DECODING * page.unpacked_bytes + page.packed_bytes for page in pages)
+    # While a row is worked on, its page is still held.
+    needed = sum((_DECODING + (room.format != "arrow")) * page.unpacked_bytes for page in pages)
     if room.fits(needed):
         return
     page, chunk = max(zip(pages, chunks, strict=True), key=lambda both: both[0].unpacked_bytes)
     is_flat = page.values and chunk.num_values == group.num_rows
     first, count = (row + page.first, page.values) if is_flat else (row, group.num_rows)
     where = Place(slice.path, first, first + count - 1)
-    raise room.refusal(needed, page.unpacked_bytes, f'{where}, the page of "{chunk.path_in_schema}" with them,')
+    raise room.refusal(needed, page.unpacked_bytes, f'{where}, of "{chunk.path_in_schema}"')
 
 
 def rows_at_a_time(group: pq.RowGroupMetaData, columns: list[str]) -> int:

@@ -25,7 +25,7 @@ from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
 from milldam.mapping.reading import require_unchanged
-from milldam.mapping.room import Room, bytes_for_call
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
@@ -112,7 +112,7 @@ def require_room(caller: Caller, rows: Rows, rules: BatchRules, where: Callable[
     """Before a call: raise ResourceError when a row larger than a batch may be leaves no room for it."""
     size = byte_size(rows)
     if size > rules.batch_bytes:
-        needed = bytes_for_call(rows, rules.call.format, caller.kept(rows))
+        needed = rules.room.for_call(rows, caller.kept(rows))
         if not rules.room.fits(needed):
             raise rules.room.refusal(needed, size, where())
 

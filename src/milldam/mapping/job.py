@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -26,6 +28,7 @@ from milldam.files import hash_bytes, write_json
 from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
 from milldam.job.rejects import gather_rejects
+from milldam.mapping.cache import ONCE, cached_out
 from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.kept_results import KeptResults
@@ -62,11 +65,53 @@ _TURNS_SHARE = 0.9
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
+    if settings.out is None:
+        with cached_out(_cache_key(settings)) as out:
+            return run_map(replace(settings, out=str(out)), observer, held_bytes=held_bytes)
     with (
         MapRun(Path(settings.out)) as run,
         contextlib.closing(_Job(settings, run, observer or Quiet(), held_bytes)) as job,
     ):
         return job.run()
+
+
+def _cache_key(settings: MapSettings) -> str:
+    """What a table is called in the cache: its function and settings, then its input. Of what can't be identified
+    nothing is found again."""
+    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+    with tempfile.TemporaryDirectory() as spool:
+        source = plan_source(settings.source, _source_options(settings), Path(spool))
+        if function.unhashable or source.unidentified is not None:
+            return f"{ONCE}{uuid.uuid4().hex[:16]}"
+        schema = _given_schema(settings)
+        how = [VERSION, function.hash, settings.parameters, settings.cuts, None if schema is None else schema.ipc]
+        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, source.identity))
+
+
+def _source_options(settings: MapSettings, room: Room | None = None) -> SourceOptions:
+    return SourceOptions(
+        columns=settings.columns,
+        **settings.cuts,
+        split=settings.split,
+        subset=settings.subset,
+        input_format=settings.input_format,
+        documents=settings.documents,
+        separator=settings.separator,
+        invalid_utf8=settings.invalid_utf8,
+        strict=settings.strict,
+        source_key=settings.source_key,
+        numbered=settings.with_indices,
+        room=room,
+    )
+
+
+def _given_schema(settings: MapSettings) -> TableSchema | None:
+    if settings.schema is None:
+        return None
+    from milldam.mapping.schema import given_schema
+
+    schema: pa.Schema = given_schema(settings.schema)
+    return TableSchema.of(schema)
 
 
 class _Job:
@@ -107,36 +152,14 @@ class _Job:
         self._source = self._plan_source()
         if settings.with_indices and not self._source.has_indices:
             raise ConfigError("map: with_indices: the rows of this source have no numbers. Leave it out.")
-        self._given = self._given_schema()
+        self._given = _given_schema(settings)
         self._reusable = self._is_known()
         self._recipe = hash_bytes(json.dumps([VERSION, self._function.hash, settings.parameters]).encode())
         self._changed: list[str] = []
 
     def _plan_source(self) -> SourcePlan:
-        settings = self._settings
-        options = SourceOptions(
-            columns=settings.columns,
-            **settings.cuts,
-            split=settings.split,
-            subset=settings.subset,
-            input_format=settings.input_format,
-            documents=settings.documents,
-            separator=settings.separator,
-            invalid_utf8=settings.invalid_utf8,
-            strict=settings.strict,
-            source_key=settings.source_key,
-            numbered=settings.with_indices,
-            room=self._room,
-        )
-        return plan_source(settings.source, options, self._run.folder / SPOOL)
-
-    def _given_schema(self) -> TableSchema | None:
-        if self._settings.schema is None:
-            return None
-        from milldam.mapping.schema import given_schema
-
-        schema: pa.Schema = given_schema(self._settings.schema)
-        return TableSchema.of(schema)
+        options = _source_options(self._settings, self._room)
+        return plan_source(self._settings.source, options, self._run.folder / SPOOL)
 
     def _is_known(self) -> bool:
         """Whether equal keys mean equal rows. Says what stands against it, and how to name it."""

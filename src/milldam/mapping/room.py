@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from milldam.errors import ResourceError
 from milldam.mapping.rows import Rows, byte_size, column
-from milldam.memory import format_size, usage
+from milldam.memory import format_size, release, usage
+from milldam.planning import WORKER_BYTES
 
 MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
 """What is added to what a batch takes: batches differ, and a shard waits to be written."""
@@ -42,6 +43,8 @@ class Room:
     """What the function is given: "python", "numpy" or "arrow"."""
 
     def fits(self, needed: float) -> bool:
+        if self._total(needed) > self.limit_bytes:
+            release()
         return self._total(needed) <= self.limit_bytes
 
     def _total(self, needed: float) -> int:
@@ -51,7 +54,10 @@ class Room:
 
     def refusal(self, needed: float, size: int, where: str) -> ResourceError:
         """Of a row of so many bytes, which takes `needed`: what would do."""
-        least = max(0, self._total(needed) * 103 // 100 - self.held_bytes) // 10**6 + 1
+        # With more memory the work may be done in a process of its own, which weighs something, too. And none weighs
+        # the same twice: a little more, so that the size named is not refused in turn.
+        apart = WORKER_BYTES if self.parent[1] == os.getpid() else 0
+        least = max(0, (self._total(needed) + apart) * 103 // 100 - self.held_bytes) // 10**6 + 1
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
             f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. "

@@ -31,6 +31,7 @@ from milldam.mapping.plan import SHARD_SIZE, Report, RowReader, SourceOptions, S
 from milldam.mapping.rows import Rows
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.mapping.units import RowUnit
+from milldam.sources.data_sets import split_names
 from milldam.sources.splits import ALL, parse_split
 
 __all__ = [
@@ -65,6 +66,24 @@ def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
             "split and subset are for files, the Hub and data sets; this source has none. Leave them out."
         )
     return SpooledPlan(_stream(source, options), options, spool)
+
+
+def each_split(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """What is said to `map`, for each split of a data set that is named whole; None: there is one table to make."""
+    source = given["source"]
+    if given.get("split") is not None:
+        return None
+    if isinstance(source, dict) and type(source).__module__.split(".")[0] == "datasets":
+        said = {name: {"source": one} for name, one in source.items()}
+    else:
+        paths = _paths(source) or []
+        names = split_names(paths[0], given.get("subset")) if len(paths) == 1 else []
+        if len(names) < 2:
+            return None
+        said = {name: {"source": source, "split": name} for name in names}
+    out = given.get("out")
+    places = {name: {} if out is None else {"out": Path(out) / name} for name in said}
+    return {name: {**given, **said[name], **places[name]} for name in said}
 
 
 def _paths(source: Any) -> list[str] | None:

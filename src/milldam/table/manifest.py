@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = TABLE_MANIFEST
+IN_USE = "in-use"
+"""In a table of the cache: whoever reads it holds a shared lock on this file."""
 FORMAT = "milldam table"
 FORMAT_VERSION = 1
 

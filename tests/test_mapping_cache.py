@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs import invoke
-from milldam.errors import ConfigError, InputError
+from milldam.errors import ConfigError, InputError, StoreError
 from milldam.mapping import cache
 from milldam.mapping import map as map_rows
 from milldam.table import Table
@@ -189,6 +189,8 @@ def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
             again: Any = map_rows(source, lengths, out)
             assert all(table.report.up_to_date for table in again.values())
         assert Table(tmp_path / f"out-{number}" / "test")[0]["text"] == "c"
+        with pytest.raises(StoreError, match="of each split one: test, train"):
+            Table(tmp_path / f"out-{number}")
         assert map_rows(source, lengths, tmp_path / f"one-{number}", split="test")["n"].to_pylist() == [1]
     streamed: Any = map_rows(
         datasets.IterableDatasetDict({"train": whole["train"].to_iterable_dataset()}), lengths, source_key="v1"

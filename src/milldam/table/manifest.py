@@ -202,4 +202,7 @@ def _not_a_table(folder: Path) -> str:
         return f"{folder}: a store of question-answering features, not a table. `milldam.qa.FeatureStore` opens it."
     if (folder / "run").exists():
         return f"{folder}: unfinished: a run was interrupted here. Run the same command again to go on."
+    splits = sorted(path.parent.name for path in folder.glob(f"*/{NAME}"))
+    if splits:
+        return f"{folder}: no table itself, but of each split one: {', '.join(splits)}. Name {folder / splits[0]}, say."
     return f"{folder}: not a table (no {NAME} in it). `milldam.map` makes one."

@@ -82,7 +82,10 @@ class FileReader:
             if slice.format in ("parquet", "arrow"):
                 found += count_table_rows(slice, self.spool)
             else:
-                for rows in self._read_slice(slice, _ignore, _Context(Places(), room)):
+                places = Places()
+                places.begin(self._name(slice.path), origin=slice.start)
+                for rows in self._read_slice(slice, _ignore, _Context(places, room)):
+                    places.count(row_count(rows))
                     found += row_count(rows)
                     if most is not None and found >= most:
                         return most

@@ -52,8 +52,8 @@ class Room:
         elsewhere = machine == os.uname().nodename and pid != os.getpid()
         return usage().anonymous + (usage(pid).anonymous if elsewhere else 0) + int(MARGIN * needed) + ROOM_BYTES
 
-    def refusal(self, needed: float, size: int, where: str) -> ResourceError:
-        """Of a row of so many bytes, which takes `needed`: what would do."""
+    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
+        """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read by themselves."""
         # With more memory the work may be done in a process of its own, which weighs something, too. And none weighs
         # the same twice: a little more, so that the size named is not refused in turn.
         apart = WORKER_BYTES if self.parent[1] == os.getpid() else 0
@@ -61,7 +61,8 @@ class Room:
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
             f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. "
-            f'It takes at least memory="{least}MB"; or leave out the column that is so large with columns=[...].'
+            f'It takes at least memory="{least}MB"'
+            + ("; or leave out the column that is so large with columns=[...]." if by_column else ".")
         )
 
     def for_call(self, rows: Rows, kept: list[str]) -> int:

@@ -108,8 +108,8 @@ def _require_room(group: pq.RowGroupMetaData, columns: list[str], slice: Slice, 
     page, chunk = max(zip(pages, chunks, strict=True), key=lambda both: both[0].unpacked_bytes)
     is_flat = page.values and chunk.num_values == group.num_rows
     first, count = (row + page.first, page.values) if is_flat else (row, group.num_rows)
-    where = Place(slice.path, first, first + count - 1)
-    raise room.refusal(needed, page.unpacked_bytes, f'{where}, of "{chunk.path_in_schema}"')
+    where = f'{Place(slice.path, first, first + count - 1)}, of "{chunk.path_in_schema}"'
+    raise room.refusal(needed, page.unpacked_bytes, where, by_column=True)
 
 
 def rows_at_a_time(group: pq.RowGroupMetaData, columns: list[str]) -> int:

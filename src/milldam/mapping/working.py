@@ -114,7 +114,7 @@ def require_room(caller: Caller, rows: Rows, rules: BatchRules, where: Callable[
     if size > rules.batch_bytes:
         needed = rules.room.for_call(rows, caller.kept(rows))
         if not rules.room.fits(needed):
-            raise rules.room.refusal(needed, size, where())
+            raise rules.room.refusal(needed, size, where(), by_column=not isinstance(rows, dict))
 
 
 def name_of(caller: Caller) -> str:

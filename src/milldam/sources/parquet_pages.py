@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 _HEADER_BYTES = 1 << 16
 _DICTIONARY = 2
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
@@ -28,7 +30,10 @@ class Page:
 
 
 def pages_of(source: Any, chunk: Any) -> Iterator[Page]:
-    """The pages of a column chunk (`pq.ColumnChunkMetaData`), in order. `source`: what Arrow can seek in."""
+    """The pages of a column chunk (`pq.ColumnChunkMetaData`), in order. `source`: what Arrow can seek in.
+
+    Raises ArrowInvalid for headers that are none.
+    """
     offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
     at = min(offset for offset in offsets if offset is not None and offset > 0)
     stop = at + chunk.total_compressed_size
@@ -36,12 +41,16 @@ def pages_of(source: Any, chunk: Any) -> Iterator[Page]:
     while at < stop:
         source.seek(at)
         header = _Header(source.read(min(_HEADER_BYTES, stop - at)))
-        told = header.struct()
-        data: dict[int, Any] = next((told[number] for number in _DATA_HEADERS if number in told), {})
-        values = 0 if told[_TYPE] == _DICTIONARY else data.get(_VALUES, 0)
-        yield Page(told[_UNPACKED], told[_PACKED], first, values)
+        try:
+            told = header.struct()
+            data: dict[int, Any] = next((told[number] for number in _DATA_HEADERS if number in told), {})
+            values = 0 if told[_TYPE] == _DICTIONARY else data.get(_VALUES, 0)
+            page = Page(told[_UNPACKED], told[_PACKED], first, values)
+        except (IndexError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            raise pa.ArrowInvalid(f"a page header at byte {at:,} can't be read") from error
+        yield page
         first += values
-        at += header.at + int(told[_PACKED])
+        at += header.at + max(0, page.packed_bytes)
 
 
 class _Header:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from milldam.errors import ResourceError
 from milldam.mapping.rows import Rows, byte_size, column
 from milldam.memory import format_size, release, usage
-from milldam.planning import WORKER_BYTES
+from milldam.planning import WORK_BYTES, WORKER_BYTES
 
 MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
 """What is added to what a batch takes: batches differ, and a shard waits to be written."""
@@ -43,6 +43,8 @@ class Room:
     """What the function is given: "python", "numpy" or "arrow"."""
 
     def fits(self, needed: float) -> bool:
+        if needed <= WORK_BYTES:  # which every plan leaves
+            return True
         if self._total(needed) > self.limit_bytes:
             release()
         return self._total(needed) <= self.limit_bytes
@@ -53,7 +55,7 @@ class Room:
         return usage().anonymous + (usage(pid).anonymous if elsewhere else 0) + int(MARGIN * needed) + ROOM_BYTES
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
-        """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read by themselves."""
+        """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read one by one."""
         # With more memory the work may be done in a process of its own, which weighs something, too. And none weighs
         # the same twice: a little more, so that the size named is not refused in turn.
         apart = WORKER_BYTES if self.parent[1] == os.getpid() else 0

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from milldam import __version__
+from milldam.cli.cache import cache
 from milldam.cli.completion import completion
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
@@ -88,8 +89,8 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push, qa,
-    qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
+    cache, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push,
+    qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -70,6 +70,13 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     return Resolved(tuple(wanted), input_format, rows)
 
 
+def split_names(path: str, subset: str | None) -> list[str]:
+    """The splits of a folder that `save_to_disk` wrote, or of a data set on the Hub; none of anything else."""
+    if _may_be_on_hub(path):
+        return list(_hub_splits(path, subset))
+    return list(_saved_splits(path) or ())
+
+
 def _choose(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
     """The names of the wanted splits, as they are called there. None asked for: train, or the only one there is."""
     if asked is None:

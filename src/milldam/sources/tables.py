@@ -41,7 +41,7 @@ _BATCH_COPIES = 2
 
 
 @contextmanager
-def _open(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+def open_seekable(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
     """Something Arrow can seek in."""
     if compression is None and not is_address(path):
         with pa.memory_map(path) as mapped:
@@ -75,7 +75,7 @@ def _damaged(path: str, kind: str, error: Exception) -> InputError:
 
 @contextmanager
 def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
-    with _open(path, compression, spool) as source:
+    with open_seekable(path, compression, spool) as source:
         try:
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
         except (pa.ArrowInvalid, OSError) as error:
@@ -191,7 +191,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
-    with _open(path, compression, spool) as source:
+    with open_seekable(path, compression, spool) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         try:

@@ -401,7 +401,7 @@ def test_killed_anywhere_an_export_goes_on_to_the_same_bytes(
 
 
 def test_killed_from_outside_an_export_goes_on_from_its_last_record(
-    store: Store, tmp_path: Path, small_steps: None
+    store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is recorded is not written again; what was written behind it is cut off."""
     out, work = tmp_path / "out.bin", tmp_path / ".out.bin.milldam-export"
@@ -415,13 +415,19 @@ def test_killed_from_outside_an_export_goes_on_from_its_last_record(
         file.write(b"torn")
     with ledger.open("ab") as file:
         file.write(b'{"file": "out.bin", "byt')
-    # The part that is recorded is taken as it is: a change in it would show.
-    with (work / "files" / "out.bin").open("r+b") as file:
-        file.write(b"\1\2")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(work, damaged / work.name)
+    written, write = [0], os.write
+    monkeypatch.setattr(os, "write", lambda file, data: (written.append(len(data)), write(file, data))[1])
     assert export(store, "nanogpt", out).resumed
     expected = flat_tokens(store).astype(np.uint16)
-    expected[0] = 0x0201
     np.testing.assert_array_equal(np.fromfile(out, np.uint16), expected)
+    assert sum(written) < out.stat().st_size
+    # What is recorded is taken only as it was written: with a change in it, it begins anew.
+    with (damaged / work.name / "files" / "out.bin").open("r+b") as file:
+        file.write(b"\1\2")
+    export(store, "nanogpt", damaged / "out.bin")
+    np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
 
 
 def test_an_export_begun_from_another_store_is_refused(store: Store, tmp_path: Path, small_steps: None) -> None:

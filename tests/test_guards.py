@@ -198,10 +198,7 @@ def test_the_configuration_file_knows_the_settings_alone() -> None:
 
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
-    assert (
-        offences({"report"}, allowed={"drawing", "errors", "files", "manifests", "markup", "memory", "sealed", "store"})
-        == []
-    )
+    assert offences({"report"}, allowed={"drawing", "errors", "files", "manifests", "markup", "memory", "store"}) == []
     others = {room(name) for name in MODULES} - {"report", "cli", "job"}
     assert offences(others, forbidden={"report"}) == []
 

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import milldam
-from jobs import DEMO, TOKENIZER, invoke, run_milldam
+from jobs import DEMO, TOKENIZER, invoke, run_milldam, write_lines
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.loader.foreign import ForeignFile, MegatronFile
 from milldam.loader.stores import Store
 from milldam.store.format import HEADER, MAGIC, Index
+from test_qa_store import small_store
 from token_stores import flat_tokens, write_store
 
 TOKENS = (np.arange(1000) % 700 + 1).astype(np.uint16)
@@ -746,3 +747,58 @@ def test_a_found_store_travels_by_its_own_path(desk: Path) -> None:
     windows = store.windows(16)
     touch(desk / "corpus.txt")
     assert pickle.loads(pickle.dumps(windows))[3][0].tolist() == windows[3][0].tolist()
+
+
+# ---- every kind, by every command ----
+
+
+def test_stats_and_verify_take_whatever_opens(tmp_path: Path) -> None:
+    """A store, an .npy file, files of other tools: figures, and whether all is as it says; flipped bits are found."""
+    store = write_store(tmp_path / "s", [[5, 9], [20]])
+    milldam.export(store, "megatron", tmp_path / "pair")
+    milldam.export(store, "nanogpt", tmp_path / "train.bin")
+    write_lines(tmp_path / "in.jsonl", ["one two", "three"])
+    npy = ("-o", tmp_path / "t.npy", "--format", "npy", "--tokenizer", TOKENIZER)
+    made = invoke("tokenize", tmp_path / "in.jsonl", *npy)
+    assert made.exit_code == 0
+    for name in ("s", "pair", "pair.idx", "train.bin", "t.npy"):
+        told = invoke("stats", tmp_path / name, "--json")
+        assert told.exit_code == 0 and json.loads(told.output)["tokens"] == milldam.open(tmp_path / name).tokens
+        assert invoke("verify", tmp_path / name).exit_code == 0
+    for path in (tmp_path / "t.npy", tmp_path / "pair.idx"):
+        data = bytearray(path.read_bytes())
+        data[-9 if path.suffix == ".idx" else -1] ^= 1
+        path.write_bytes(data)
+        done = invoke("verify", path)
+        assert done.exit_code in (1, 3) and str(path) in done.output
+    refused = invoke("inspect", tmp_path / "train.bin")
+    assert refused.exit_code == 3 and "not a store of tokens" in refused.output
+
+
+def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) -> None:
+    """As any other kind; what they do not have is not passed over in silence."""
+    small_store(tmp_path / "features")
+    write_lines(tmp_path / "in.jsonl", ["one two", "three"])
+    milldam.map(tmp_path / "in.jsonl", lambda rows: None, tmp_path / "table", workers=1, memory="1GB")
+    assert type(milldam.open(tmp_path / "features")).__name__ == "FeatureStore"
+    for name, count in (("features", "windows"), ("table", "rows")):
+        told = json.loads(invoke("stats", tmp_path / name, "--json").output)
+        assert told[count] == len(milldam.open(tmp_path / name))
+        assert invoke("verify", tmp_path / "table").exit_code == 0
+        with pytest.raises(ConfigError, match="has no split to choose"):
+            milldam.open(tmp_path / name, split="train")
+        with pytest.raises(StoreError, match="not a store of tokens"):
+            milldam.mix({tmp_path / name: 1.0})
+
+
+def test_a_multimodal_pair_is_named_as_one(tmp_path: Path) -> None:
+    """Megatron's index with a mode for every sequence: a sentence, in place of a word on damage."""
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    torch = pytest.importorskip("torch")
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
+    for mode in (0, 1, 0):
+        builder.add_item(torch.arange(5, dtype=torch.int32), mode=mode)
+        builder.end_document()
+    builder.finalize(str(tmp_path / "x.idx"))
+    with pytest.raises(StoreError, match=r"x\.idx: a multimodal index of Megatron-LM"):
+        milldam.open(tmp_path / "x")

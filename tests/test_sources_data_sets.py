@@ -430,10 +430,10 @@ def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any]
         resolve_data_set("user/corpus-v1.1", "test", None)
 
 
-def test_json_on_the_hub_is_json_lines(hub: dict[str, Any]) -> None:
-    """As C4 has it."""
+def test_json_on_the_hub_is_known(hub: dict[str, Any]) -> None:
+    """JSON lines, as C4 has them, or an array: its content tells."""
     hub["c4"] = {"train": ["hf://datasets/c4@1/en/c4-train.00000-of-01024.json.gz"]}
-    assert resolve_data_set("c4", None, None).input_format == "jsonl"
+    assert resolve_data_set("c4", None, None).input_format is None
 
 
 def test_files_that_hold_no_text_are_refused(hub: dict[str, Any]) -> None:

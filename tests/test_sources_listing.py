@@ -11,7 +11,7 @@ import pytest
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
-from milldam.input_files import is_address
+from milldam.input_files import LeftOut, is_address
 from milldam.manifests import TABLE
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile, list_inputs
@@ -258,3 +258,46 @@ def test_columns_are_read_from_an_address(memory: fsspec.AbstractFileSystem) -> 
     rows = [f"row {n}" for n in range(30)]
     memory.pipe("/box/a.csv", b"id,text\n" + b"".join(f"{n},{row}\n".encode() for n, row in enumerate(rows)))
     assert read("memory://box/a.csv", TEXT).texts == rows
+
+
+# ---- what is not read ----
+
+
+def test_files_of_other_kinds_are_counted_by_ending(tmp_path: Path) -> None:
+    """And the first are named; the bookkeeping of HF data sets and hidden files are not worth a word."""
+    for name in ("a.jsonl", "docs/b.md", "docs/c.MD", "setup.py", "Makefile", "dataset_info.json", ".git/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    left_out = LeftOut()
+    assert [Path(file.path).name for file in list_inputs([str(tmp_path)], None, left_out)] == ["a.jsonl"]
+    first = f"{tmp_path}/Makefile, {tmp_path}/docs/b.md, {tmp_path}/docs/c.MD, ..."
+    assert str(left_out) == f"4 files of no known format (.md 2, no ending 1, .py 1): {first}"
+
+
+def test_files_of_other_kinds_at_an_address_are_counted(memory: fsspec.AbstractFileSystem) -> None:
+    """As those of a local folder."""
+    memory.pipe({"/in/a.jsonl": b"x", "/in/b.md": b"x"})
+    left_out = LeftOut()
+    assert len(list(list_inputs(["memory://in"], None, left_out))) == 1
+    assert str(left_out) == "1 file of no known format (.md 1): /in/b.md"
+
+
+def test_a_folder_of_nothing_but_other_kinds_says_what_there_is(tmp_path: Path) -> None:
+    """And how to read it."""
+    (tmp_path / "a.md").write_text("x")
+    with pytest.raises(InputError, match=r"(?s)no input files in it.*1 file .*a\.md.*--input-format txt"):
+        list(list_inputs([str(tmp_path)]))
+
+
+def test_a_named_pipe_is_told_from_nothing(tmp_path: Path) -> None:
+    """With what to do."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"pipe: a named pipe, .* Feed it on standard input: milldam \.\.\. - < "):
+        list(list_inputs([str(tmp_path / "pipe")]))
+
+
+def test_a_link_to_nothing_is_told(tmp_path: Path) -> None:
+    """With where it leads."""
+    (tmp_path / "a.jsonl").symlink_to("/nowhere/b.jsonl")
+    with pytest.raises(InputError, match=r"a link to /nowhere/b\.jsonl, which is not there"):
+        list(list_inputs([str(tmp_path / "a.jsonl")]))

@@ -287,3 +287,14 @@ def test_a_compressed_file_with_quoted_line_ends_is_read(tmp_path: Path) -> None
     csv.writer(out).writerows([["id", "text"], *([n, row] for n, row in enumerate(rows))])
     with small_blocks(40):
         assert read_csv(tmp_path, gzip.compress(out.getvalue().encode()), name="a.csv.gz").texts == rows
+
+
+def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:
+    """The reject holds the record, the detail says what is wrong with it."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'id,text\n1,good\n2,bro\rken\n3,"quoted\rkept"\n')
+    result = read(path)
+    assert result.texts == ["good", "quoted\rkept"]
+    (reject,) = result.rejects
+    assert (reject.reason, reject.line, reject.record) == ("bad_row", 3, "2,bro\rken")
+    assert reject.detail == "a carriage return (\\r) in a field without quotes"

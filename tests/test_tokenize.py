@@ -610,7 +610,8 @@ def test_when_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
             "  read: bad_json 2, no_text 1",
             "  clean: empty 1",
         ]
-        assert lines[3] == f"The rejected records are in {out / 'rejects.jsonl'}."
+        why = "Expecting value: line 1 column 1 (char 0)"
+        assert lines[3] == f"The first is of {path}: {why}. All rejected records are in {out / 'rejects.jsonl'}."
     assert not (out / "milldam.json").exists()
     rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(path), line) for line in (2, 3, 4)]
@@ -706,7 +707,7 @@ def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     assert "no input files in it" in fail(*_job(tmp_path / "in", tmp_path / "s"), code=3)
     (tmp_path / "c.jsonl").write_bytes(b"")
-    assert "is it empty" in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
+    assert "it is empty" in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
     (tmp_path / "c.xyz").write_bytes(b"x")
     assert "--input-format" in fail(*_job(tmp_path / "c.xyz", tmp_path / "s"), code=3)
 
@@ -1002,3 +1003,20 @@ def test_the_demo_corpus_has_a_fixed_result(tmp_path: Path) -> None:
     store = tokenize(DEMO / "corpus.jsonl", tmp_path / "s")
     assert (len(store), dataclasses.asdict(store.manifest)["dropped"]) == (91, {})
     assert store.decode(store[0]).startswith("A tide mill works on a clock that nobody winds.")
+
+
+# ---- what is not read ----
+
+
+def test_files_that_are_left_out_are_told_with_the_way_to_read_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the plan on the command line, in the log of the library."""
+    (tmp_path / "in").mkdir()
+    write_lines(tmp_path / "in" / "a.jsonl", ["The mill stands."])
+    (tmp_path / "in" / "README.md").write_text("# Mills")
+    told = f"1 file of no known format (.md 1): {tmp_path}/in/README.md. To read text among them, name it with"
+    result = invoke("tokenize", str(tmp_path / "in"), "-o", str(tmp_path / "a"), "--tokenizer", str(TOKENIZER))
+    assert f"Not read: {told} --input-format txt." in result.stderr
+    milldam.tokenize(tmp_path / "in", tmp_path / "b", tokenizer=TOKENIZER)
+    assert f'not read: {told} input_format="txt".' in caplog.text

@@ -43,7 +43,7 @@ class DataSet:
     """In .txt files: what is a document."""
     separator: str | None = None
     """In .txt files: documents end at this text."""
-    input_format: Literal["txt", "jsonl", "csv", "tsv", "parquet", "arrow"] | None = None
+    input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
     """What the files are, when their names do not say."""
     weight: float = 1.0
     """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again."""

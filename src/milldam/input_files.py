@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
@@ -22,6 +23,7 @@ FORMATS = {
     ".txt": "txt",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
@@ -29,7 +31,21 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+BOOKKEEPING = {
+    "config.json",
+    "dataset_dict.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "state.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+}
+"""What lies beside the data in the folders of HF data sets and models: no input, unless it is named."""
 RUN_FOLDER = "run"
+_ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -74,13 +90,47 @@ def bare_name(name: str) -> str:
     return name
 
 
-def files_below(folder: Path, *, any_format: bool = False) -> Iterator[str]:
+class LeftOut:
+    """Files of folders that are not read since their names say no known format: counted by ending, the first kept."""
+
+    def __init__(self) -> None:
+        self._endings: Counter[str] = Counter()
+        self._first: list[str] = []
+
+    def add(self, path: str) -> None:
+        if PurePosixPath(path).name in BOOKKEEPING:
+            return
+        ending = PurePosixPath(path).suffix.lower() or "no ending"
+        self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
+        if len(self._first) < _LEFT_OUT_SHOWN:
+            self._first.append(path)
+
+    def __str__(self) -> str:
+        """Empty when there are none."""
+        count = self._endings.total()
+        if not count:
+            return ""
+        endings = ", ".join(f"{ending} {number:,}" for ending, number in self._endings.most_common(_ENDINGS_SHOWN))
+        first = ", ".join(self._first) + (", ..." if count > len(self._first) else "")
+        return f"{count:,} {'files' if count > 1 else 'file'} of no known format ({endings}): {first}"
+
+
+def files_below(folder: Path, *, any_format: bool = False, left_out: LeftOut | None = None) -> Iterator[str]:
     """The input files of a folder to the bottom, sorted by name level by level: the order depends on the names alone.
 
-    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`. Where the
-    folder itself is a table of ours, its files come in the order of its rows.
+    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`: `left_out`
+    is told. Where the folder itself is a table of ours, its files come in the order of its rows.
     """
-    return _shards(folder) if is_table(folder) else _below(folder, any_format, ())
+    for path in _shards(folder) if is_table(folder) else _below(folder, ()):
+        if any_format or is_input(path):
+            yield path
+        elif left_out is not None:
+            left_out.add(path)
+
+
+def is_input(path: str) -> bool:
+    """Whether a file that lies in a folder is read without being named: by its name."""
+    return PurePosixPath(path).name not in BOOKKEEPING and kind_of(path) is not None
 
 
 def is_table(folder: Path) -> bool:
@@ -117,7 +167,7 @@ def _shards(table: Path) -> Iterator[str]:
         yield str(table / name)
 
 
-def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[str]:
+def _below(folder: Path, above: tuple[str, ...]) -> Iterator[str]:
     real = os.path.realpath(folder)
     if real in above:
         return  # a link that leads back up
@@ -125,8 +175,8 @@ def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[s
         if entry.name.startswith(".") or (entry.is_dir() and (is_ours(entry.path) or is_run_folder(entry.path))):
             continue
         if entry.is_dir():
-            yield from _below(Path(entry.path), any_format, (*above, real))
-        elif entry.is_file() and (any_format or kind_of(entry.name) is not None):
+            yield from _below(Path(entry.path), (*above, real))
+        elif entry.is_file():
             yield entry.path
 
 

@@ -49,8 +49,10 @@ class Kind:
 
     def missing_in(self, folder: Path) -> str:
         """Why a folder without the manifest is none of this kind."""
+        if folder.is_file():
+            return f"{folder}: a file, not {self.phrase}, which is a folder. `milldam.open` says what it is."
         if not folder.is_dir():
-            return f"{folder}: {'not a' if folder.exists() else 'no such'} folder."
+            return f"{folder}: no such folder."
         other = store_kind(folder)
         if other is not None:
             return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"

@@ -41,6 +41,8 @@ class WorkPlan:
     engine_note: str
     note: str = ""
     stages: tuple[str, ...] = ("tokenize",)
+    left_out: str = ""
+    """Files of the input's folders that are not read, and why."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
 

@@ -52,6 +52,8 @@ class Quiet:
             sizes[1],
             "; ".join(filter(None, (plan.engine_note, plan.note))),
         )
+        if plan.left_out:
+            log.warning('not read: %s. To read text among them, name it with input_format="txt".', plan.left_out)
 
     def progress(self, snapshot: Snapshot) -> None:
         pass
@@ -77,6 +79,7 @@ class Summary:
     workers: int = 0
     engine: str = ""
     inexact_cuts: int = 0
+    damaged_files: int = 0
     read: int = 0
     """Documents that could be read."""
     flow: list[dict[str, Any]] = field(default_factory=list)

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 from milldam.errors import StoreError
 from milldam.files import hash_file, json_bytes, write_file
 
-_encode = json.JSONEncoder().encode
+_encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 _BEFORE, _BEHIND = b', "check": "', b'"}\n'
 _TAIL = len(_BEFORE) + 16 + len(_BEHIND)
 _FILE_END = re.compile(rb',\n "check": "([0-9a-f]{16})"\n\}\n\Z')
@@ -49,7 +49,7 @@ def ended(line: bytes) -> bytes:
 
 def unseal_line(line: bytes) -> dict[str, Any] | None:
     """What was sealed; None when the line is not as it was written."""
-    value: dict[str, Any] | None = json.loads(ended(line)[:-_TAIL] + b"}") if is_sealed(line) else None
+    value: dict[str, Any] | None = _decode(ended(line)[:-_TAIL].decode() + "}") if is_sealed(line) else None
     return value
 
 

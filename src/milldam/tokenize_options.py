@@ -16,7 +16,7 @@ CHOICES = {
     "special_text": ("special", "plain"),
     "encoder": ENCODERS,
     "engine": ("local", "ray", *ENCODERS),
-    "input_format": ("txt", "jsonl", "csv", "tsv", "parquet", "arrow"),
+    "input_format": ("txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"),
 }
 _OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
 _OF_TOKENIZER = ("bos", "eos", "special_text")

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--input-format",
-    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    type=click.Choice(["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]),
     help="What the input is, when its name does not say.",
 )
 @click.option("--split", metavar="NAME", help="Of a data set: which split is read.")

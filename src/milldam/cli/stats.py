@@ -68,6 +68,7 @@ def collect(store: Store) -> dict[str, Any]:
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
         "tokens_per_document": _quantiles(store.document_lengths(), store.tokens, len(store)),
         "dropped": manifest.dropped,
+        "damaged_files": manifest.damaged_files,
     }
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--input-format",
-    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    type=click.Choice(["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]),
     help="What the input is, when its name does not say.",
 )
 @click.option(
@@ -103,9 +103,8 @@ def tokenize(
 ) -> None:
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
-    INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .csv,
-    .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on where
-    it stopped.
+    INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
+    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command resumes.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/

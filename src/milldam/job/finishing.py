@@ -23,7 +23,7 @@ from milldam.errors import InputError
 from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
-from milldam.job.rejects import gather_rejects
+from milldam.job.rejects import first_reject, gather_rejects
 from milldam.memory import Monitor, format_size
 from milldam.packing.rows import pack
 from milldam.passes.pipeline import STAGES
@@ -69,7 +69,7 @@ class Finish:
         run, prepared = self.run, self.prepared
         if require_all:
             require_complete(run, self.plan.units)
-        gather_rejects(run)
+        damage = gather_rejects(run)
         _gather_dropped(run)
         run.tidy()
         if preparation.list_input() != prepared.identity.input:
@@ -77,7 +77,8 @@ class Finish:
         gathered = _gather(run)
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
-            raise InputError(_nothing_left(self.config, run, gathered.tally.flow(), other_splits=other_splits))
+            left = _nothing_left(self.config, run, gathered.tally.flow(), other_splits=other_splits)
+            raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
             dtype=token_dtype(prepared.vocab_size),
@@ -89,8 +90,9 @@ class Finish:
             shards=(),
             dropped=gathered.tally.all_dropped(),
             inexact_cuts=gathered.inexact_cuts,
+            damaged_files=damage.files,
         )
-        return Draft(facts, gathered)
+        return Draft(facts, gathered, str(damage) if damage.files else "")
 
     def wind_up(self, draft: Draft) -> Summary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
@@ -199,6 +201,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         dropped=manifest.dropped,
         engine=manifest.engine,
         inexact_cuts=manifest.inexact_cuts,
+        damaged_files=manifest.damaged_files,
         splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
     )
 
@@ -288,6 +291,8 @@ class Draft:
     facts: Manifest
     """Without shards."""
     gathered: Gathered
+    damage: str
+    """What to tell of damaged input; empty: nothing."""
 
 
 def _gather(run: Run) -> Gathered:
@@ -321,10 +326,8 @@ def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other
             f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
-    where = (
-        f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if (run.out / "rejects.jsonl").exists() else ""
-    )
-    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{where}"
+    first = first_reject(run.out)
+    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{first}"
 
 
 def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:

@@ -19,9 +19,10 @@ from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.filters.judging import Filters
 from milldam.filters.language import unload_model
+from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.passes.assignments import SetRules
-from milldam.planning import TOKENIZER_FACTOR
+from milldam.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run import Identity, Run
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
@@ -87,6 +88,8 @@ class Preparation:
     def __init__(self, config: Config, run: Run) -> None:
         self._config, self._run = config, run
         self._resolved = self._resolve_all()
+        self.left_out = LeftOut()
+        """Files of the input's folders that are not read."""
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -107,6 +110,7 @@ class Preparation:
 
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
+        self.left_out = LeftOut()
         return self._run.write_inputs(self._files())
 
     def units(self, prepared: Prepared) -> Iterator[Unit]:
@@ -135,7 +139,7 @@ class Preparation:
             return
         for number, resolved in enumerate(self._resolved):
             for one in resolved:
-                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format))
+                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format, self.left_out))
 
     def _source(self, number: int) -> Source:
         config, given = self._config, self._config.sources[number]
@@ -202,6 +206,8 @@ class Preparation:
         lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
         number = len(self._config.sources) - 1
         for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
+            if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
+                continue  # the budget is yet to be held against that
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
             for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
                 for text in batch.texts:

@@ -24,7 +24,7 @@ from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.files import hash_bytes
 from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
-from milldam.job.rejects import gather_rejects
+from milldam.job.rejects import first_reject, gather_rejects
 from milldam.mapping.calling import CallRules
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
@@ -322,6 +322,7 @@ class _Job:
             engine="python",
             engine_note=f"{self._function.name}; cached: {self._cached} of {len(units)} units{self._because()}",
             stages=("probe", "map"),
+            left_out=self._source.left_out,
         )
 
     def _works_elsewhere(self, todo: list[int]) -> bool:
@@ -386,10 +387,11 @@ class _Job:
                 "change are reused; what came from an address or a data set meanwhile is made again."
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
-        gather_rejects(run, rejects_of(run.folder, made))
+        damage = gather_rejects(run, rejects_of(run.folder, made))
+        if damage.files:
+            self._observer.warn(str(damage))
         if not table.rows:
-            where = f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if table.counts["rejected"] else ""
-            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + where)
+            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + first_reject(run.out))
         summary = self._summary(table)
         write_sealed(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)

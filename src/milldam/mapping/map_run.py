@@ -194,4 +194,4 @@ def _are_rejects(path: Path, count: int) -> bool:
 
 def rejects_of(folder: Path, units: Iterable[MadeUnit]) -> list[Path]:
     """The files of records that were set aside, in plan order."""
-    return [path for unit in units if unit.rejected and (path := rejects_path(folder, unit.key)).exists()]
+    return [path for unit in units if (path := rejects_path(folder, unit.key)).exists()]

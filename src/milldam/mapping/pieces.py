@@ -28,6 +28,7 @@ from milldam.sources.batch import TextRules
 from milldam.sources.lines import LINE, boundary_of
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN, open_bytes
+from milldam.sources.reading import seen_format
 from milldam.sources.records import Boundary
 from milldam.sources.table_text import csv_header, slice_csv
 from milldam.sources.tables import open_arrow, slice_arrow, slice_parquet
@@ -82,11 +83,12 @@ def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes
 
 
 def _cut(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
+    file = seen_format(file, shard_size)
     if file.format == "parquet":
         yield from (_by_version(file, slice) for slice in slice_parquet(file, shard_size))
     elif file.format == "arrow":
         yield from (_by_version(file, slice) for slice in _slice_arrow(file, shard_size))
-    elif file.compression is not None or file.path == STDIN or file.size <= shard_size:
+    elif file.compression is not None or file.path == STDIN or file.size <= shard_size or file.format == "json":
         yield _by_version(file, whole(file))
     elif file.format in ("csv", "tsv"):
         yield from _csv_pieces(file, shard_size, hashes)

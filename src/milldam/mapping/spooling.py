@@ -226,6 +226,7 @@ class Stream:
 
 
 class SpooledPlan:
+    left_out = ""
     needs_spooling = True
     has_indices = True
 

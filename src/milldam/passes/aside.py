@@ -34,7 +34,8 @@ class RejectFile:
     def add(self, reject: Reject) -> None:
         if self._file is None:
             self._file = NewFile(self._path)
-        self.counts[reject.reason] += 1
+        if reject.records:
+            self.counts[reject.reason] += reject.records
         self._file.write(seal_line(reject.as_json()))
 
     def commit(self) -> dict[str, dict[str, Any]]:

@@ -81,7 +81,7 @@ class TokenizeTask:
     dtype: str
     shard_size: int
     share_bytes: int
-    """Anonymous memory that this worker may use."""
+    """Anonymous memory that this worker may use, but for what unpacking the input takes."""
     threads: int
 
     @property

@@ -215,8 +215,6 @@ class Lanes:
         documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
         if len(documents) != self.delivery.batch_size or len(through) != len(documents):
             raise StoreError(f"{_NAME}: damaged: documents and segments are not those of so many lanes.")
-        if (documents >= len(self.samples)).any():
-            raise StoreError(f"{_NAME}: damaged: documents are {documents.max():,} and more, which are not there.")
         if (_Plan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
             raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
 

@@ -20,9 +20,10 @@ from typing import Any
 from milldam.errors import InputError
 from milldam.memory import format_size
 from milldam.qa.examples import Answer, Example
-from milldam.qa.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
-from milldam.qa.listing import list_files
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.qa.listing import ARRAY, list_files
+from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.json_items import as_json_lines
+from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
 
@@ -253,25 +254,24 @@ class _Unpacked(io.RawIOBase):
 @contextmanager
 def _open(file: InputFile) -> Iterator[io.BufferedReader]:
     with open_bytes(file.path) as raw:
-        yield io.BufferedReader(_Unpacked(read_blocks(raw, file.compression, 1 << 18)), 1 << 18)
+        blocks = read_blocks(raw, file.compression, 1 << 18)
+        lines = as_json_lines(blocks) if file.format == ARRAY else blocks
+        yield io.BufferedReader(_Unpacked(lines), 1 << 18)
 
 
 def _read_json(file: InputFile, spool: str | None, largest: int = LARGEST_VALUE) -> Iterator[_Record]:
-    """One JSON text: SQuAD's, or a list of records, or one record after the other."""
+    """One JSON text: SQuAD's, or one record after the other."""
     titles = _Titles(file, largest)
     try:
         with _open(file) as opened:
             stream = JsonStream(opened.read, largest, _WANTED)
-            while (first := stream.peek()) != "":
-                yield from _walk(stream, first, titles)
-    except (JsonError, TruncatedError) as error:
+            while stream.peek() != "":
+                yield from _walk(stream, titles)
+    except (JsonError, DamagedError) as error:
         raise InputError(f"{file.path}: not whole JSON ({error}). Get the file again.") from None
 
 
-def _walk(stream: JsonStream, first: str, titles: _Titles) -> Iterator[_Record]:
-    if first == "[":
-        yield from (_Record(f"[{number}]", stream.value()) for number in stream.items())
-        return
+def _walk(stream: JsonStream, titles: _Titles) -> Iterator[_Record]:
     record = {}
     for key in stream.fields():
         if key == "data" and stream.peek() == "[":
@@ -345,18 +345,20 @@ def _title(value: Any) -> Any:
 
 
 def _read_lines(file: InputFile, spool: str | None, largest: int = LARGEST_VALUE) -> Iterator[_Record]:
-    """JSON lines. A line that is no JSON is told, and the next one read."""
-    number = 0
+    """JSON lines, or the items of an array. One that is no JSON is told, and the next one read."""
+    place = "[{}]".format if file.format == ARRAY else "line {}".format
+    number = first = int(file.format != ARRAY)
     with _open(file) as opened:
         try:
             while line := opened.readline(largest):
-                number += 1
                 if len(line) == largest and not line.endswith(b"\n"):
-                    yield _long_record(line, opened, f"line {number}", largest)
+                    yield _long_record(line, opened, place(number), largest)
                 elif line.strip():
-                    yield _parsed(line, f"line {number}")
-        except TruncatedError as error:
-            yield _Record(f"behind line {number}", None, error=_UnusableError("truncated", str(error)))
+                    yield _parsed(line, place(number))
+                number += 1
+        except DamagedError as error:
+            where = f"behind {place(number - 1)}" if number > first else "the beginning"
+            yield _Record(where, None, error=_UnusableError(error.reason, str(error)))
 
 
 class _Line:
@@ -378,8 +380,8 @@ def _long_record(begin: bytes, opened: io.BufferedReader, where: str, largest: i
     line = _Line(begin, opened)
     try:
         stream = JsonStream(line.read, largest, _WANTED)
-        value = stream.value()
-        error = None if stream.peek() == "" else _UnusableError("bad_json", "more than one value in the line")
+        value, error = stream.value(), None
+        stream.require_end()
     except JsonError as wrong:
         value, error = begin[:_KEPT_CHARS].decode("utf-8", "replace"), _UnusableError("bad_json", str(wrong))
     while line.read(BLOCK_BYTES):
@@ -484,6 +486,7 @@ def damaged(path: str, kind: str, error: Exception) -> InputError:
 READERS: dict[str, Callable[..., Iterator[_Record]]] = {
     "json": _read_json,
     "jsonl": _read_lines,
+    ARRAY: _read_lines,
     "parquet": _read_parquet,
     "arrow": _read_arrow,
 }

@@ -6,6 +6,7 @@ they lack, or have in another shape than we know, is left out: a page with less 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any
 from milldam.report.lengths import Lengths, count_lengths
 from milldam.report.samples import Sample, sample_documents, sample_dropped
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.sealed import read_sealed
 from milldam.store import open_store
 from milldam.store.manifest import Manifest
 
@@ -157,7 +157,10 @@ def gather(out: Path) -> Facts:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    return read_sealed(path) or {}
+    try:
+        return as_dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def _read_timeline(run: Path, summary: dict[str, Any]) -> Timeline | None:

@@ -52,6 +52,8 @@ def versions(facts: Facts) -> Section:
     ]
     if manifest.inexact_cuts:
         store.append(("inexact cuts", f"{manifest.inexact_cuts:,}"))
+    if manifest.damaged_files:
+        store.append(("damaged input files", f"{manifest.damaged_files:,}"))
     body = f'<div class="pair">{body}</div><h3>Store</h3>{facts_table(store)}'
     about = paragraphs("The fingerprint names the content: equal ones mean equal tokens in equal order.")
     return Section("versions", "Versions and machine", about, body)

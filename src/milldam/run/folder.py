@@ -279,7 +279,7 @@ class Run:
     # ---- going on ----
 
     def resume(self, stands: Callable[[PartRecord], bool] = lambda record: True) -> int:
-        """Read the records; drop those that do not stand, or whose files are gone or damaged. How many units there are."""
+        """Read the records that stand, and whose files are there as they were written. How many units there are."""
         (self.own / "status.json").unlink(missing_ok=True)
         self._stands = stands
         if self.share is None:

@@ -38,14 +38,19 @@ class Reject:
     """Line counted from byte `origin` of the file, from 1."""
     origin: int = 0
     row: int | None = None
-    """Row of a parquet or Arrow file, from 0."""
+    """Row of a parquet or Arrow file, or item of a JSON array, from 0."""
+    records: int = 1
+    """How many records are lost with it: none where a file is damaged between two."""
+    unproven_bytes: int | None = None
+    """Of a damaged file alone: how many bytes were read from it that no checksum proves."""
 
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {"row": self.row} if self.row is not None else {}
         truncated = {"record_truncated": True} if len(self.record) > KEPT_RECORD_CHARS else {}
         kept = self.record[:KEPT_RECORD_CHARS]
         what = {"file": self.file, **place, "reason": self.reason, "detail": self.detail, "record": kept}
-        return what | truncated | ({"origin": self.origin} if self.origin else {})
+        damage = {} if self.unproven_bytes is None else {"records": self.records, "unproven_bytes": self.unproven_bytes}
+        return what | truncated | damage | ({"origin": self.origin} if self.origin else {})
 
 
 OnReject = Callable[[Reject], None]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from milldam.errors import InputError, did_you_mean
-from milldam.sources.compression import TruncatedError
-from milldam.sources.giant import GiantLine
-from milldam.sources.lines import BOM, LINE
+from milldam.sources.batch import TextRules
+from milldam.sources.compression import DamagedError
+from milldam.sources.giant import GiantLine, parts_of_line
+from milldam.sources.jsonl import json_blocks
+from milldam.sources.lines import BOM
+from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
 from milldam.sources.opening import open_head
-from milldam.sources.records import LAST, WHOLE, Block, record_blocks
+from milldam.sources.records import WHOLE
 from milldam.sources.table_text import csv_header
 from milldam.sources.tables import open_schema, text_columns
 from milldam.sources.units import Slice
@@ -27,15 +31,37 @@ def find_text_column(slices: Iterable[Slice], wanted: str | None, spool: str | N
 
     Raises InputError when the wanted column is missing, or when it can't be told which one is meant.
     """
-    path = None
-    for slice in itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES):
-        path = slice.path
+    # A .json file may describe the data beside it: others are asked first.
+    heads = itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES)
+    looked_at = sorted(heads, key=lambda head: head.format == "json")
+    for slice in looked_at:
         fields = list(dict.fromkeys(_text_fields(slice, spool)))
-        if fields:
-            return _obvious(fields, path) if wanted is None else _require(wanted, fields, path)
-    if path is None:
+        if fields and not (wanted is None and _is_in_a_list(slice, fields, spool)):
+            return _obvious(fields, slice.path) if wanted is None else _require(wanted, fields, slice.path)
+    if not looked_at:
         return None
-    raise InputError(f"{path}: no record with text in it: is it empty, or cut off? Look at its first line.")
+    raise InputError(_no_text(looked_at, spool))
+
+
+def _is_in_a_list(slice: Slice, fields: list[str], spool: str | None) -> bool:
+    """Whether the text is in a list of turns, and what else is text (an id, a list of tools) is only beside it."""
+    if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields):
+        return False
+    if slice.format in ("jsonl", "json"):
+        return is_in_a_list(list(_first_records(slice, spool)), slice)
+    return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
+
+
+def _no_text(slices: list[Slice], spool: str | None) -> str:
+    """Of the first file that is not just empty."""
+    path = why = ""
+    for slice in slices:
+        records = list(_first_records(slice, spool)) if slice.format in ("jsonl", "json") else []
+        path, why = slice.path, why_no_text(slice, records, spool)
+        if not why.startswith("it is empty"):
+            break
+    others = f" Nor has any of {len(slices) - 1:,} more files." if len(slices) > 1 else ""
+    return f"{path}: no text in it: {why}{others}"
 
 
 def _require(wanted: str, fields: list[str], path: str) -> str:
@@ -61,8 +87,10 @@ def _obvious(fields: list[str], path: str) -> str:
 
 def _text_fields(slice: Slice, spool: str | None) -> Iterable[str]:
     if slice.format in ("csv", "tsv"):
-        return csv_header(slice.path, slice.compression, slice.format)
-    if slice.format == "jsonl":
+        names = csv_header(slice.path, slice.compression, slice.format)
+        alone = len(names) == 1 and any(separator in names[0] for separator in OTHER_SEPARATORS)
+        return [] if alone else [name for name in names if name]
+    if slice.format in ("jsonl", "json"):
         return _json_fields(slice, spool)
     return [name for name, _ in text_columns(open_schema(slice, spool))]
 
@@ -77,13 +105,17 @@ def _json_fields(slice: Slice, spool: str | None) -> list[str]:
 def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
     try:
         with open_head(slice.path) as file:
-            blocks = record_blocks(file, slice.compression, LINE, 0, None)
+            blocks = json_blocks(file, slice)
             first = next(blocks, None)
-            if first is not None and first.kind == WHOLE:
-                yield from _parsed(first.data.removeprefix(BOM))
-            elif first is not None:
-                yield GiantLine.outline(_giant_parts(first, blocks), spool)
-    except (TruncatedError, ValueError, RecursionError):
+            if first is None:
+                return
+            first = replace(first, data=first.data.removeprefix(BOM))
+            if first.kind == WHOLE:
+                yield from _parsed(first.data)
+            else:
+                outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
+                yield from [outline] if isinstance(outline, dict) else []
+    except (DamagedError, ValueError, RecursionError):
         return
 
 
@@ -98,23 +130,12 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())  # of bytes, it would take other encodings too
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             found.append(record)
     return found
-
-
-def _giant_parts(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
-    """The blocks of the first line; another giant one may follow it."""
-    yield first.data
-    for block in blocks:
-        if block.kind == WHOLE:
-            return
-        yield block.data
-        if block.kind == LAST:
-            return
 
 
 def _string_fields(record: Any, prefix: str) -> list[str]:

@@ -50,7 +50,9 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     if _may_be_on_hub(path):
         splits = _hub_splits(path, subset)
         files = tuple(file for name in _choose(asked, splits, path) for file in splits[name])
-        return Resolved(files, input_format or _hub_format(path, files), rows)
+        if input_format is None:
+            _require_known(path, files)
+        return Resolved(files, input_format, rows)
     if subset is not None:
         raise ConfigError(
             f"{path}: subset is for data sets on the Hub; this one is not there. Name its folder in path."
@@ -199,12 +201,7 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
     return {str(split): [str(file) for file in files] for split, files in data_files.items()}
 
 
-def _hub_format(path: str, files: tuple[str, ...]) -> str | None:
-    """None when the files' names say what they are; .json on the Hub is JSON lines by another name."""
+def _require_known(path: str, files: tuple[str, ...]) -> None:
     unknown = [file for file in files if kind_of(file) is None]
-    if not unknown:
-        return None
-    if all(".json" in PurePosixPath(file).suffixes for file in files):
-        return "jsonl"
-    known = ", ".join(FORMATS)
-    raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {known} and .json, one kind at a time.")
+    if unknown:
+        raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {', '.join(FORMATS)}.")

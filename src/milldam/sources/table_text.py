@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import decode_text
-from milldam.sources.lines import BOM
+from milldam.sources.lines import BOM, make_damage_reject
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES
@@ -30,6 +30,9 @@ from milldam.sources.units import Slice, whole
 
 _LARGEST_FIELD = 64 << 20
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+_CSV_ERRORS = {
+    "new-line character seen in unquoted field": "a carriage return (\\r) in a field without quotes",
+}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _ROW_BYTES = 100
 
@@ -96,16 +99,20 @@ def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) 
 
 def _whole_lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
     held = b""
-    for block in blocks:
-        held += block
-        end = held.rfind(b"\n") + 1
-        if end:
-            yield held[:end]
-            held = held[end:]
-        elif len(held) > _LARGEST_FIELD:
-            raise InputError(
-                f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
-            )
+    try:
+        for block in blocks:
+            held += block
+            end = held.rfind(b"\n") + 1
+            if end:
+                yield held[:end]
+                held = held[end:]
+            elif len(held) > _LARGEST_FIELD:
+                raise InputError(
+                    f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
+                )
+    except DamagedError as error:
+        error.cut = held or None
+        raise
     if held:
         yield held
 
@@ -131,9 +138,15 @@ def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     """The column names in the first record."""
     with open_head(path) as file:
         try:
-            return next(csv_records(text_lines(file, compression, None, path), DELIMITERS[format]), (1, []))[1]
-        except TruncatedError:
+            _, names, problem = next(
+                csv_records(text_lines(file, compression, None, path), DELIMITERS[format]), (1, [], "")
+            )
+        except DamagedError:
             return []
+    if problem:
+        hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in names[0] else ""
+        raise InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
+    return names
 
 
 def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
@@ -149,9 +162,9 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
         lines = text_lines(file, slice.compression, size, slice.path)
         try:
             yield from reader.read(lines)
-        except TruncatedError as error:
+        except DamagedError as error:
             yield from reader.flush()
-            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
 
 
 def text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
@@ -172,20 +185,43 @@ def _limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
                 return
 
 
-def csv_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields); a record that csv can't read gives no fields but its error."""
-    reader = csv.reader(lines, delimiter=delimiter)
+class _Noted:
+    """Lines, and what was taken of them for the record at hand: as much as a reject keeps."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self.taken = lines, ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.taken += line[: max(0, KEPT_RECORD_CHARS + 1 - len(self.taken))]
+            yield line
+
+
+def csv_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
+    """(line, fields, what is wrong); a record that csv can't read is one field as it stands there."""
+    noted = _Noted(lines)
+    reader = csv.reader(noted, delimiter=delimiter)
     while True:
-        line = reader.line_num + 1
+        line, noted.taken = reader.line_num + 1, ""
         try:
             row = next(reader, None)
         except csv.Error as error:
-            yield line, [f"\0{error}"]
+            yield line, [noted.taken.rstrip("\r\n")], _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
             continue
+        except DamagedError as error:
+            if noted.taken or error.cut is not None:
+                error.cut = noted.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
+                error.line = line
+            raise
         if row is None:
             return
         if row:
-            yield line, row
+            yield line, row, ""
+
+
+def row_problem(row: list[str], problem: str, width: int) -> str:
+    """What is wrong with a record of a file whose header has `width` names; empty when nothing is."""
+    return problem or ("" if len(row) == width else f"{len(row)} fields where the header has {width}")
 
 
 class _Reader:
@@ -200,11 +236,12 @@ class _Reader:
         if self._slice.start == 0:
             next(rows, None)
         size = 0
-        for line, row in rows:
-            if len(row) == self._width:
-                self._gathered.add(row[self._column], line)
+        for line, row, problem in rows:
+            wrong = row_problem(row, problem, self._width)
+            if wrong:
+                self._reject(line, "bad_row", wrong, DELIMITERS[self._slice.format].join(row))
             else:
-                self._reject_row(line, row)
+                self._gathered.add(row[self._column], line)
             # A row counts for something even without text: neither texts nor rejects may pile up.
             size += sum(map(len, row)) + _ROW_BYTES
             if size >= BATCH_BYTES // 2:
@@ -227,12 +264,6 @@ class _Reader:
         if decoded is None:
             self._reject(line, "not_utf8", problem, text)
         return decoded
-
-    def _reject_row(self, line: int, row: list[str]) -> None:
-        detail = f"{len(row)} fields where the header has {self._width}"
-        if len(row) == 1 and row[0].startswith("\0"):
-            detail = row[0][1:]
-        self._reject(line, "bad_row", detail, DELIMITERS[self._slice.format].join(row))
 
     def _reject(self, line: int, reason: str, detail: str, record: str) -> None:
         shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

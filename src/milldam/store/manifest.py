@@ -71,6 +71,8 @@ class Manifest:
     """Documents left out, by reason."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
+    damaged_files: int = 0
+    """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
 
     @property
     def documents(self) -> int:

@@ -159,8 +159,9 @@ class FeatureStore:
         found: dict[str, Array] = {name: rows[:, at].copy() for at, name in enumerate(NUMBERS)}
         shard = _shard_of(self._window_begins, wanted)
         counts = self._example_begins[shard + 1] - self._example_begins[shard]
-        if (found["example"] < 0).any() or (found["example"] >= counts).any():
-            raise self._damaged("numbers.bin: of some windows the example is not there")
+        wrong = (found["example"] < 0) | (found["example"] >= counts)
+        if wrong.any():
+            raise self._damaged(f"numbers.bin: window {int(wanted[wrong.argmax()]):,}: its example is not there")
         found["example"] = found["example"] + self._example_begins[shard]
         return found
 

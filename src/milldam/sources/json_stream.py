@@ -1,0 +1,329 @@
+"""A JSON text of any size -> its values, cut out of the stream one at a time.
+
+Holds the value that is being read and a block beside it. Values are decoded by the standard library at its full speed;
+what encloses them (the list of articles, an article's list of paragraphs) is walked through and never held. A string
+can be read in parts, and any value be passed over, both in the memory of a block; what is passed over is checked as
+strictly as what is read. Of a value that is larger than it may be, the strings and lists that make it so are passed
+over, and `TooLarge` stands for them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+BLOCK_BYTES = 1 << 18
+LARGEST_VALUE = 1 << 25
+"""Characters of a single value, unless told otherwise: a paragraph with all its questions, not the file."""
+LONGEST_KEY = 1 << 16
+"""Characters of a key; what a longer one has beyond them is left out."""
+
+_GOES_ON = ("", ".", "e", "E")
+_CUT_MARGIN = 16
+"""An error this close to the end of what was read may come from the cut alone."""
+_FIRST_PART = 1 << 12
+"""Of most strings this is more than the whole, so that little is copied to look for their end."""
+_DEEPEST = 1 << 20
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def _grammar() -> tuple[str, str, str]:
+    """Patterns of white space, of a string, and of a value with two levels below it.
+
+    They match what is short: a regular expression holds on to every repetition. What is longer goes the slower way.
+    """
+    space = r"[ \t\n\r]*+"
+    string = r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+){0,64}"'
+    number = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?"
+    scalar = value = rf"(?:{number}|{string}|true|false|null|NaN|-?Infinity)"
+    for _ in range(3):
+        items = rf"(?:{value}{space}(?:,{space}(?!\])|(?=\]))){{0,64}}"
+        fields = rf"(?:{string}{space}:{space}{value}{space}(?:,{space}(?!\}})|(?=\}}))){{0,64}}"
+        value = rf"(?:{scalar}|\[{space}{items}\]|\{{{space}{fields}\}})"
+    return space, string, value
+
+
+_space, _string, _value = _grammar()
+_SPACE = re.compile(_space)
+_PLAIN_STRING = re.compile(r'[^"\\\x00-\x1f]*+"')
+_CONTAINER = re.compile(rf"(?=[\[{{]){_value}")
+_MEMBERS = {
+    "]": re.compile(rf"(?:{_space}{_value}{_space},){{1,512}}"),
+    "}": re.compile(rf"(?:{_space}{_string}{_space}:{_space}{_value}{_space},){{1,512}}"),
+}
+# A cut must not fall into an escape, or between the halves of a surrogate pair.
+_UNFINISHED = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|u[0-9a-fA-F]{0,3})?\Z")
+
+
+class JsonError(ValueError):
+    """The text is not JSON; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Stands for a string or a list that was passed over."""
+
+    bytes: int
+    """Of its JSON."""
+
+    def __str__(self) -> str:
+        return f"({self.bytes:,} bytes, left out)"
+
+
+class JsonStream:
+    """Reads forward through the text that `read(size)` gives, which must be UTF-8.
+
+    Bytes that are not become lone surrogates, so that whoever uses a text finds them; `errors` names another way.
+    `items` and `fields` walk through an array and an object; the value at hand must be read, passed over or walked
+    through before the next one is asked for. `strict`: neither a byte order mark nor control characters in strings.
+
+    largest   characters of a value that is read whole; in a larger one, those of each string and each list
+    wanted    the fields that are read of a larger one; None: all
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        largest: int = LARGEST_VALUE,
+        wanted: Container[str] | None = None,
+        *,
+        strict: bool = False,
+        errors: str = "surrogateescape",
+    ) -> None:
+        self._read, self._largest, self._wanted = read, largest, wanted
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
+        self._strict = strict
+        self._json = json.JSONDecoder(strict=strict)
+        self._text, self._at, self._before, self._bytes_read, self._passed_over = "", 0, 0, 0, 0
+        self._ended = False
+        if not strict and self.peek() == "\ufeff":
+            self._at += 1
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            match = _SPACE.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._more()
+
+    def value(self) -> Any:
+        """The next value, whole; or without what makes it larger than it may be."""
+        self.peek()
+        while True:
+            value, stop, whole = None, self._at, False
+            try:
+                value, stop = self._json.raw_decode(self._text, self._at)
+                # A number that reaches to the end of the block, or whose fraction is cut, goes on in the next one.
+                whole = self._ended or self._text[stop : stop + 1] not in _GOES_ON
+            except json.JSONDecodeError as error:
+                if self._ended or not self._may_be_cut(error):
+                    raise JsonError(f"{error.msg} at character {self._before + error.pos:,}") from None
+            except RecursionError:
+                raise self._wrong("nested too deep") from None
+            except ValueError as error:
+                raise self._wrong(str(error)) from None  # a number with thousands of digits
+            if (stop if whole else len(self._text)) - self._at > self._largest:
+                return self._value_in_parts()
+            if whole:
+                self._at = stop
+                return value
+            self._more()
+
+    def _value_in_parts(self) -> Any:
+        """A value that is larger than it may be, without the strings and lists that make it so."""
+        kind, begun = self.peek(), self._byte_place()
+        if kind == "{":
+            return {key: self.value() for key in self._wanted_fields()}
+        items = None
+        if kind == "[":
+            items = self._items_in_parts()
+        elif kind == '"':
+            self._pass_over()
+        else:
+            raise self._wrong(f"a number of more than {self._largest:,} characters")
+        return TooLarge(self._byte_place() - begun) if items is None else items
+
+    def _wanted_fields(self) -> Iterator[str]:
+        for key in self.fields():
+            if self._wanted is None or key in self._wanted:
+                yield key
+            else:
+                self._pass_over()
+
+    def _items_in_parts(self) -> list[Any] | None:
+        """The items of a list; None: what is kept of them is larger than it may be."""
+        begun, passed_over = self._place, self._passed_over
+        items: list[Any] | None = []
+        for _ in self.items():
+            if items is None:
+                self._skip_members(["]"])
+                self.skip()
+                continue
+            items.append(self.value())
+            if self._place - begun > self._largest + self._passed_over - passed_over:
+                items = None
+        if items is None:
+            self._passed_over = passed_over + self._place - begun
+        return items
+
+    def _pass_over(self) -> None:
+        begun = self._place
+        self.skip()
+        self._passed_over += self._place - begun
+
+    def string_parts(self) -> Iterator[str]:
+        """The next value, which must be a string, in parts of about a block."""
+        self._take('"')
+        short = _PLAIN_STRING.match(self._text, self._at)
+        if short is not None:
+            start, self._at = self._at, short.end()
+            yield self._text[start : short.end() - 1]
+            return
+        size = _FIRST_PART
+        while True:
+            looked_at = min(len(self._text), self._at + size)
+            all_there = self._ended and looked_at == len(self._text)
+            stop = looked_at if all_there else self._before_unfinished(looked_at)
+            # With a quote put behind it, the string ends here or there.
+            part, end = self._unescape(self._text[self._at : stop] + '"')
+            closed = self._at + end <= stop
+            self._at = self._at + end if closed else stop
+            yield part
+            if closed:
+                return
+            if all_there:
+                raise self._wrong("a string is not closed")
+            if looked_at == len(self._text):
+                self._more()
+            size = len(self._text)
+
+    def _unescape(self, quoted: str) -> tuple[str, int]:
+        try:
+            part, end = scanstring(quoted, 0, self._strict)
+            return part, end
+        except json.JSONDecodeError as error:
+            raise JsonError(f"{error.msg} at character {self._before + self._at + error.pos:,}") from None
+
+    def _before_unfinished(self, stop: int) -> int:
+        """The last place up to `stop` where a string may be cut."""
+        match = _UNFINISHED.search(self._text, max(self._at, stop - _CUT_MARGIN), stop)
+        if match is None:
+            return stop
+        # An escaped backslash before it would make the "escape" plain text: count them back.
+        before = self._text[self._at : match.start()]
+        return match.start() - (len(before) - len(before.rstrip("\\"))) % 2
+
+    def skip(self) -> None:
+        """Pass over the next value, whatever its size, and see that it is JSON."""
+        around: list[str] = []  # what closes each array and object that was entered, from the outside in
+        while True:
+            self._skip_members(around)
+            opening = self.peek()
+            if opening == '"':
+                for _ in self.string_parts():
+                    pass
+            elif opening not in _CLOSING:
+                self.value()
+            elif (whole := _CONTAINER.match(self._text, self._at)) is not None:
+                self._at = whole.end()
+            else:
+                self._at += 1
+                around.append(_CLOSING[opening])
+                if len(around) > _DEEPEST:
+                    raise self._wrong(f"nested deeper than {_DEEPEST:,} levels")
+                if self.peek() != around[-1]:
+                    continue
+            while around and self.peek() == around[-1]:
+                self._take(around.pop())
+            if not around:
+                return
+            self._take(",")
+
+    def _skip_members(self, around: list[str]) -> None:
+        """Go on to a value that is long, deep, cut off, or the last one of what is around it."""
+        if around:
+            while (members := _MEMBERS[around[-1]].match(self._text, self._at)) is not None:
+                self._at = members.end()
+            if around[-1] == "}":
+                self._key()
+
+    def skip_rest(self) -> None:
+        """Read to the end and look at nothing."""
+        while not self._ended:
+            self._at = len(self._text)
+            self._more()
+
+    def items(self) -> Iterator[int]:
+        """Walk through an array: the number of each item, when it is its turn to be read."""
+        yield from (number for number, _ in enumerate(self._members("[", "]")))
+
+    def fields(self) -> Iterator[str]:
+        """Walk through an object: each key, when its value is the next to be read."""
+        for _ in self._members("{", "}"):
+            yield self._key()
+
+    def _key(self) -> str:
+        """A key and the colon behind it."""
+        if self.peek() != '"':
+            raise self._wrong("a key in double quotes expected")
+        key = ""
+        for part in self.string_parts():
+            key += part[: LONGEST_KEY - len(key)]
+        self._take(":")
+        return key
+
+    def require_end(self) -> None:
+        """Raises JsonError when there is more."""
+        if self.peek():
+            raise self._wrong("something behind the end of the JSON text")
+
+    def _members(self, opening: str, closing: str) -> Iterator[None]:
+        self._take(opening)
+        if self.peek() == closing:
+            self._take(closing)
+            return
+        while True:
+            yield
+            if self.peek() == closing:
+                self._take(closing)
+                return
+            self._take(",")
+
+    def _take(self, character: str) -> None:
+        found = self.peek()
+        if found != character:
+            raise self._wrong(f'"{character}" expected, not {json.dumps(found) if found else "the end"}')
+        self._at += 1
+
+    def _more(self) -> None:
+        """Read on, as much again as is held: a long value is not decoded more than twice over."""
+        block = self._read(max(BLOCK_BYTES, len(self._text) - self._at))
+        self._bytes_read += len(block)
+        self._ended = not block
+        self._before += self._at
+        self._text = self._text[self._at :] + self._bytes.decode(block, final=self._ended)
+        self._at = 0
+
+    @property
+    def _place(self) -> int:
+        """In characters."""
+        return self._before + self._at
+
+    def _byte_place(self) -> int:
+        return self._bytes_read - len(self._text[self._at :].encode("utf-8", "surrogateescape"))
+
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT_MARGIN
+
+    def _wrong(self, what: str) -> JsonError:
+        return JsonError(f"{what} at character {self._place:,}")

@@ -239,7 +239,8 @@ def test_a_second_run_leaves_a_finished_store_alone(tmp_path: Path, lines: Path)
     again = invoke(*_job(lines, tmp_path / "s"), "--memory", "1GB", "--workers", 2)
     assert again.exit_code == 0
     tokens = milldam.open(tmp_path / "s").tokens
-    assert again.stdout == f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens.\n"
+    done = f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens."
+    assert again.stdout == f'{done}\nText:   field "text"\n'
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()} == before
 
 
@@ -669,14 +670,14 @@ def fail(*arguments: object, code: int) -> str:
 def test_a_missing_file_is_an_input_error_with_a_hint(tmp_path: Path, lines: Path) -> None:
     """A misspelt name is answered with the name that is there, and no folder is left behind."""
     said = fail(*_job(tmp_path / "corpsu.jsonl", tmp_path / "s"), code=3)
-    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "corpus.jsonl"?' in said
+    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "{tmp_path / "corpus.jsonl"}"?' in said
     assert not (tmp_path / "s").exists()
 
 
 def test_a_wrong_column_is_an_input_error_with_what_there_is(tmp_path: Path, lines: Path) -> None:
     """A field that no record has is answered with those that they have."""
     said = fail(*_job(lines, tmp_path / "s", "--text-column", "txet"), code=3)
-    assert 'no text in a field "txet"; found text in "text". Did you mean "text"?' in said
+    assert 'no text in a field "txet"; found text in "text". Did you mean --text-column text?' in said
 
 
 def test_several_candidates_for_the_text_are_listed(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class WorkPlan:
     """Files of the input's folders that are not read, and why."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that is read, by data set; None: plain text."""
 
 
 def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:

@@ -80,6 +80,8 @@ class Summary:
     engine: str = ""
     inexact_cuts: int = 0
     damaged_files: int = 0
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that was read, by data set; None: plain text."""
     read: int = 0
     """Documents that could be read."""
     flow: list[dict[str, Any]] = field(default_factory=list)

@@ -96,6 +96,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
         + (f", {plan.done} of them done before" if plan.done else ""),
         f"Engine: {plan.engine} ({plan.engine_note})",
     ]
+    lines[2:2] = column_lines(plan.text_columns)
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:
@@ -103,6 +104,22 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines
+
+
+def column_lines(columns: dict[str, str | None]) -> list[str]:
+    """The field that the text comes from, and where there are several the data sets of each; none for plain text.
+
+    >>> column_lines({"datasets.0": "text", "datasets.1": "body"})
+    ['Text:   field "text" of datasets.0; field "body" of datasets.1']
+    """
+    fields: dict[str | None, list[str]] = {}
+    for data_set, column in columns.items():
+        fields.setdefault(column, []).append(data_set)
+    if set(fields) <= {None}:
+        return []
+    told = {f'field "{visible(column)}"' if column else "plain text": sets for column, sets in fields.items()}
+    which = (field if len(told) == 1 else f"{field} of {', '.join(sets)}" for field, sets in told.items())
+    return [f"Text:   {'; '.join(which)}"]
 
 
 def progress_line(snapshot: Snapshot) -> str:

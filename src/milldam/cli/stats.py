@@ -49,6 +49,8 @@ def stats(store: str, as_json: bool) -> None:
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
+    from milldam.config import text_columns
+
     manifest = store.manifest
     return {
         "store": store.name,
@@ -61,6 +63,7 @@ def collect(store: Store) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),
+        "text_columns": text_columns(manifest.settings),
         "eos": manifest.tokenizer.get("eos_token"),
         "bos": manifest.tokenizer.get("bos_token"),
         "engine": manifest.engine,

@@ -156,15 +156,18 @@ def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:
 
 def summary_lines(summary: Summary) -> list[str]:
     """The closing lines: what was made, at what rate, in how much memory."""
+    from milldam.cli.progress import column_lines
     from milldam.memory import format_size
 
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {summary.documents:,} documents, {summary.tokens:,} tokens."]
+        done = f"{summary.out} is up to date: {summary.documents:,} documents, {summary.tokens:,} tokens."
+        return [done, *column_lines(summary.text_columns)]
     ratio = summary.characters / max(1, summary.tokens)
     rate = summary.text_bytes / max(summary.seconds, 1e-9)
     lines = [
         f"{summary.out}: {summary.documents:,} documents, {summary.tokens:,} tokens"
         f" from {format_size(summary.text_bytes)} of text ({ratio:.2f} characters a token)",
+        *column_lines(summary.text_columns),
         f"{summary.seconds:.1f} s, {format_size(rate)}/s, {summary.workers} workers, {summary.engine}",
     ]
     total = sum(summary.stages.values()) or 1.0

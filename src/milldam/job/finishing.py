@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from milldam.config import TRAIN, VAL, Config
+from milldam.config import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError
 from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
@@ -202,6 +202,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         engine=manifest.engine,
         inexact_cuts=manifest.inexact_cuts,
         damaged_files=manifest.damaged_files,
+        text_columns=text_columns(manifest.settings),
         splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
     )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milldam.config import Config
+from milldam.config import Config, text_columns
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError, ResourceError
 from milldam.executors.crews import Crew, LocalCrew
@@ -335,6 +335,7 @@ class Job:
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
             left_out=self._left_out,
+            text_columns=text_columns(self._prepared.identity.settings),
         )
 
     def _pieces(self, units: int) -> dict[str, int]:

@@ -125,7 +125,7 @@ class QARun(Run):
     def identity(self) -> Identity:
         if self.state() == FINISHED:
             made = FeatureManifest.read(self.out)
-            return Identity(made.settings, made.input)
+            return Identity(made.settings, made.input, made.tokenizer["name"])
         return super().identity()
 
     def has_results(self) -> bool:
@@ -187,7 +187,7 @@ class _Job:
             self._monitor = self._workforce.monitor
             tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
             release()
-            identity = Identity(self._identity_settings(tokenizer), self._list_input())
+            identity = Identity(self._identity_settings(tokenizer), self._list_input(), tokenizer.name)
             begin = self._where_to_begin(identity)
             if begin == FINISHED:
                 _remove_intermediate(run)

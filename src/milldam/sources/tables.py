@@ -23,7 +23,7 @@ from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
 from milldam.sources.arrow_messages import unpacked_sizes
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, no_such_column
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
@@ -238,9 +238,9 @@ def unpacking_place(slice: Slice, column: str | None) -> str:
 
 
 def _require_column(schema: pa.Schema, column: str, path: str) -> None:
-    if column not in dict(text_columns(schema)):
-        names = ", ".join(f'"{name}"' for name, _ in text_columns(schema)) or "none"
-        raise InputError(f'{path}: no text column "{column}"; its text columns: {names}. Set text_column.')
+    there = dict(text_columns(schema))
+    if column not in there:
+        raise no_such_column(path, column, there)
 
 
 def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -249,10 +249,16 @@ def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         yield from _text_fields(field.name, field.type)
 
 
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column is of bytes, which may be text or anything else."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_binary(value) or pa.types.is_large_binary(value))
+
+
 def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
-    if text or pa.types.is_binary(value) or pa.types.is_large_binary(value):
+    if text or holds_bytes(kind):
         yield name, kind
     elif pa.types.is_struct(kind):
         for inner in kind:
@@ -308,3 +314,19 @@ def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
             return parquet.schema_arrow
     with open_arrow(slice.path, slice.compression, spool) as reader:
         return reader.schema
+
+
+def column_sizes(slice: Slice, spool: str | None) -> dict[str, int]:
+    """About how many bytes each column has at the beginning of a parquet or Arrow file."""
+    if slice.format == "parquet":
+        with open_parquet(slice.path, slice.compression, spool) as parquet:
+            groups = [parquet.metadata.row_group(0)] if parquet.num_row_groups else []
+            chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
+            return {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in chunks}
+    with open_arrow(slice.path, slice.compression, spool) as reader:
+        several = reader.num_record_batches if hasattr(reader, "num_record_batches") else None
+        batch = next(iter(reader), None) if several is None else reader.get_batch(0) if several else None
+        first = pa.Table.from_batches([] if batch is None else [batch], reader.schema)
+        while any(pa.types.is_struct(field.type) for field in first.schema):
+            first = first.flatten()
+        return {name: first.column(k).nbytes for k, name in enumerate(first.column_names)}

@@ -319,7 +319,7 @@ class _Titles:
 
     def _read(self, file: InputFile, largest: int) -> Iterator[Any]:
         with _open(file) as opened:
-            stream = JsonStream(opened.read1, largest)
+            stream = JsonStream(opened.read, largest)
             for key in stream.fields():
                 if key != "data" or stream.peek() != "[":
                     stream.skip()

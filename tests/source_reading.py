@@ -75,7 +75,6 @@ def small_blocks(block_bytes: int, giant_bytes: int | None = None) -> Iterator[N
             patch.setattr(module, "BLOCK_BYTES", block_bytes)
         patch.setattr(records, "GIANT_BYTES", giant_bytes or 8 << 20)
         patch.setattr(giant, "_PART", max(1, block_bytes))
-        patch.setattr(giant, "_LONG_STRING", 8)
         yield
 
 

@@ -89,7 +89,9 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 
 GROUND = {
-    "errors": set(), "files": {"errors"}, "manifests": set(), "input_files": {"errors", "files", "manifests"},
+    "errors": set(), "files": {"errors"}, "checked": {"errors"}, "manifests": {"checked", "errors"},
+    "sealed": {"errors", "files"},
+    "input_files": {"checked", "errors", "files", "manifests"},
     "memory": {"errors"}, "prefetch": set(), "text_arrays": set(), "user_functions": {"errors"}, "verdicts": set(),
     "markup": set(), "lean_arrow": set(), "drawing": {"markup", "memory"}, "function_identity": {"errors"},
 }  # fmt: skip
@@ -133,13 +135,13 @@ def test_the_ground_floor_knows_nothing_of_text(name: str) -> None:
 
 def test_the_store_knows_nothing_of_how_it_is_made() -> None:
     """Whoever reads or writes a store needs neither text nor a run."""
-    assert offences({"store"}, allowed={"errors", "files", "manifests", "memory"}) == []
+    assert offences({"store"}, allowed={"checked", "errors", "files", "manifests", "memory"}) == []
 
 
 def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
     """A training node needs numpy and the store: no text, no tokenizer, no run."""
     assert offences({"loader"}, allowed={*GROUND, "store", "packing", "remote"}) == []
-    assert offences({"remote"}, allowed={"errors", "input_files", "memory", "store"}) == []
+    assert offences({"remote"}, allowed={"errors", "input_files", "manifests", "memory", "store"}) == []
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
@@ -196,20 +198,20 @@ def test_the_configuration_file_knows_the_settings_alone() -> None:
 
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
-    assert offences({"report"}, allowed={"drawing", "errors", "files", "markup", "memory", "store"}) == []
+    assert offences({"report"}, allowed={"drawing", "errors", "files", "manifests", "markup", "memory", "store"}) == []
     others = {room(name) for name in MODULES} - {"report", "cli", "job"}
     assert offences(others, forbidden={"report"}) == []
 
 
 def test_a_table_and_what_watches_memory_know_the_ground_alone() -> None:
     """Reading a table needs no run; watching needs nothing of ours but how memory is measured and drawn."""
-    assert offences({"table"}, allowed={"errors", "files", "input_files", "manifests", "memory"}) == []
+    assert offences({"table"}, allowed={"checked", "errors", "files", "input_files", "manifests", "memory"}) == []
     assert offences({"watching"}, allowed={"drawing", "errors", "files", "markup", "memory"}) == []
 
 
 def test_exporters_read_stores_as_training_does() -> None:
     """A store is exported without what made it."""
-    assert offences({"exporters"}, allowed={"errors", "files", "loader", "memory", "remote", "store"}) == []
+    assert offences({"exporters"}, allowed={"errors", "files", "loader", "memory", "remote", "sealed", "store"}) == []
 
 
 def test_nothing_but_the_command_line_imports_the_command_line() -> None:

@@ -287,9 +287,9 @@ def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
         "--overwrite",
         "-o",
     ]
-    assert "another kind" in run_milldam(*tokens, tmp_path / "features", code=2).stderr
+    assert "question-answering features" in run_milldam(*tokens, tmp_path / "features", code=2).stderr
     run_milldam(*tokens, tmp_path / "tokens")
-    assert "another kind" in run_milldam(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
+    assert "a store of tokens" in run_milldam(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
     assert len(FeatureStore(tmp_path / "features"))
 
 

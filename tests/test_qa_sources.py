@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
 from milldam.qa.examples import Answer, Example
-from milldam.qa.json_stream import JsonError, JsonStream
 from milldam.qa.listing import kind_of
 from milldam.qa.sources import Reject, examples_of
+from milldam.sources.json_stream import JsonError, JsonStream
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
 EXAMPLES = [

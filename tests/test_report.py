@@ -531,7 +531,7 @@ def test_lengths_are_those_counted_one_by_one(parts: list[list[int]]) -> None:
 
 def test_lengths_are_counted_per_split_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and documents of several sequences change nothing."""
-    monkeypatch.setattr("milldam.report.lengths._BLOCK", 3)
+    monkeypatch.setattr("milldam.store.format.BLOCK_DOCUMENTS", 3)
     monkeypatch.setattr(format, "MAX_SEQUENCE", 4)
     ids = [[1] * n for n in (1, 9, 4, 5, 3, 12, 2)]
     write_manifest(

@@ -257,7 +257,7 @@ def test_strict_stops_at_any_flaw(tmp_path: Path, line: bytes) -> None:
 def test_a_giant_line_comes_in_parts_in_its_place(tmp_path: Path, place: int) -> None:
     """Between small ones, whole and in order."""
     texts = ["small", "one", "two"]
-    texts.insert(place, "giant é🙂\n" * 100)
+    texts.insert(place, "giant é🙂\n" * 1000)
     data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
     with small_blocks(64, 128):
         result = read_lines(tmp_path, data)
@@ -268,13 +268,13 @@ def test_a_giant_line_comes_in_parts_in_its_place(tmp_path: Path, place: int) ->
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"text": "' + b"x" * 500, "bad_json"),
-        (b"x" * 500, "bad_json"),
-        (b'{"text": "' + b"x" * 500 + b'"} {"text": "b"}', "bad_json"),
-        (b'{"body": "' + b"x" * 500 + b'"}', "no_field"),
-        (b'{"text": null, "body": "' + b"x" * 500 + b'"}', "no_text"),
-        (b'{"text": "' + b"x" * 500 + b'\xff"}', "not_utf8"),
-        (b'{"text": "' + b"x" * 500 + b'\\ud800"}', "not_utf8"),
+        (b'{"text": "' + b"x" * 5000, "bad_json"),
+        (b"x" * 5000, "bad_json"),
+        (b'{"text": "' + b"x" * 5000 + b'"} {"text": "b"}', "bad_json"),
+        (b'{"body": "' + b"x" * 5000 + b'"}', "no_field"),
+        (b'{"text": null, "body": "' + b"x" * 5000 + b'"}', "no_text"),
+        (b'{"text": "' + b"x" * 5000 + b'\xff"}', "not_utf8"),
+        (b'{"text": "' + b"x" * 5000 + b'\\ud800"}', "not_utf8"),
     ],
     ids=["open string", "no json", "two objects", "no field", "null", "bytes", "surrogate"],
 )
@@ -289,15 +289,15 @@ def test_a_bad_giant_line_is_rejected_alone_with_its_reason(tmp_path: Path, line
 @pytest.mark.parametrize("flaw", [b"\xff", b"\\ud800"])
 def test_invalid_text_in_a_giant_line_can_be_replaced(tmp_path: Path, flaw: bytes) -> None:
     """As in a small one."""
-    line = b'{"text": "' + b"x" * 300 + flaw + b"y" * 300 + b'"}'
+    line = b'{"text": "' + b"x" * 5000 + flaw + b"y" * 300 + b'"}'
     with small_blocks(64, 128):
         result = read_lines(tmp_path, line, TextRules(text_column="text", invalid_utf8="replace"))
-    assert result.texts == ["x" * 300 + "\ufffd" + "y" * 300]
+    assert result.texts == ["x" * 5000 + "\ufffd" + "y" * 300]
 
 
 def test_strict_utf8_stops_at_a_giant_line(tmp_path: Path) -> None:
     """The rule holds at any size."""
-    line = b'{"text": "' + b"x" * 300 + b'\xff"}'
+    line = b'{"text": "' + b"x" * 5000 + b'\xff"}'
     with small_blocks(64, 128), pytest.raises(InputError, match="not_utf8"):
         read_lines(tmp_path, line, TextRules(text_column="text", invalid_utf8="strict"))
 

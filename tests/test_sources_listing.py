@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 import milldam
-from milldam.errors import ConfigError, InputError
+from milldam.errors import ConfigError, InputError, StoreError
 from milldam.input_files import LeftOut, is_address
-from milldam.manifests import TABLE_MANIFEST
+from milldam.manifests import TABLE
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile, list_inputs
 from source_reading import TEXT, read
@@ -52,11 +52,11 @@ def test_a_table_of_ours_is_listed_in_the_order_of_its_rows(tmp_path: Path) -> N
     table = milldam.map(source, lambda rows: None, tmp_path / "table", shards=8)
     shards = [shard.name for shard in table.manifest.shards]
     assert names(tmp_path / "table") == shards != sorted(shards)
-    (tmp_path / "table" / TABLE_MANIFEST).unlink()
+    (tmp_path / "table" / TABLE.manifest).unlink()
     with pytest.raises(InputError, match="an unfinished table"):
         names(tmp_path / "table")
-    (tmp_path / "table" / TABLE_MANIFEST).write_text('{"units": [{')
-    with pytest.raises(InputError, match="damaged"):
+    (tmp_path / "table" / TABLE.manifest).write_text('{"units": [{')
+    with pytest.raises(StoreError, match="damaged"):
         names(tmp_path / "table")
 
 

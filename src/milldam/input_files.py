@@ -7,17 +7,17 @@ held.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
+from milldam.checked import checked
 from milldam.errors import InputError, did_you_mean
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.manifests import MANIFESTS, TABLE_MANIFEST
+from milldam.manifests import KINDS, TABLE
 
 FORMATS = {
     ".txt": "txt",
@@ -135,22 +135,33 @@ def is_input(path: str) -> bool:
 
 def is_table(folder: Path) -> bool:
     """Whether a folder is a table of ours. Raises InputError for one that is not finished."""
-    if (folder / TABLE_MANIFEST).is_file():
+    if (folder / TABLE.manifest).is_file():
         return True
     if (folder / RUN_FOLDER / "lock").exists() and next(folder.glob("rows-*.arrow"), None) is not None:
         raise InputError(f"{folder}: an unfinished table. Run the milldam.map that makes it again, to its end.")
     return False
 
 
+class _Shard(TypedDict):
+    name: str
+
+
+class _Unit(TypedDict):
+    shard: _Shard | None
+
+
+class _Units(TypedDict):
+    """What is looked at of a table's manifest."""
+
+    units: list[_Unit]
+
+
 def _shards(table: Path) -> Iterator[str]:
-    try:
-        units = json.loads((table / TABLE_MANIFEST).read_bytes())["units"]
-        names = [unit["shard"]["name"] for unit in units if unit["shard"] is not None]
-        if not all(map(stays_in_folder, names)):
-            raise ValueError("a name leaves the folder")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{table / TABLE_MANIFEST}: damaged manifest ({error}). Make the table again.") from None
-    for name in names:
+    path = table / TABLE.manifest
+    units = checked(_Units, TABLE.read(table), path)["units"]
+    for name in (unit["shard"]["name"] for unit in units if unit["shard"] is not None):
+        if not stays_in_folder(name):
+            raise InputError(f'{path}: the shard name "{name}" leaves the folder; refused.')
         if not (table / name).is_file():
             raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
         yield str(table / name)
@@ -171,7 +182,7 @@ def _below(folder: Path, above: tuple[str, ...]) -> Iterator[str]:
 
 def is_ours(folder: str) -> bool:
     """A store, a table or a run, finished or not: what we made is no input, wherever it lies."""
-    return any((Path(folder) / name).exists() for name in (*MANIFESTS, "run/lock"))
+    return any((Path(folder) / name).exists() for name in (*(kind.manifest for kind in KINDS), "run/lock"))
 
 
 def is_run_folder(folder: str) -> bool:

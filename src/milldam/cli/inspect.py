@@ -28,7 +28,8 @@ _COLOURS = ("on #3b4252", "on #5e4b3c", "on #3c5e4b", "on #4b3c5e")
 def inspect(store: str, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
     """Show documents decoded, token by token, with their boundaries.
 
-    STORE: a folder, or an address such as s3://bucket/corpus.milldam, of which the shards are fetched that hold them.
+    STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, of which the shards are
+    fetched that hold them.
 
     \b
     milldam inspect corpus.milldam --start 1000 --ids

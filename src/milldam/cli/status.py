@@ -36,13 +36,13 @@ def read_status(out: Path) -> dict[str, Any]:
     """The state of a folder and, where there is a run, what it last wrote down; so do its shares."""
     from milldam.errors import StoreError
     from milldam.run import FINISHED, NEW
+    from milldam.run.folder import read_status as read_status_file
 
     run = _run_of(out)
     state = run.state()
     if state == NEW and not run.is_locked():
         raise StoreError(f"{out}: no run and no store in this folder.")
-    path = run.folder / "status.json"
-    last: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    last = read_status_file(run.folder)
     safe = run.safe()
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
@@ -72,16 +72,17 @@ def _is_silent(told: dict[str, Any]) -> bool:
 
 def _run_of(out: Path) -> Run:
     """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+    from milldam.manifests import FEATURES, TABLE, store_kind
     from milldam.run import RUN_FOLDER, TABLE_RECORDS, Run
 
-    if (out / TABLE_MANIFEST).exists() or (out / RUN_FOLDER / TABLE_RECORDS).exists():
+    kind = store_kind(out)
+    if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():
         from milldam.mapping.map_run import MapRun
 
         return MapRun(out)
     run = Run(out)
     unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
-    if not unfinished and not (out / QA_MANIFEST).exists():
+    if not unfinished and kind is not FEATURES:
         return run
     from milldam.qa.job import QARun
 

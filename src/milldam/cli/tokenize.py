@@ -104,8 +104,8 @@ def tokenize(
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
-    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on where
-    it stopped.
+    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on
+    where it stopped.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/

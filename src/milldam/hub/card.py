@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from milldam.files import hash_bytes
-from milldam.hub.contents import FEATURES, TABLE, TOKENS, Contents
+from milldam.hub.contents import Contents
+from milldam.manifests import FEATURES, TABLE, TOKENS
 from milldam.memory import format_size
 
 NAME = "README.md"

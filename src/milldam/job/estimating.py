@@ -28,7 +28,7 @@ from milldam.memory import format_size, release
 from milldam.passes.documents import Reading, UnitReader
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.opening import open_bytes
-from milldam.sources.units import Unit
+from milldam.sources.units import Slice, Unit
 from milldam.store.format import token_dtype
 from milldam.text_arrays import byte_count
 from milldam.tokenizers.encoder import groups
@@ -180,6 +180,8 @@ class Survey:
         self.units = 0
         self.some: list[Unit] = []
         """For a sample; repetitions are none of them."""
+        self.dearest: tuple[int, Slice] | None = None
+        """The slice that takes most memory to unpack, and its data set; None: none takes more than batches do."""
         self._sizes: Counter[tuple[int, str | None]] = Counter()
         self._first_copies = self._slices = 0
         self._step = 1
@@ -203,6 +205,8 @@ class Survey:
     def _add(self, unit: Unit) -> None:
         for slice in unit.slices:
             self._sizes[unit.dataset, slice.compression] += slice.size
+            if slice.unpacking > (self.dearest[1].unpacking if self.dearest is not None else 0):
+                self.dearest = unit.dataset, slice
         if self._first_copies % self._step == 0:
             self.some.append(unit)
             if len(self.some) > 2 * UNITS_SAMPLED:

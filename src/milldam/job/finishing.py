@@ -7,7 +7,6 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import shutil
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 from milldam.config import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.files import NewFile, names_matching, remove_matching, write_json
+from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
 from milldam.job.rejects import first_reject, gather_rejects
@@ -40,6 +39,7 @@ from milldam.run import (
     in_plan_order,
     require_complete,
 )
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store.drafting import ShardSpool
 from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
@@ -120,7 +120,7 @@ class Finish:
         return pack_store(self.config, self.run.out)
 
     def _write(self, summary: Summary) -> None:
-        write_json(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
+        write_sealed(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
 
     def _measured(self) -> dict[str, Any]:
         return {
@@ -170,7 +170,7 @@ def complete(config: Config, run: Run, *, report: bool) -> Summary:
 def _packing_told(config: Config, run: Run) -> dict[str, Any]:
     """The figures of rows that are not written, where the summary has them for these rules."""
     path, rules = run.folder / SUMMARY, config.packing_rules
-    told: dict[str, Any] = json.loads(path.read_bytes()).get("packing", {}) if path.exists() else {}
+    told: dict[str, Any] = (read_sealed(path) or {}).get("packing", {})
     wanted = rules and (rules.strategy, config.sequence_len)
     same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
     return told if rules is not None and not rules.write and same else {}
@@ -179,10 +179,10 @@ def _packing_told(config: Config, run: Run) -> dict[str, Any]:
 def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
     """Put the figures of rows that were made later into the summary; whether anything changed."""
     path = run.folder / SUMMARY
-    told = json.loads(path.read_bytes()) if path.exists() else {}
+    told = read_sealed(path) or {}
     if not told or told.get("packing") == packing:
         return False
-    write_json(path, told | {"packing": packing})
+    write_sealed(path, told | {"packing": packing})
     return True
 
 

@@ -23,6 +23,7 @@ from milldam.files import NewFile, json_bytes, write_file
 from milldam.job.rejects import NAME as REJECTS
 from milldam.job.stages import run_job
 from milldam.loader.stores import Store
+from milldam.manifests import TOKENS
 from milldam.progress import Observer, Summary
 from milldam.run import RUN_FOLDER
 from milldam.store.manifest import NAME as MANIFEST
@@ -80,7 +81,8 @@ def work_folder(npy: Path) -> Path:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
-    facts = dataclasses.asdict(manifest) | {"documents": manifest.documents, "tokens": manifest.tokens}
+    counted = {"documents": manifest.documents, "tokens": manifest.tokens}
+    facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version} | counted
     return {"format": "milldam npy", **facts}
 
 

@@ -22,7 +22,7 @@ from milldam.filters.language import unload_model
 from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.passes.assignments import SetRules
-from milldam.planning import TOKENIZER_FACTOR
+from milldam.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run import Identity, Run
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
@@ -206,6 +206,8 @@ class Preparation:
         lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
         number = len(self._config.sources) - 1
         for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
+            if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
+                continue  # the budget is yet to be held against that
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
             for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
                 for text in batch.texts:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from milldam.errors import StoreError
 from milldam.files import NewFile, names_matching
 from milldam.input_files import is_address
 from milldam.run import Run
+from milldam.sealed import unseal_line
 from milldam.sources.compression import read_blocks
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import count_line_ends
@@ -74,15 +76,21 @@ def first_reject(out: Path) -> str:
     path = out / NAME
     if not path.exists():
         return ""
-    reject = next(_read([path]))
+    with path.open("rb") as lines:
+        reject = json.loads(next(lines))
     return f"\nThe first is of {reject['file']}: {reject['detail']}. All rejected records are in {path}."
 
 
 def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        with part.open(encoding="utf-8") as lines:
+        with part.open("rb") as lines:
             for line in lines:
-                yield json.loads(line)
+                value = unseal_line(line)
+                if value is None:
+                    raise StoreError(
+                        f"{part}: damaged. Remove it, and run the same command again: what it belongs to is made anew."
+                    )
+                yield value
 
 
 def _current_path(run: Run, file: str) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 
 from milldam.config import Config
 from milldam.dedup.fingerprints import partition_count
-from milldam.errors import ConfigError, NotReadyError
+from milldam.errors import ConfigError, NotReadyError, ResourceError
 from milldam.executors.crews import Crew, LocalCrew
 from milldam.executors.shares import FinishCrew, ShareCrew, ShareDone
 from milldam.job.arranging import RECORDS as ARRANGED
@@ -36,7 +36,7 @@ from milldam.job.needs import Machines
 from milldam.job.preparing import Preparation, pick_engine, planned_units
 from milldam.job.resolving import check_index, steps_of
 from milldam.job.simulating import SimulatedPreparation
-from milldam.memory import Budget, Monitor, usage
+from milldam.memory import Budget, Monitor, format_size, usage
 from milldam.passes.assignments import Assignment
 from milldam.passes.pipeline import Selection, TokenizeTask
 from milldam.planning import (
@@ -65,7 +65,8 @@ from milldam.run import (
 )
 from milldam.sources.listed import Listing
 from milldam.sources.opening import STDIN
-from milldam.sources.units import Unit
+from milldam.sources.tables import unpacking_place
+from milldam.sources.units import Slice, Unit
 from milldam.store.format import token_dtype
 from milldam.tokenizers.proof import Choice
 from milldam.workforce import Staff, Stage, at_work
@@ -123,6 +124,7 @@ class Job:
         self._after_shares = after_shares
         self._budget = Budget.of(config.memory, held_bytes)
         self._crew: Crew = LocalCrew(self._budget.limit_bytes)
+        self._dearest: tuple[int, Slice] | None = None
 
     def run(self, *, report: bool) -> Summary:
         with self._at_work() as monitor:
@@ -193,6 +195,7 @@ class Job:
         state = "simulated" if simulated else _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
         survey = Survey.of(preparation.units(self._prepared))
+        self._dearest = survey.dearest
         plan = self._plan_work(choice, survey.units)
         machines = Machines(nodes, plan.workers)
         sample = self._sample(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
@@ -203,7 +206,8 @@ class Job:
         if simulated is None:
             require_disk(needed, config.out)
         told = simulated.told() if simulated else ()
-        memory = usage().anonymous + plan.workers * (WORKER_BYTES + self._loaded_bytes + WORK_BYTES)
+        each = WORKER_BYTES + self._loaded_bytes + self._unpacking_bytes + WORK_BYTES
+        memory = usage().anonymous + plan.workers * each
         return PlannedJob(plan, needed, state, machines, memory, told)
 
     def _sample(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Sample:
@@ -225,7 +229,7 @@ class Job:
         if run.share is not None or self._after_shares:
             run.require_same(identity)
             return state
-        same = state != NEW and not run.identity().differences(identity)
+        same = run.agrees(identity, overwrite=config.overwrite)
         if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
             return NEW
         if state == UNFINISHED and not same and not run.has_results():
@@ -247,7 +251,7 @@ class Job:
         choice = pick_engine(self._config, self._prepared)
         if choice.warning is not None:
             self._observer.warn(choice.warning)
-        fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
+        self._fit_workers(self._loaded_bytes, 1)
         if self._config.dedup_rules is not None:
             require_room_for_grouping(self._budget, usage().anonymous)
             check_index(self._config.dedup_rules, self._prepared.identity, self._out)
@@ -262,18 +266,39 @@ class Job:
         function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
         return self._prepared.tokenizer_bytes + text_rules + language + function + self._crew.overhead_bytes
 
+    @property
+    def _unpacking_bytes(self) -> int:
+        """What a worker may hold of the input besides batches."""
+        return self._dearest[1].unpacking if self._dearest is not None else 0
+
+    def _fit_workers(self, loaded_bytes: int, wanted: int) -> int:
+        """How many workers the budget holds when each can unpack the largest part of the input."""
+        try:
+            return fit_workers(self._budget, usage().anonymous, loaded_bytes + self._unpacking_bytes, wanted)
+        except ResourceError as error:
+            if self._dearest is None:
+                raise
+            dataset, slice = self._dearest
+            place = unpacking_place(slice, self._prepared.sets[dataset].text.text_column)
+            size = format_size(slice.unpacking)
+            raise ResourceError(f"{error}\n{slice.path}, {place}, takes {size} of that to unpack.") from None
+
     def _plan_units(self, engine: str, *, fresh: bool) -> int:
         run, prepared = self._run, self._prepared
         units = planned_units(run, prepared.sources, prepared.shard_size)
         if fresh:
             survey = Survey()
             count = run.stage(survey.watch(units))
+            self._dearest = survey.dearest
+            self._fit_workers(self._loaded_bytes, 1)
             self._require_disk(engine, survey, count)
             run.start(prepared.identity, {"tokenizer.json": prepared.tokenizer_json.encode()})
             return count
         if run.share is None and run.has_moved():
             run.replan(units)
-        return run.resume()
+        count = run.resume()
+        self._dearest = Survey.of(self._units()).dearest
+        return count
 
     def _require_disk(self, engine: str, survey: Survey, units: int) -> None:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
@@ -293,7 +318,7 @@ class Job:
         wanted = self._cores
         useful = 1 if self._one_process else max(1, min(wanted, units - done))
         parent = usage().anonymous
-        workers = fit_workers(self._budget, parent, self._loaded_bytes, useful)
+        workers = self._fit_workers(self._loaded_bytes, useful)
         held = parent if workers > 1 or self._crew.machine else 0
         return make_plan(
             self._budget,
@@ -345,8 +370,7 @@ class Job:
     def _readers(self) -> Staff:
         """Who reads without encoding: no tokenizer takes memory."""
         wanted = 1 if self._one_process else self._cores
-        overhead = self._crew.overhead_bytes
-        workers = fit_workers(self._budget, usage().anonymous, overhead, min(wanted, self._plan.units))
+        workers = self._fit_workers(self._crew.overhead_bytes, min(wanted, self._plan.units))
         return Staff(workers, max(1, self._cores // workers), here=self._one_process)
 
     @property
@@ -431,7 +455,7 @@ class Job:
             special=prepared.special,
             dtype=token_dtype(prepared.vocab_size),
             shard_size=prepared.shard_size,
-            share_bytes=plan.share_bytes,
+            share_bytes=plan.share_bytes - self._unpacking_bytes,
             threads=plan.threads,
         )
 
@@ -462,7 +486,8 @@ class Job:
             validation=frozenset(range(validation)),
             dtype=token_dtype(self._prepared.vocab_size),
         )
-        done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
+        records = (PartRecord(**line) for line in run.appended(ARRANGED))
+        done = {(record.unit, record.part) for record in records if run.holds(record)}
         todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
 
         def keep(record: PartRecord) -> None:
@@ -497,7 +522,7 @@ def _state_of(config: Config, identity: Identity) -> str:
     state = there.state()
     if state == NEW:
         return state
-    if config.overwrite and (state == FINISHED or there.identity().differences(identity)):
+    if config.overwrite and (state == FINISHED or not there.agrees(identity, overwrite=True)):
         return "there is something already: it will be replaced"
     there.require_same(identity)
     return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"

@@ -10,18 +10,20 @@ Holds one table of a schedule (650 KB) beside what the sources hold. A batch is 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, MismatchError
+from milldam.checked import checked
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
@@ -36,6 +38,8 @@ from milldam.memory import available_bytes
 
 Stop = Literal["first_exhausted", "all_exhausted"] | int
 
+_WEIGHT, _LONGEST_WEIGHT = re.compile(r"[1-9]\d*(/[1-9]\d*)?"), 2000
+"""A weight in a state, and how long it may be."""
 _SOURCE_SEED = 4
 """Apart from the numbers that orders mix into their seeds."""
 
@@ -392,8 +396,7 @@ class MixedOrder:
         return begin.place + self._epoch_end(begin.drawn) if begin.place else None
 
     def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
-        weights = tuple(Fraction(weight) for weight in state["weights"])
-        begin = _Begin(int(state["began"]), np.array(state["drawn"], np.int64))
+        weights, begin = _checked_state(state, len(self._orders), place)
         schedule = self._schedule if weights == self._weights else schedule_of(weights)
         drawn = begin.drawn + schedule.drawn(place - begin.place)
         if weights != self._weights:
@@ -408,6 +411,24 @@ class MixedOrder:
             for order, own, count in zip(self._orders, state["orders"], drawn.tolist(), strict=True)
         ]
         return MixedOrder(orders, self._begins, self._weights, self._epoch_end, begin)
+
+
+class _State(TypedDict):
+    weights: list[str]
+    began: int
+    drawn: list[int]
+    orders: list[Any]
+
+
+def _checked_state(state: Any, sources: int, place: int) -> tuple[tuple[Fraction, ...], _Begin]:
+    """The weights of a mixture's state and where its schedule began, when they can be."""
+    name = "The state of a mixture"
+    found: _State = checked(_State, state, name)
+    if any(len(found[part]) != sources for part in ("weights", "drawn", "orders")) or found["began"] > place:
+        raise StoreError(f"{name}: damaged: it is not that of {sources:,} sources at sample {place:,}.")
+    if not all(len(weight) < _LONGEST_WEIGHT and _WEIGHT.fullmatch(weight) for weight in found["weights"]):
+        raise StoreError(f"{name}: damaged: weights are {', '.join(found['weights'])[:80]}, which are no fractions.")
+    return tuple(map(Fraction, found["weights"])), _Begin(found["began"], np.array(found["drawn"], np.int64))
 
 
 def _listed(weights: Sequence[Fraction]) -> str:

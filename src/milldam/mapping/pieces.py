@@ -23,6 +23,7 @@ from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
 from milldam.input_files import is_address, version_of
 from milldam.mapping.cutting import Piece
+from milldam.sealed import seal_line, unseal_line
 from milldam.sources.batch import TextRules
 from milldam.sources.lines import LINE, boundary_of
 from milldam.sources.listing import InputFile
@@ -63,15 +64,15 @@ class Hashes:
             return
         with self._path.open("rb") as lines:
             for line in lines:
-                if line.endswith(b"}\n"):  # else it was torn by a crash
-                    known = json.loads(line)
+                known = unseal_line(line)
+                if known is not None:
                     yield known["key"], [(start, stop, digest) for start, stop, digest in known["cuts"]]
 
     def _append(self, key: str, cuts: Cuts) -> None:
         with explain_os_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as lines:
-                lines.write(json.dumps({"key": key, "cuts": cuts}).encode() + b"\n")
+                lines.write(seal_line({"key": key, "cuts": cuts}))
 
 
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:

@@ -81,7 +81,7 @@ class TokenizeTask:
     dtype: str
     shard_size: int
     share_bytes: int
-    """Anonymous memory that this worker may use."""
+    """Anonymous memory that this worker may use, but for what unpacking the input takes."""
     threads: int
 
     @property
@@ -479,11 +479,10 @@ class _UnitWork:
         started = time.perf_counter()
         shards = [asdict(shard) for shard in self._shelf.commit()]
         self._seconds["write"] += time.perf_counter() - started
-        self._rejects.commit()
-        if self._dropped is not None:
-            self._dropped.commit()
+        aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
+        files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | self._shelf.files(shards)
         self._send_progress()
-        self._report(PART, self._record(shards, last=last))
+        self._report(PART, replace(self._record(shards, last=last), files=files))
         self._part, self._read = self._part + 1, 0
         self._judge.dropped = {stage: Counter() for stage in STAGES}
         self._encoder.dropped.clear()

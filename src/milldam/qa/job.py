@@ -11,7 +11,6 @@ are follows from the budget, and what they make from the input and the settings 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError, ResourceError
-from milldam.files import NewFile, hash_bytes, remove_temporaries, write_json
+from milldam.files import NewFile, hash_bytes, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
 from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, make_plan
 from milldam.progress import Observer, Quiet
@@ -28,12 +27,13 @@ from milldam.qa.feature_store.manifest import NAME as MANIFEST
 from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.qa.listing import list_files
 from milldam.qa.parts import FOLDER as PARTS
-from milldam.qa.parts import REJECTS, Read, ReadTask
+from milldam.qa.parts import REJECTS, Read, ReadTask, part_path
 from milldam.qa.settings import QASettings, settings_of
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
+from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.workforce import Staff, Stage, at_work
 
@@ -140,8 +140,14 @@ class QARun(Run):
 
     def what_was_read(self) -> Read | None:
         """What the first stage left when it was done; None: it was not."""
-        path = self.folder / _READ
-        return Read(**json.loads(path.read_bytes())) if path.exists() else None
+        found = read_sealed(self.folder / _READ)
+        read = Read(**found) if found is not None else None
+        return read if read is not None and self._has_parts(read) else None
+
+    def _has_parts(self, read: Read) -> bool:
+        """Whether all parts are as they were written; else they are read again."""
+        records = [{"bytes": size, "xxh3": xxh3} for size, xxh3 in zip(read.parts, read.hashes, strict=True)]
+        return all(is_whole(part_path(self.folder, number), record) for number, record in enumerate(records))
 
     def made(self) -> dict[int, Made]:
         """The units that are done and whose files are there."""
@@ -158,6 +164,8 @@ class QARun(Run):
 
     def _has_files(self, made: Made) -> bool:
         files = (made.shard or {"files": {}})["files"]
+        if made.answers is not None and not is_whole(answers_path(self.folder, made.unit), made.answers):
+            return False
         try:
             return all((self.out / name).stat().st_size == record["bytes"] for name, record in files.items())
         except OSError:
@@ -214,7 +222,7 @@ class _Job:
     def _where_to_begin(self, identity: Identity) -> str:
         """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
         run, state = self._run, self._run.state()
-        same = state != NEW and not run.identity().differences(identity)
+        same = run.agrees(identity, overwrite=self._settings.overwrite)
         if state == NEW or (self._settings.overwrite and not (same and state == UNFINISHED)):
             return NEW
         if state == UNFINISHED and not same and not run.has_results():
@@ -248,7 +256,7 @@ class _Job:
         reads: list[Read] = []
         stage = Stage("read", task, iter([0]), lambda unit: None, total=1)
         self._workforce.work(stage, Staff(1, 1, here=True), reads.append)
-        write_json(run.folder / _READ, asdict(reads[0]))
+        write_sealed(run.folder / _READ, asdict(reads[0]))
         return reads[0]
 
     # ---- window ----
@@ -322,7 +330,7 @@ class _Job:
             raise InputError(_nothing_left(read, manifest, run.out))
         run.tidy()
         summary = self._summary(manifest)
-        write_json(run.folder / SUMMARY, summary.as_json())
+        write_sealed(run.folder / SUMMARY, summary.as_json())
         manifest.write(run.out)
         _remove_intermediate(run)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
@@ -365,7 +373,7 @@ def _manifest(
         template=template_facts(template),
         settings=identity.settings,
         input=identity.input,
-        shards=tuple(FeatureShard.from_dict(one.shard) for one in units if one.shard is not None),
+        shards=tuple(FeatureShard(**one.shard) for one in units if one.shard is not None),
         counts=_counts(read, units),
     )
 

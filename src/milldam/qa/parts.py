@@ -35,6 +35,8 @@ class Read:
     examples: int
     parts: list[int]
     """Bytes of each part."""
+    hashes: list[str]
+    """xxh3 of each part."""
     rejected: dict[str, int]
     """Reason -> records."""
     longest: int = 0
@@ -75,10 +77,11 @@ class ReadTask:
                 on_reject=told.reject,
                 spool=str(self.folder),
             )
-            sizes = list(_write_parts(self.folder, examples, told, report))
+            records = list(_write_parts(self.folder, examples, told, report))
             if told.rejected:
                 rejects.commit()
-        report(PART, Read(told.examples, sizes, dict(sorted(told.rejected.items())), told.longest))
+        sizes, hashes = [one["bytes"] for one in records], [one["xxh3"] for one in records]
+        report(PART, Read(told.examples, sizes, hashes, dict(sorted(told.rejected.items())), told.longest))
 
 
 @dataclass(slots=True)
@@ -95,15 +98,14 @@ class _Told:
         self.rejects.write(line.encode("utf-8", "backslashreplace"))
 
 
-def _write_parts(folder: Path, examples: Iterator[Example], told: _Told, report: Report) -> Iterator[int]:
-    """Write every part; their sizes."""
+def _write_parts(folder: Path, examples: Iterator[Example], told: _Told, report: Report) -> Iterator[dict[str, Any]]:
+    """Write every part; size and hash of each."""
     reported = 0.0
     number, ahead = 0, next(examples, None)
     while ahead is not None:
         with NewFile(part_path(folder, number)) as new:
             ahead = _write_part(new, ahead, examples, told)
-            new.commit()
-        yield new.size
+            yield new.commit()
         number += 1
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()

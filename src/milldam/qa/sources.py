@@ -17,10 +17,10 @@ from typing import Any
 
 from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
-from milldam.qa.json_stream import LARGEST_VALUE, JsonError, JsonStream
 from milldam.qa.listing import ARRAY, list_files
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.json_items import as_json_lines
+from milldam.sources.json_stream import LARGEST_VALUE, JsonError, JsonStream
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
 

@@ -159,7 +159,7 @@ def gather(out: Path) -> Facts:
 def _read_summary(path: Path) -> dict[str, Any]:
     try:
         return as_dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from milldam.manifests import TOKENS
 from milldam.markup import escape
 from milldam.memory import format_size
 from milldam.report.facts import Facts, as_dict
@@ -46,7 +47,7 @@ def versions(facts: Facts) -> Section:
         ("vocabulary", f"{manifest.vocab_size:,}"),
         ("token type", manifest.dtype),
         ("input", _input(manifest.input)),
-        ("store format", manifest.format_version),
+        ("store format", TOKENS.version),
         ("fingerprint", manifest.fingerprint),
     ]
     if manifest.inexact_cuts:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.decoding import decode_text
+from milldam.sources.decoding import HEAD_BYTES, decode_text
+from milldam.text_arrays import text_offsets
 
 BATCH_BYTES = 2 << 20
 
@@ -97,6 +98,12 @@ def checked_text(
     return pa.array(kept, pa.large_string())
 
 
+def one_text(text: str) -> pa.LargeStringArray:
+    """An array of one text, with a copy less than pa.array makes; raises UnicodeEncodeError for lone surrogates."""
+    data = text.encode("utf-8")
+    return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data))
+
+
 def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeStringArray | None, str]:
     """A part of a document as an array by the rules, without a copy; or what is wrong with it."""
     raw = pa.LargeBinaryArray.from_buffers(
@@ -107,6 +114,28 @@ def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeSt
     except pa.ArrowInvalid:
         text, problem = decode_text(data, rules, head)
         return (None if text is None else pa.array([text], pa.large_string())), problem
+
+
+def text_in_parts(
+    document: pa.LargeBinaryArray, rules: TextRules, on_reject: OnReject, make_reject: MakeReject
+) -> Iterator[Batch]:
+    """One large document in open batches; taken back when the rest of it is no UTF-8."""
+    begin, end = text_offsets(document)
+    data = document.buffers()[2][int(begin) : int(end)]  # not by as_buffer, which copies it
+    head = data[:HEAD_BYTES].to_pybytes()
+    start = 0
+    while start < data.size:
+        part = data[start : start + max(BATCH_BYTES, HEAD_BYTES)].to_pybytes()
+        if start + len(part) < data.size:
+            part = part[: whole_characters(part)]
+        text, problem = decode_array(part, rules, head)
+        if text is None:
+            if start:
+                yield Batch(pa.array([], pa.large_string()), cancel=True)
+            stop_or_reject(make_reject(0, "not_utf8", problem, part), rules, on_reject)
+            return
+        start += len(part)
+        yield Batch(text, open=start < data.size, bytes_read=len(part))
 
 
 def whole_characters(data: bytes) -> int:
@@ -156,5 +185,10 @@ def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
     while start < len(array):
         reached = ends[start - 1] if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, reached + BATCH_BYTES, side="right")))
-        yield array[start:stop].dictionary_decode()
+        if stop == start + 1 and array[start].is_valid:
+            # A large one is not copied.
+            number = array.indices[start].as_py()
+            yield array.dictionary[number : number + 1]
+        else:
+            yield array[start:stop].dictionary_decode()
         start = stop

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from milldam.errors import InputError, did_you_mean
+from milldam.sources.batch import TextRules
 from milldam.sources.compression import DamagedError
-from milldam.sources.giant import GiantLine
+from milldam.sources.giant import GiantLine, parts_of_line
 from milldam.sources.jsonl import json_blocks
 from milldam.sources.lines import BOM
 from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
 from milldam.sources.opening import open_head
-from milldam.sources.records import LAST, WHOLE, Block
+from milldam.sources.records import WHOLE
 from milldam.sources.table_text import csv_header
 from milldam.sources.tables import open_schema, text_columns
 from milldam.sources.units import Slice
@@ -105,11 +107,14 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
         with open_head(slice.path) as file:
             blocks = json_blocks(file, slice)
             first = next(blocks, None)
-            if first is not None and first.kind == WHOLE:
-                yield from _parsed(first.data.removeprefix(BOM))
-            elif first is not None:
-                outline = GiantLine.outline(_giant_parts(first, blocks), spool)
-                yield from [outline] if isinstance(outline, dict) else []
+            if first is None:
+                return
+            first = replace(first, data=first.data.removeprefix(BOM))
+            if first.kind == WHOLE:
+                yield from _parsed(first.data)
+                return
+            outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
+            yield from [outline] if isinstance(outline, dict) else []
     except (DamagedError, ValueError, RecursionError):
         return
 
@@ -131,17 +136,6 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             found.append(record)
     return found
-
-
-def _giant_parts(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
-    """The blocks of the first line; another giant one may follow it."""
-    yield first.data
-    for block in blocks:
-        if block.kind == WHOLE:
-            return
-        yield block.data
-        if block.kind == LAST:
-            return
 
 
 def _string_fields(record: Any, prefix: str) -> list[str]:

@@ -57,13 +57,16 @@ def _is_beyond_repair(text: str) -> bool:
     return too_many or head.startswith(_UTF16_MARKS) or 4 * head.count("\0") > size
 
 
-def describe_encoding(data: bytes, error: UnicodeDecodeError) -> str:
-    """What the bytes are likely to be instead of UTF-8."""
+def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -> str:
+    """What the bytes are likely to be instead of UTF-8.
+
+    `data`: the head of the document at least; `before`: its bytes before those in which the error was found.
+    """
     other = other_encoding(data)
     if other is not None:
         return other
     sample = data[:4096]
-    latin = f"byte 0x{data[error.start]:02x} at {error.start}: not UTF-8"
+    latin = f"byte 0x{error.object[error.start]:02x} at {before + error.start}: not UTF-8"
     if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in sample):
         return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8"
     return latin
@@ -87,9 +90,14 @@ def parse_json(data: bytes, rules: TextRules) -> Any:
     try:
         return json.loads(decode_json(data, rules))
     except (ValueError, RecursionError) as error:
-        if rules.invalid_utf8 == "drop":
-            _require_text(*decode_text(data, rules))
+        require_encoding(data, rules)
         raise MalformedError("bad_json", str(error)) from None
+
+
+def require_encoding(data: bytes, rules: TextRules) -> None:
+    """Raises MalformedError when what is no JSON is no text either; `data`: its head at least."""
+    if rules.invalid_utf8 == "drop":
+        _require_text(*decode_text(data, rules))
 
 
 def decode_json(data: bytes, rules: TextRules) -> str:

@@ -1,168 +1,188 @@
-"""One JSON line of any size -> the text of one field, in parts of bounded size.
+"""One JSON line of any size -> the text of one field, in batches of bounded size.
 
-The line is spooled to disk. A scan replaces every long string by a short mark, which leaves a small skeleton that the
-ordinary parser reads; the mark found at the wanted field leads back to the bytes on disk, which are unescaped in parts.
-Memory: one part and the skeleton, at most `_LARGEST_SKELETON`.
+The line is read once, as it comes. Whatever is not the text is checked and passed over. The text is handed on before
+the end of the line is seen, and taken back when the line turns out to be no JSON, or to have the field once more: the
+last one counts. Memory: a few blocks.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import tempfile
-import uuid
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from typing import Any
 
-from milldam.sources.batch import MalformedError, TextRules
+import pyarrow as pa
+
+from milldam.sources.arrays import one_text, whole_characters
+from milldam.sources.batch import Batch, MalformedError, TextRules
+from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
+    HEAD_BYTES,
     HEAD_CHARACTERS,
-    decode_json,
-    is_sound,
+    describe_encoding,
     mend,
-    mended,
-    parse_json,
+    require_encoding,
     require_mendable,
 )
+from milldam.sources.json_stream import JsonError, JsonStream
+from milldam.sources.records import LAST, Block
 
 _PART = 1 << 20
-_LONG_STRING = 1 << 16
-_LARGEST_SKELETON = 16 << 20
-_QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
-# A cut must not fall into an escape, between the halves of a surrogate pair, or into a UTF-8 character.
-_UNFINISHED = re.compile(
-    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|\\u[0-9a-fA-F]{0,3}|\\|[\xc2-\xf4][\x80-\xbf]*)\Z"
-)
+_OUTLINE, _SAMPLE, _LEVELS = 1 << 20, 1 << 12, 16
+"""Characters of an outline and of each text in it; objects within objects."""
+_ERRORS = {"drop": "surrogateescape", "replace": "replace"}
+
+_Parts = Generator[pa.LargeStringArray | None, None, MalformedError | None]
+"""Parts of the text, None where those before it don't count; then what is wrong with it."""
+
+
+def parts_of_line(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
+    """The bytes of the giant line that a block begins; what follows it stays in `blocks`."""
+    yield first.data
+    for block in blocks:
+        yield block.data
+        if block.kind == LAST:
+            return
 
 
 class GiantLine:
-    """Fed the parts of a line in order; gives the text once the last part is there."""
+    """Reads the parts of a line, to their end whatever is wrong with them."""
 
-    def __init__(self, path: list[str], spool: str | None, rules: TextRules) -> None:
-        self._path, self._spool, self._rules = path, spool, rules
-        self._file: IO[bytes] | None = None
+    def __init__(self, parts: Iterator[bytes], rules: TextRules) -> None:
+        self._parts, self._rules = parts, rules
+        self._head, self._size, self._told, self._room = b"", 0, 0, _OUTLINE
+        errors = _ERRORS.get(rules.invalid_utf8, "strict")
+        self._stream = JsonStream(self._next_part, strict=True, errors=errors)
 
-    def feed(self, data: bytes, *, last: bool) -> Iterator[tuple[str, bool]]:
-        """(part of the text, whether it is the last); raises MalformedError when the line holds no such text."""
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 - closed with the last part
-        self._file.write(data)
-        if last:
-            file, self._file = self._file, None
-            with file:
-                yield from self._read(file)
+    def _next_part(self, _: int = 0) -> bytes:
+        part = next(self._parts, b"")
+        self._head += part[: HEAD_BYTES - len(self._head)]
+        self._size += len(part)
+        return part
 
-    @staticmethod
-    def outline(parts: Iterable[bytes], spool: str | None) -> Any:
-        """The line's value with its long strings replaced by short ones: enough to see its fields."""
-        with tempfile.TemporaryFile(dir=spool) as file:
-            for part in parts:
-                file.write(part)
-            return json.loads(_scan(file, "")[0].decode("utf-8", "replace"))
+    def bytes_read(self) -> int:
+        """How many since the last time, for progress."""
+        before, self._told = self._told, self._size
+        return self._size - before
 
-    def _read(self, file: IO[bytes]) -> Iterator[tuple[str, bool]]:
+    # ---- the text ----
+
+    def batches(self, path: list[str]) -> Iterator[Batch]:
+        """The text at a path, in open batches where it is long; raises MalformedError when there is none."""
+        waiting: pa.LargeStringArray | None = None
+        begun = False
         try:
-            # A mark that no text of the input can foresee.
-            mark = f"{uuid.uuid4()} "
-            skeleton, strings = _scan(file, mark)
-        except ValueError as error:
-            raise MalformedError("bad_json", str(error)) from None
-        value = self._find(skeleton)
-        if not value.startswith(mark):
-            yield mended(value, self._rules), True
-            return
-        start, stop = strings[int(value.removeprefix(mark))]
-        # Once through before anything is handed on: what is wrong with it rejects the whole line.
-        sound = self._check(_unescape(file, start, stop, self._rules))
-        for text, last in _unescape(file, start, stop, self._rules):
-            yield text if sound else mend(text, self._rules), last
+            for part in self._checked(path):
+                if part is not None and waiting is not None:
+                    yield Batch(waiting, open=True, bytes_read=self.bytes_read())
+                    begun = True
+                elif part is None and begun:
+                    yield self._cancel()
+                    begun = False
+                waiting = part
+        except (MalformedError, DamagedError):
+            if begun:
+                yield self._cancel()
+            raise
+        yield Batch(waiting, bytes_read=self.bytes_read())
 
-    def _check(self, parts: Iterator[tuple[str, bool]]) -> bool:
-        """Whether UTF-8 can hold the text as it is; raises MalformedError when it can't be mended."""
-        head, sound = "", True
-        for text, _ in parts:
-            head += text[: max(0, HEAD_CHARACTERS - len(head))]
-            sound = sound and is_sound(text)
-        if not sound:
+    def _cancel(self) -> Batch:
+        return Batch(pa.array([], pa.large_string()), cancel=True, bytes_read=self.bytes_read())
+
+    def _checked(self, path: list[str]) -> Iterator[pa.LargeStringArray | None]:
+        try:
+            try:
+                fault = yield from self._find(path, ".".join(path))
+                self._stream.require_end()
+            except JsonError as error:
+                # As in a small line: what is no UTF-8 further on says more.
+                self._stream.skip_rest()
+                require_encoding(self._head[: whole_characters(self._head)], self._rules)
+                raise MalformedError("bad_json", str(error)) from None
+        except UnicodeDecodeError as error:
+            problem = describe_encoding(self._head, error, self._size - len(error.object))
+            while self._next_part():
+                pass
+            raise MalformedError("not_utf8", problem) from None
+        if fault is not None:
+            raise fault
+
+    def _find(self, path: list[str], field: str) -> _Parts:
+        """The text at a path from the value that is next."""
+        if not path:
+            return (yield from self._text(field))
+        fault: MalformedError | None = MalformedError("no_field", f'no field "{field}"')
+        if self._stream.peek() != "{":
+            self._stream.skip()
+            return fault
+        for key in self._stream.fields():
+            if key == path[0]:
+                yield None
+                fault = yield from self._find(path[1:], field)
+            else:
+                self._stream.skip()
+        return fault
+
+    def _text(self, field: str) -> _Parts:
+        opening = self._stream.peek()
+        if opening != '"':
+            kind = {"[": "list", "{": "dict", "n": "null", "t": "bool", "f": "bool"}.get(opening, "a number")
+            self._stream.skip()
+            return MalformedError("no_text", f'"{field}" is {kind}, not text')
+        fault, head = None, None
+        for part in _gathered(self._stream.string_parts()):
+            head = part[:HEAD_CHARACTERS] if head is None else head
+            if fault is None:
+                try:
+                    yield self._mended(part, head)
+                except MalformedError as error:
+                    fault = error
+        return fault
+
+    def _mended(self, part: str, head: str) -> pa.LargeStringArray:
+        try:
+            return one_text(part)
+        except UnicodeEncodeError:
             require_mendable(head, self._rules)
-        return sound
+            return one_text(mend(part, self._rules))
 
-    def _find(self, skeleton: bytes) -> str:
-        value = parse_json(skeleton, self._rules)
-        field = ".".join(self._path)
-        for name in self._path:
-            if not isinstance(value, dict) or name not in value:
-                raise MalformedError("no_field", f'no field "{field}"')
-            value = value[name]
-        if not isinstance(value, str):
-            raise MalformedError("no_text", f'"{field}" is {type(value).__name__}, not text')
-        return value
+    # ---- the fields ----
 
+    def outline(self) -> dict[str, Any]:
+        """The line's fields and what their texts begin with, up to where it breaks off; of other values, None."""
+        record: dict[str, Any] = {}
+        with suppress(JsonError, DamagedError, UnicodeDecodeError):
+            if self._stream.peek() == "{":
+                self._outline(record, _LEVELS)
+        return record
 
-def _scan(file: IO[bytes], mark: str) -> tuple[bytes, list[tuple[int, int]]]:
-    """The line with long strings marked, and where on disk each of those lies."""
-    skeleton, strings = bytearray(), list[tuple[int, int]]()
-    for is_string, start, stop in _spans(file):
-        if is_string and stop - start > _LONG_STRING:
-            skeleton += json.dumps(f"{mark}{len(strings)}").encode()
-            strings.append((start, stop))
-        else:
-            text = _bytes_at(file, start, stop)
-            skeleton += b'"' + text + b'"' if is_string else text
-        if len(skeleton) > _LARGEST_SKELETON:
-            raise ValueError("the line is too large, even without its long strings")
-    return bytes(skeleton), strings
-
-
-def _spans(file: IO[bytes]) -> Iterator[tuple[bool, int, int]]:
-    """(inside a string, start, stop) of the stretches between quotes, quotes left out."""
-    inside, start, position = False, 0, 0
-    skip_to = 0
-    file.seek(0)
-    while block := file.read(_PART):
-        for match in _QUOTE_OR_ESCAPE.finditer(block):
-            at = position + match.start()
-            if at < skip_to:
-                continue
-            if match[0] == b"\\":
-                skip_to = at + 2
-                continue
-            yield inside, start, at
-            inside, start = not inside, at + 1
-        position += len(block)
-        file.seek(position)
-    if inside:
-        raise ValueError("a string is not closed")
-    yield False, start, position
+    def _outline(self, record: dict[str, Any], levels: int) -> None:
+        for key in self._stream.fields():
+            self._room -= len(key) + 1
+            opening = self._stream.peek()
+            if self._room < 0 or opening not in ('"', "{") or not levels:
+                self._stream.skip()
+                record |= {key: None} if self._room >= 0 else {}
+            elif opening == "{":
+                record[key] = {}
+                self._outline(record[key], levels - 1)
+            else:
+                parts = self._stream.string_parts()
+                record[key] = next(parts)[:_SAMPLE]
+                self._room -= len(record[key])
+                for _ in parts:
+                    pass
 
 
-def _bytes_at(file: IO[bytes], start: int, stop: int) -> bytes:
-    file.seek(start)
-    return file.read(stop - start)
-
-
-def _unescape(file: IO[bytes], start: int, stop: int, rules: TextRules) -> Iterator[tuple[str, bool]]:
-    """(part of the text, whether it is the last); lone surrogates are still in it."""
-    held = b""
-    while start < stop:
-        block = held + _bytes_at(file, start, min(stop, start + _PART))
-        start = min(stop, start + _PART)
-        cut = len(block)
-        if start < stop and (unfinished := _unfinished(block)) is not None:
-            cut = unfinished
-        held = block[cut:]
-        raw = decode_json(block[:cut], rules)
-        try:
-            yield json.loads(f'"{raw}"'), start >= stop
-        except ValueError as error:
-            raise MalformedError("bad_json", str(error)) from None
-
-
-def _unfinished(block: bytes) -> int | None:
-    tail = max(0, len(block) - 16)
-    match = _UNFINISHED.search(block, tail)
-    if match is None:
-        return None
-    # An escaped backslash before it would make the "escape" plain text: count them back.
-    slashes = len(block[: match.start()]) - len(block[: match.start()].rstrip(b"\\"))
-    return match.start() - 1 if slashes % 2 else match.start()
+def _gathered(parts: Iterator[str]) -> Iterator[str]:
+    """Short parts put together; the first has the head of the text, at least."""
+    held: list[str] = []
+    size, wanted = 0, max(_PART, HEAD_CHARACTERS)
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size >= wanted:
+            yield "".join(held)
+            held, size, wanted = [], 0, _PART
+    if held:
+        yield "".join(held)

@@ -3,7 +3,7 @@ object per document.
 
 When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two
 objects on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a
-fixed size, so the result does not depend on workers or memory. A line too large for memory goes through giant.py.
+fixed size, so the result does not depend on workers or memory. A giant line goes through giant.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from milldam.sources.arrays import batches_of
 from milldam.sources.batch import Batch, MalformedError, OnReject, TextRules, stop_or_reject
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import mended, parse_json
-from milldam.sources.giant import GiantLine
+from milldam.sources.giant import GiantLine, parts_of_line
 from milldam.sources.json_items import as_json_lines
 from milldam.sources.lines import BOM, LINE, make_damage_reject, make_line_reject
 from milldam.sources.opening import open_bytes
@@ -51,18 +51,18 @@ def uncut(error: DamagedError) -> Iterator[Block]:
     error.cut = error.line = None
 
 
-def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
+def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
     reader = _Reader(slice, rules, on_reject)
-    giant = GiantLine(reader.path, spool, rules)
     with open_bytes(slice.path) as file:
+        blocks = json_blocks(file, slice)
         try:
-            for number, block in enumerate(json_blocks(file, slice)):
+            for number, block in enumerate(blocks):
                 if number == 0 and slice.start == 0 and block.data.startswith(BOM):
                     block = replace(block, data=block.data.removeprefix(BOM))
                 if block.kind == WHOLE:
                     yield from reader.read_block(block)
                 else:
-                    yield from reader.read_giant(giant, block)
+                    yield from reader.read_giant(block, blocks)
         except DamagedError as error:
             for block in uncut(error):
                 yield from reader.read_block(block)
@@ -111,13 +111,13 @@ class _Reader:
                 self._reject(block, number, error, line)
         return pa.array(texts, pa.large_string())
 
-    def read_giant(self, giant: GiantLine, block: Block) -> Iterator[Batch]:
+    def read_giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+        line = GiantLine(parts_of_line(block, blocks), self._rules)
         try:
-            for text, last in giant.feed(block.data, last=block.kind != "part"):
-                yield Batch(pa.array([text], pa.large_string()), open=not last)
+            yield from line.batches(self.path)
         except MalformedError as error:
             self._reject(block, block.line, error, b"")
-        yield Batch(pa.array([], pa.large_string()), bytes_read=len(block.data))
+            yield Batch(pa.array([], pa.large_string()), bytes_read=line.bytes_read())
 
     def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
         reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)

@@ -31,7 +31,7 @@ from milldam.input_files import (
     version_of,
     without_secrets,
 )
-from milldam.manifests import MANIFESTS
+from milldam.manifests import KINDS
 from milldam.sources.compression import DamagedError, compression_of, read_blocks
 from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
 
@@ -157,7 +157,7 @@ def _entries(filesystem: Any, folder: str) -> dict[str, Any]:
 
 def _is_ours(filesystem: Any, entries: dict[str, Any]) -> bool:
     """As `input_files.is_ours`: its manifest tells, or the lock of its run folder."""
-    if any(name in entries for name in MANIFESTS):
+    if any(kind.manifest in entries for kind in KINDS):
         return True
     return RUN_FOLDER in entries and bool(filesystem.exists(f"{entries[RUN_FOLDER]['name']}/lock"))
 

@@ -20,7 +20,7 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
     """Cut one file as its format allows."""
     file = seen_format(file, shard_size)
     if file.format == "parquet":
-        yield from slice_parquet(file, shard_size)
+        yield from slice_parquet(file, shard_size, rules.text_column)
     elif file.format == "arrow":
         yield from slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
@@ -62,7 +62,7 @@ def _read_slice(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str 
     if slice.format == "txt":
         yield from lines.read_separated(slice, rules, on_reject)
     elif slice.format in ("jsonl", "json"):
-        yield from read_jsonl(slice, rules, on_reject, spool)
+        yield from read_jsonl(slice, rules, on_reject)
     elif slice.format == "parquet":
         yield from read_parquet(slice, rules, on_reject, spool)
     elif slice.format == "arrow":

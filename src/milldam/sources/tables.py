@@ -1,14 +1,18 @@
 """Parquet and Arrow files -> documents, a few megabytes of one column at a time.
 
-Parquet is read page by page, row group after row group; Arrow files are mapped. Nulls are rejected with their row.
-A compressed file (.parquet.zst) is unpacked to disk first, since these formats are read from their end.
+Parquet is read page by page, row group after row group; a page is unpacked whole, and what that takes is told
+beforehand (`Slice.unpacking`). Arrow files are mapped. A document larger than a batch comes in parts. Nulls are
+rejected with their row. A compressed file (.parquet.zst) is unpacked to disk first, since these formats are read from
+their end.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -17,16 +21,23 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
+from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
+from milldam.sources.arrow_messages import unpacked_sizes
 from milldam.sources.batch import Batch, OnReject, Reject, TextRules
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
+from milldam.sources.parquet_pages import pages_of
 from milldam.sources.units import Slice, by_parts, whole
 
 _BUFFER = 1 << 20
 _ROWS = 8192
 _ROWS_OF_DICTIONARY = 32
+_SMALL_PAGE = 4 << 20
+_PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
+"""How often Arrow holds the bytes of a Parquet page: the page before, the page, its value; and those of a dictionary."""
+_BATCH_COPIES = 2
+"""Texts of a record batch are still on their way while the next one is unpacked."""
 
 
 @contextmanager
@@ -72,14 +83,52 @@ def open_parquet(path: str, compression: str | None, spool: str | None) -> Itera
         yield file
 
 
-def slice_parquet(file: InputFile, shard_size: int) -> Iterator[Slice]:
+def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
+    """Runs of row groups. `column`: the one that will be read, whose pages are looked at."""
     if file.compression is not None:
         yield whole(file)
         return
     with open_parquet(file.path, None, None) as parquet:
         metadata = parquet.metadata
         sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
-        yield from by_parts(file, sizes, shard_size)
+        for slice in by_parts(file, sizes, shard_size):
+            yield replace(slice, unpacking=_dearest_page(slice, metadata, column)[0])
+
+
+def _dearest_page(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
+    """What a column's dearest page takes while it is unpacked, and where it is; 0 for what goes as a batch does."""
+    dearest = (0, "")
+    # At an address every header would be fetched on its own.
+    if column is None or is_address(slice.path):
+        return dearest
+    stop = metadata.num_row_groups if slice.stop is None else slice.stop
+    for number in range(slice.start, stop):
+        for size, first in _large_pages(slice.path, _chunk(metadata.row_group(number), column)):
+            where = f'row group {number}, column "{column}", from value {first:,} of the group'
+            dearest = max(dearest, (size, where))
+    return dearest
+
+
+def _large_pages(path: str, chunk: pq.ColumnChunkMetaData | None) -> Iterator[tuple[int, int]]:
+    """(bytes while it is unpacked, number of its first value) of the pages that are no small ones."""
+    if chunk is None or chunk.total_uncompressed_size <= _SMALL_PAGE:
+        return
+    dictionary = 0
+    try:
+        with pa.memory_map(path) as source:
+            for page in pages_of(source, chunk):
+                if page.dictionary:
+                    dictionary = _DICTIONARY_COPIES * page.size
+                if page.size > _SMALL_PAGE:
+                    yield dictionary if page.dictionary else dictionary + _PAGE_COPIES * page.size, page.first
+    except ValueError:
+        # What can't be told counts as one page; whether the file is damaged shows when it is read.
+        yield _DICTIONARY_COPIES * chunk.total_uncompressed_size, 0
+
+
+def _chunk(group: pq.RowGroupMetaData, column: str) -> pq.ColumnChunkMetaData | None:
+    chunks = (group.column(k) for k in range(group.num_columns))
+    return next((chunk for chunk in chunks if chunk.path_in_schema == column), None)
 
 
 def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
@@ -90,8 +139,10 @@ def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for group in range(slice.start, stop):
+            rows = rows_at_a_time(metadata.row_group(group), rules.text_column)
             batches = parquet.iter_batches(
-                batch_size=rows_at_a_time(metadata.row_group(group), rules.text_column),
+                # Large texts that are stored once and repeated: each repetition takes its whole size.
+                batch_size=1 if slice.unpacking and rows <= _ROWS_OF_DICTIONARY else rows,
                 row_groups=[group],
                 columns=[rules.text_column],
                 use_threads=False,
@@ -104,16 +155,20 @@ def rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
     """About a batch; fewer where texts may be stored once and repeated, since then sizes on disk tell little."""
     per_row = group.total_byte_size // max(1, group.num_rows)
     rows = int(max(1, min(_ROWS, BATCH_BYTES // max(1, per_row))))
-    chunks = (group.column(k) for k in range(group.num_columns))
-    repeated = any(chunk.has_dictionary_page for chunk in chunks if chunk.path_in_schema == column)
-    return min(rows, _ROWS_OF_DICTIONARY) if repeated else rows
+    chunk = _chunk(group, column)
+    return min(rows, _ROWS_OF_DICTIONARY) if chunk is not None and chunk.has_dictionary_page else rows
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Small batches put together."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
+        if held and batch.nbytes >= BATCH_BYTES:
+            # A large one is not copied to go with them.
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held = []
         held.append(batch)
+        del batch  # as all that leads to a large one: it must be gone when the next is unpacked
         if sum(one.nbytes for one in held) >= BATCH_BYTES // 2:
             yield from pa.Table.from_batches(held).combine_chunks().to_batches()
             held = []
@@ -141,10 +196,20 @@ def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
         return
     with open_arrow(file.path, None, None) as reader:
         batches = getattr(reader, "num_record_batches", None)
-        if not batches:
-            yield whole(file)
-            return
-        yield from by_parts(file, [file.size // batches] * batches, shard_size)
+        slices = by_parts(file, [file.size // batches] * batches, shard_size) if batches else [whole(file)]
+    for slice in slices:
+        yield replace(slice, unpacking=_dearest_batch(slice)[0])
+
+
+def _dearest_batch(slice: Slice) -> tuple[int, str]:
+    """What the largest record batch of a slice takes when it is unpacked, and which it is; 0 without compression."""
+    if is_address(slice.path):
+        return 0, ""
+    with pa.memory_map(slice.path) as source:
+        sizes = itertools.islice(unpacked_sizes(source), slice.start, slice.stop)
+        return max(
+            ((size, f"record batch {number}") for number, size in enumerate(sizes, slice.start)), default=(0, "")
+        )
 
 
 def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
@@ -162,6 +227,14 @@ def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str |
 
 
 # ---- what both share ----
+
+
+def unpacking_place(slice: Slice, column: str | None) -> str:
+    """Which part of a slice takes most memory to unpack, in words."""
+    if slice.format == "arrow":
+        return _dearest_batch(slice)[1]
+    with open_parquet(slice.path, None, None) as parquet:
+        return _dearest_page(slice, parquet.metadata, column)[1]
 
 
 def _require_column(schema: pa.Schema, column: str, path: str) -> None:
@@ -198,8 +271,10 @@ def _read_batches(
                 column = pc.struct_field(column, name)
             _require_sound(column)
             for part in bounded(column):
-                yield Batch(_checked(part, row, slice, rules, on_reject), bytes_read=part.nbytes)
+                yield from _batches(part, rules, on_reject, _rejects_at(row, slice))
                 row += len(part)
+                del part
+            del batch, column
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(slice.path, kind, error) from None
 
@@ -210,12 +285,20 @@ def _require_sound(column: pa.Array) -> None:
     (column.view(bytes_of[column.type]) if column.type in bytes_of else column).validate(full=True)
 
 
-def _checked(part: pa.Array, row: int, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
+def _rejects_at(row: int, slice: Slice) -> MakeReject:
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
+    return make_reject
+
+
+def _batches(part: pa.Array, rules: TextRules, on_reject: OnReject, make_reject: MakeReject) -> Iterator[Batch]:
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
-    return checked_text(part.cast(pa.large_binary()), rules, on_reject, make_reject)
+    raw = part.cast(pa.large_binary())
+    if len(part) == 1 and part.nbytes > BATCH_BYTES:
+        yield from text_in_parts(raw, rules, on_reject, make_reject)
+    else:
+        yield Batch(checked_text(raw, rules, on_reject, make_reject), bytes_read=part.nbytes)
 
 
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:

@@ -30,10 +30,13 @@ class Slice:
     stop: int | None = None
     size: int = 0
     """Bytes of input, for progress."""
+    unpacking: int = 0
+    """Bytes of memory that reading takes besides batches, where the format can't be read in small parts."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
-        return {name: getattr(self, name) for name in _SLICE_FIELDS}
+        fields = {name: getattr(self, name) for name in _SLICE_FIELDS}
+        return fields | {"unpacking": self.unpacking} if self.unpacking else fields
 
 
 _SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size")

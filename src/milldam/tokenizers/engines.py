@@ -139,7 +139,10 @@ class HuggingFaceEngine:
 
 
 class FrugalEngine:
-    """An engine that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory."""
+    """An engine that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory.
+
+    What Arrow holds, texts on their way, is left out: no renewal would give that back.
+    """
 
     def __init__(self, engine: Engine, limit_bytes: int) -> None:
         self._engine, self._limit_bytes = engine, limit_bytes
@@ -159,8 +162,11 @@ class FrugalEngine:
 
     def _check(self) -> None:
         self._unchecked_bytes = 0
-        if usage().anonymous >= self._limit_bytes:
+        if self._held() >= self._limit_bytes:
             self._make_room()
+
+    def _held(self) -> int:
+        return usage().anonymous - int(pa.total_allocated_bytes())
 
     def renew(self) -> None:
         self._engine.renew()
@@ -168,7 +174,7 @@ class FrugalEngine:
     def _make_room(self) -> None:
         """What the allocators keep may be enough; else the caches go."""
         release()
-        if usage().anonymous >= self._limit_bytes - _ENOUGH_ROOM:
+        if self._held() >= self._limit_bytes - _ENOUGH_ROOM:
             self._engine.renew()
 
 

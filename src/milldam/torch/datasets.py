@@ -6,13 +6,14 @@ import enum
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
 
+from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import Batches
 from milldam.loader.mixing import MixedSamples
@@ -261,6 +262,15 @@ def _state_at(now: Batches, place: int) -> State:
     return now.state_dict()
 
 
+class _LoopState(TypedDict):
+    begin: dict[str, Any]
+    batches: int
+    batch_size: int
+    world_size: int
+    workers: int
+    worker: int
+
+
 class _Loop:
     """One loop over a worker's share of the batches.
 
@@ -302,6 +312,7 @@ class _Loop:
     def load_state_dict(self, state: State) -> None:
         """Go on in the share that the state was made in."""
         self._dataset._undo_load()
+        checked(_LoopState, state, "The state of a loop")
         changed = [f"{name} was {state[name]}, is {now}" for name, now in self._sharing().items() if state[name] != now]
         if changed:
             raise MismatchError(

@@ -1,0 +1,253 @@
+"""A JSON text of any size -> its values, cut out of the stream one at a time.
+
+Holds the value that is being read and a block beside it. Values are decoded by the standard library at its full speed;
+what encloses them (the list of articles, an article's list of paragraphs) is walked through and never held. A string
+can be read in parts, and any value be passed over, both in the memory of a block; what is passed over is checked as
+strictly as what is read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
+
+BLOCK_BYTES = 1 << 18
+LARGEST_VALUE = 1 << 25
+"""Characters of a single value: a paragraph with all its questions, not the file."""
+LONGEST_KEY = 1 << 16
+"""Characters of a key; what a longer one has beyond them is left out."""
+
+_GOES_ON = ("", ".", "e", "E")
+_CUT_MARGIN = 16
+"""An error this close to the end of what was read may come from the cut alone."""
+_FIRST_PART = 1 << 12
+"""Of most strings this is more than the whole, so that little is copied to look for their end."""
+_DEEPEST = 1 << 20
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def _grammar() -> tuple[str, str, str]:
+    """Patterns of white space, of a string, and of a value with two levels below it.
+
+    They match what is short: a regular expression holds on to every repetition. What is longer goes the slower way.
+    """
+    space = r"[ \t\n\r]*+"
+    string = r'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+){0,64}"'
+    number = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?"
+    scalar = value = rf"(?:{number}|{string}|true|false|null|NaN|-?Infinity)"
+    for _ in range(3):
+        items = rf"(?:{value}{space}(?:,{space}(?!\])|(?=\]))){{0,64}}"
+        fields = rf"(?:{string}{space}:{space}{value}{space}(?:,{space}(?!\}})|(?=\}}))){{0,64}}"
+        value = rf"(?:{scalar}|\[{space}{items}\]|\{{{space}{fields}\}})"
+    return space, string, value
+
+
+_space, _string, _value = _grammar()
+_SPACE = re.compile(_space)
+_PLAIN_STRING = re.compile(r'[^"\\\x00-\x1f]*+"')
+_CONTAINER = re.compile(rf"(?=[\[{{]){_value}")
+_MEMBERS = {
+    "]": re.compile(rf"(?:{_space}{_value}{_space},){{1,512}}"),
+    "}": re.compile(rf"(?:{_space}{_string}{_space}:{_space}{_value}{_space},){{1,512}}"),
+}
+# A cut must not fall into an escape, or between the halves of a surrogate pair.
+_UNFINISHED = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?|u[0-9a-fA-F]{0,3})?\Z")
+
+
+class JsonError(ValueError):
+    """The text is not JSON; the message says where."""
+
+
+class JsonStream:
+    """Reads forward through the text that `read(size)` gives, which must be UTF-8.
+
+    Bytes that are not become lone surrogates, so that whoever uses a text finds them; `errors` names another way.
+    `items` and `fields` walk through an array and an object; the value at hand must be read, passed over or walked
+    through before the next one is asked for. `strict`: neither a byte order mark nor control characters in strings.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], *, strict: bool = False, errors: str = "surrogateescape") -> None:
+        self._read = read
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
+        self._strict = strict
+        self._json = json.JSONDecoder(strict=strict)
+        self._text, self._at, self._before = "", 0, 0
+        self._ended = False
+        if not strict and self.peek() == "\ufeff":
+            self._at += 1
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            match = _SPACE.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._more()
+
+    def value(self) -> Any:
+        """The next value, whole."""
+        self.peek()
+        while True:
+            try:
+                value, stop = self._json.raw_decode(self._text, self._at)
+                # A number that reaches to the end of the block, or whose fraction is cut, goes on in the next one.
+                if self._ended or self._text[stop : stop + 1] not in _GOES_ON:
+                    self._at = stop
+                    return value
+            except json.JSONDecodeError as error:
+                if self._ended or not self._may_be_cut(error):
+                    raise JsonError(f"{error.msg} at character {self._before + error.pos:,}") from None
+            except RecursionError:
+                raise self._wrong("nested too deep") from None
+            except ValueError as error:
+                raise self._wrong(str(error)) from None  # a number with thousands of digits
+            self._more()
+
+    def string_parts(self) -> Iterator[str]:
+        """The next value, which must be a string, in parts of about a block."""
+        self._take('"')
+        short = _PLAIN_STRING.match(self._text, self._at)
+        if short is not None:
+            start, self._at = self._at, short.end()
+            yield self._text[start : short.end() - 1]
+            return
+        size = _FIRST_PART
+        while True:
+            looked_at = min(len(self._text), self._at + size)
+            all_there = self._ended and looked_at == len(self._text)
+            stop = looked_at if all_there else self._before_unfinished(looked_at)
+            # With a quote put behind it, the string ends here or there.
+            part, end = self._unescape(self._text[self._at : stop] + '"')
+            closed = self._at + end <= stop
+            self._at = self._at + end if closed else stop
+            yield part
+            if closed:
+                return
+            if all_there:
+                raise self._wrong("a string is not closed")
+            if looked_at == len(self._text):
+                self._more()
+            size = len(self._text)
+
+    def _unescape(self, quoted: str) -> tuple[str, int]:
+        try:
+            part, end = scanstring(quoted, 0, self._strict)
+            return part, end
+        except json.JSONDecodeError as error:
+            raise JsonError(f"{error.msg} at character {self._before + self._at + error.pos:,}") from None
+
+    def _before_unfinished(self, stop: int) -> int:
+        """The last place up to `stop` where a string may be cut."""
+        match = _UNFINISHED.search(self._text, max(self._at, stop - _CUT_MARGIN), stop)
+        if match is None:
+            return stop
+        # An escaped backslash before it would make the "escape" plain text: count them back.
+        before = self._text[self._at : match.start()]
+        return match.start() - (len(before) - len(before.rstrip("\\"))) % 2
+
+    def skip(self) -> None:
+        """Pass over the next value, whatever its size, and see that it is JSON."""
+        around: list[str] = []  # what closes each array and object that was entered, from the outside in
+        while True:
+            self._skip_members(around)
+            opening = self.peek()
+            if opening == '"':
+                for _ in self.string_parts():
+                    pass
+            elif opening not in _CLOSING:
+                self.value()
+            elif (whole := _CONTAINER.match(self._text, self._at)) is not None:
+                self._at = whole.end()
+            else:
+                self._at += 1
+                around.append(_CLOSING[opening])
+                if len(around) > _DEEPEST:
+                    raise self._wrong(f"nested deeper than {_DEEPEST:,} levels")
+                if self.peek() != around[-1]:
+                    continue
+            while around and self.peek() == around[-1]:
+                self._take(around.pop())
+            if not around:
+                return
+            self._take(",")
+
+    def _skip_members(self, around: list[str]) -> None:
+        """Go on to a value that is long, deep, cut off, or the last one of what is around it."""
+        if around:
+            while (members := _MEMBERS[around[-1]].match(self._text, self._at)) is not None:
+                self._at = members.end()
+            if around[-1] == "}":
+                self._key()
+
+    def skip_rest(self) -> None:
+        """Read to the end and look at nothing."""
+        while not self._ended:
+            self._at = len(self._text)
+            self._more()
+
+    def items(self) -> Iterator[int]:
+        """Walk through an array: the number of each item, when it is its turn to be read."""
+        yield from (number for number, _ in enumerate(self._members("[", "]")))
+
+    def fields(self) -> Iterator[str]:
+        """Walk through an object: each key, when its value is the next to be read."""
+        for _ in self._members("{", "}"):
+            yield self._key()
+
+    def _key(self) -> str:
+        """A key and the colon behind it."""
+        if self.peek() != '"':
+            raise self._wrong("a key in double quotes expected")
+        key = ""
+        for part in self.string_parts():
+            key += part[: LONGEST_KEY - len(key)]
+        self._take(":")
+        return key
+
+    def require_end(self) -> None:
+        """Raises JsonError when there is more."""
+        if self.peek():
+            raise self._wrong("something behind the end of the JSON text")
+
+    def _members(self, opening: str, closing: str) -> Iterator[None]:
+        self._take(opening)
+        if self.peek() == closing:
+            self._take(closing)
+            return
+        while True:
+            yield
+            if self.peek() == closing:
+                self._take(closing)
+                return
+            self._take(",")
+
+    def _take(self, character: str) -> None:
+        found = self.peek()
+        if found != character:
+            raise self._wrong(f'"{character}" expected, not {json.dumps(found) if found else "the end"}')
+        self._at += 1
+
+    def _more(self) -> None:
+        """Read on, as much again as is held: a long value is not decoded more than twice over."""
+        held = len(self._text) - self._at
+        if held > LARGEST_VALUE:
+            raise self._wrong(f"a single value of more than {LARGEST_VALUE:,} characters")
+        block = self._read(max(BLOCK_BYTES, held))
+        self._ended = not block
+        self._before += self._at
+        self._text = self._text[self._at :] + self._bytes.decode(block, final=self._ended)
+        self._at = 0
+
+    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT_MARGIN
+
+    def _wrong(self, what: str) -> JsonError:
+        return JsonError(f"{what} at character {self._before + self._at:,}")

@@ -290,7 +290,7 @@ def test_a_file_that_ends_in_the_text_takes_it_back() -> None:
     def parts() -> Iterator[bytes]:
         yield b'{"text": "' + b"x" * 50
         yield b"x" * 50
-        raise DamagedError("cut off")
+        raise DamagedError("truncated", "cut off")
 
     given: list[Batch] = []
     with sizes(8), pytest.raises(DamagedError, match="cut off"):

@@ -108,6 +108,8 @@ class Manifest:
     def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        if not self.damaged_files:
+            del facts["damaged_files"]
         summed = {name: getattr(totals, name) for name in ("documents", "tokens", "text_bytes")}
         head = {"format": TOKENS.format, "format_version": TOKENS.version, "totals": summed}
         text = json_bytes(head | {"fingerprint": fingerprint} | facts | {"shards": []})
@@ -215,7 +217,7 @@ class ManifestText:
 
     def facts(self) -> Manifest:
         """All but the shards, in milliseconds however many there are."""
-        return checked(Manifest, self.head() | {"shards": []}, self._path)
+        return checked(Manifest, {"damaged_files": 0} | self.head() | {"shards": []}, self._path)
 
     def head(self) -> dict[str, Any]:
         """The object itself, without its shards where they need not be read for it."""

@@ -31,7 +31,7 @@ from milldam.mapping.working import rejects_path
 from milldam.run import FINISHED, Run
 from milldam.run import TABLE_RECORDS as RECORDS
 from milldam.run.folder import PLAN
-from milldam.sealed import is_sealed, read_sealed, seal_line, write_sealed
+from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
 from milldam.table.manifest import NAME as MANIFEST
 from milldam.table.manifest import MadeUnit, TableManifest
 
@@ -186,10 +186,14 @@ def _are_rejects(path: Path, count: int) -> bool:
     """Whether a file holds so many records that were set aside, each as it was written."""
     try:
         with path.open("rb") as lines:
-            sealed = [is_sealed(line) for line in lines]
+            for line in lines:
+                reject = unseal_line(line)
+                if reject is None:
+                    return False
+                count -= reject.get("records", 1)  # none, where a file was damaged between two
     except OSError:
         return False
-    return len(sealed) == count and all(sealed)
+    return count == 0
 
 
 def rejects_of(folder: Path, units: Iterable[MadeUnit]) -> list[Path]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from milldam.checked import checked
 from milldam.config import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError
 from milldam.exporters.job import RECORD_NAME as EXPORT_RECORD
@@ -27,7 +28,7 @@ from milldam.manifests import TOKENS
 from milldam.progress import Observer, Summary
 from milldam.run import RUN_FOLDER
 from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.manifest import Manifest, Shard
+from milldam.store.manifest import Manifest
 
 
 def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
@@ -94,10 +95,9 @@ def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
         raise MismatchError(
             f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
         ) from None
-    names = {field.name for field in dataclasses.fields(Manifest)}
+    manifest = checked(Manifest, facts, sidecar)
     (work / RUN_FOLDER).mkdir(parents=True)
-    shards = tuple(Shard(**shard) for shard in facts.pop("shards"))
-    Manifest(**{name: value for name, value in facts.items() if name in names}, shards=shards).write(work)
+    manifest.write(work)
 
 
 def _join(work: Path, npy: Path) -> None:

@@ -27,6 +27,9 @@ def read_csv(folder: Path, data: str | bytes, shard_size: int = 1 << 30, *, name
     return read(path, TEXT, shard_size)
 
 
+GIANTS = st.sampled_from([None, 8, 40, 200])
+
+
 def naive_rows(data: str, delimiter: str = ",") -> list[list[str]]:
     return [row for row in csv.reader(io.StringIO(data, newline=""), delimiter=delimiter) if row]
 
@@ -45,6 +48,7 @@ fields = st.lists(
     format=st.sampled_from(["csv", "tsv"]),
     shard_size=SIZES["shard_size"],
     block=SIZES["block"],
+    giant=GIANTS,
 )
 def test_rows_that_csv_writes_come_back_once_in_order(
     tmp_path: Path,
@@ -54,12 +58,13 @@ def test_rows_that_csv_writes_come_back_once_in_order(
     format: str,
     shard_size: int,
     block: int,
+    giant: int | None,
 ) -> None:
-    """With quoted delimiters, quotes and line ends, from any shards and blocks."""
+    """With quoted delimiters, quotes and line ends, from any shards and blocks, small or giant."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter="," if format == "csv" else "\t", lineterminator=end, quoting=quoting)
     writer.writerows([("id", "text"), *rows])
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, out.getvalue(), shard_size, name=f"a.{format}")
     assert result.texts == [text for _, text in rows]
     assert result.rejects == []
@@ -93,22 +98,24 @@ loose = st.lists(
 ).map("".join)
 
 
-@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"])
-@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20)
-def test_stray_quotes_are_read_as_by_the_csv_module(tmp_path: Path, body: str, shard_size: int, block: int) -> None:
+@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"], giant=GIANTS)
+@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20, giant=None)
+def test_stray_quotes_are_read_as_by_the_csv_module(
+    tmp_path: Path, body: str, shard_size: int, block: int, giant: int | None
+) -> None:
     """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects by the header."""
     data = "id,text\n" + body
     rows = naive_rows(data)[1:]
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, data, shard_size)
     assert result.texts == [row[1] for row in rows if len(row) == 2]
     assert result.reasons == ({"bad_row": bad} if (bad := sum(len(row) != 2 for row in rows)) else {})
 
 
-@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"])
-def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int) -> None:
+@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"], giant=GIANTS)
+def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int, giant: int | None) -> None:
     """In a file of one column: as many rows, with the same first field, whatever is in the blocks."""
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, "text\n" + body)
     rows = naive_rows("text\n" + body)[1:]
     assert result.texts == [row[0] for row in rows if len(row) == 1]

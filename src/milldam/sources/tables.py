@@ -35,7 +35,7 @@ _ROWS = 8192
 _ROWS_OF_DICTIONARY = 32
 _SMALL_PAGE = 4 << 20
 _PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
-"""How often Arrow holds the bytes of a Parquet page: the page before, the page, its value; and those of a dictionary."""
+"""How often Arrow holds a Parquet page (the one before it, the page, its value), and a dictionary; measured."""
 _BATCH_COPIES = 2
 """Texts of a record batch are still on their way while the next one is unpacked."""
 

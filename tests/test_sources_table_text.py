@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milldam.errors import InputError
+from milldam.sources import table_text
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.units import Slice
@@ -185,6 +187,40 @@ def test_a_quote_that_is_never_closed_does_not_take_all_the_memory(tmp_path: Pat
         csv.field_size_limit(before)
     assert next((reject.line, reject.reason) for reject in result.rejects) == (2, "bad_row")
     assert set(result.texts) == {"b"}
+
+
+def test_a_giant_field_comes_in_parts(tmp_path: Path) -> None:
+    """In its place, with quotes, line ends and characters of several bytes in it."""
+    texts = ["before", '"é🙂",\r\n' * 2000, "after"]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([("id", "text"), *enumerate(texts)])
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, out.getvalue())
+    assert (result.texts, result.rejects) == (texts, [])
+    assert sum(batch.open for batch in result.batches) > 10
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ('1,"{}",too many', "3 fields where the header has 2"),
+        ('"{}"', "1 fields where the header has 2"),
+        ("1,{}\xff", "byte 0xff"),
+        ("1,{}\ry", "a carriage return in a field without quotes"),
+        ('1,"{}{}"', r"field larger than field limit \(15000\)"),
+    ],
+)
+def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
+) -> None:
+    """The rows around it stay, and so do their lines."""
+    monkeypatch.setattr(table_text, "_LARGEST_FIELD", 15_000)
+    data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, data.encode("latin-1"))
+    assert result.texts == ["before", "after"]
+    assert [reject.line for reject in result.rejects] == [3, 5]
+    assert re.search(detail, result.rejects[0].detail)
 
 
 # ---- rejects ----

@@ -383,7 +383,7 @@ def test_a_state_of_another_version_is_refused(numbered: Store) -> None:
 @pytest.mark.parametrize("state", [{}, {"version": 1}, {"samples_seen": 3}, None])
 def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
     """A part of one, or something else."""
-    with pytest.raises(MismatchError, match="no state of a loader"):
+    with pytest.raises(StoreError, match=r"The state of a loader: damaged: (no |it is null)"):
         samples_of(numbered).batches(4).load_state_dict(state)
 
 

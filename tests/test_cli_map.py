@@ -120,7 +120,7 @@ def test_interrupted_it_says_how_to_go_on(work: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "units are done. To go on, run the same command again" in errors and "map script.py:slow" in errors
+    assert "done. To go on, run the same command again" in errors and "map script.py:slow" in errors
     done = subprocess.run([*command, "--json"], cwd=work, text=True, capture_output=True, check=True)
     assert json.loads(done.stdout)["cached"] >= 2 and len(Table(work / "out")) == 100
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,11 +21,12 @@ from hypothesis import strategies as st
 import milldam
 from jobs import TOKENIZER, wait_until
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.exporters import EXPORTERS, export, growing, reading
+from milldam.exporters import EXPORTERS, export, growing
 from milldam.exporters.job import Ledger, Options, load_exporter
 from milldam.exporters.nanogpt import file_name
 from milldam.job.npy import tokenize_to_npy
 from milldam.loader.stores import Store
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store import blocks
 from milldam.store import format as store_format
 from milldam.tokenize_options import tokenize_config
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
-    monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 2)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
     monkeypatch.setattr(growing, "CHECKPOINT_BYTES", 400)
 
 
@@ -346,6 +346,7 @@ import os, signal, sys, time
 from pathlib import Path
 from milldam.exporters import export, growing
 from milldam.exporters.job import Ledger
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store import blocks
 
 store, to, out, where, *options = sys.argv[1:]
@@ -400,7 +401,7 @@ def test_killed_anywhere_an_export_goes_on_to_the_same_bytes(
 
 
 def test_killed_from_outside_an_export_goes_on_from_its_last_record(
-    store: Store, tmp_path: Path, small_steps: None
+    store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is recorded is not written again; what was written behind it is cut off."""
     out, work = tmp_path / "out.bin", tmp_path / ".out.bin.milldam-export"
@@ -414,13 +415,19 @@ def test_killed_from_outside_an_export_goes_on_from_its_last_record(
         file.write(b"torn")
     with ledger.open("ab") as file:
         file.write(b'{"file": "out.bin", "byt')
-    # The part that is recorded is taken as it is: a change in it would show.
-    with (work / "files" / "out.bin").open("r+b") as file:
-        file.write(b"\1\2")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(work, damaged / work.name)
+    written, write = [0], os.write
+    monkeypatch.setattr(os, "write", lambda file, data: (written.append(len(data)), write(file, data))[1])
     assert export(store, "nanogpt", out).resumed
     expected = flat_tokens(store).astype(np.uint16)
-    expected[0] = 0x0201
     np.testing.assert_array_equal(np.fromfile(out, np.uint16), expected)
+    assert sum(written) < out.stat().st_size
+    # What is recorded is taken only as it was written: with a change in it, it begins anew.
+    with (damaged / work.name / "files" / "out.bin").open("r+b") as file:
+        file.write(b"\1\2")
+    export(store, "nanogpt", damaged / "out.bin")
+    np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
 
 
 def test_an_export_begun_from_another_store_is_refused(store: Store, tmp_path: Path, small_steps: None) -> None:
@@ -538,9 +545,9 @@ def test_a_finished_record_of_lost_files_counts_for_nothing(store: Store, tmp_pa
     assert contents(out) == contents(whole)
     for part in out.glob("*.parquet"):
         part.unlink()
-    (out / ".milldam-export.json").write_text(
-        json.dumps(json.loads((out / ".milldam-export.json").read_bytes()) | {"sizes": {}})
-    )
+    record = read_sealed(out / ".milldam-export.json")
+    assert record is not None
+    write_sealed(out / ".milldam-export.json", record | {"sizes": {}})
     assert not export(store, "parquet", out, overwrite=True).up_to_date
     assert contents(out) == contents(whole)
 
@@ -578,7 +585,7 @@ def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Ten times the tokens and documents, the same peak."""
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 1 << 14)
-    monkeypatch.setattr(reading, "BLOCK_DOCUMENTS", 1 << 8)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 1 << 8)
     monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
     peaks = []
     for shards in (3, 30):

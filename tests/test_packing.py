@@ -463,6 +463,6 @@ print(highest)
 
 def test_lengths_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard of many documents is not read at once."""
-    monkeypatch.setattr(pieces, "CHUNK", 3)
+    monkeypatch.setattr("milldam.store.format.BLOCK_DOCUMENTS", 3)
     store = make_store(tmp_path / "s", {"train": [[1, 2, 3, 4, 5, 6, 7], [8]]})
     assert [part.tolist() for part in pieces.document_lengths(store, "train")] == [[1, 2, 3], [4, 5, 6], [7], [8]]

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milldam.errors import ConfigError, MismatchError
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
@@ -555,7 +555,7 @@ def test_lanes_refuse_the_state_of_others() -> None:
     for sentence, lanes in others.items():
         with pytest.raises(MismatchError, match=sentence):
             lanes.load_state_dict(state)
-    with pytest.raises(MismatchError, match="no state of lanes"):
+    with pytest.raises(StoreError, match="The state of lanes: damaged: no "):
         Lanes(store, 2).load_state_dict({"version": 1})
 
 

@@ -365,7 +365,7 @@ def test_the_fingerprint_names_content_and_form(tmp_path: Path) -> None:
 def test_a_shard_comes_back_from_its_dict(tmp_path: Path) -> None:
     """A shard's record survives JSON, as the records of a run need it."""
     shard = write_shard(tmp_path, "a", FORMS[0], [append_of(FORMS[0], [1], 1)])
-    assert FeatureShard.from_dict(json.loads(json.dumps(shard.as_dict()))) == shard
+    assert FeatureShard(**json.loads(json.dumps(shard.as_dict()))) == shard
     assert all((tmp_path / name).stat().st_size == record["bytes"] for name, record in shard.files.items())
 
 
@@ -396,7 +396,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", killed, str(tmp_path)], env=environment)
     assert done.returncode == -signal.SIGKILL
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
-    with pytest.raises(StoreError, match="not a feature store"):
+    with pytest.raises(StoreError, match="not a store of question-answering features"):
         FeatureStore(tmp_path)
 
 
@@ -609,18 +609,18 @@ def test_a_manifest_that_lies_is_refused(tmp_path: Path) -> None:
         shard["name"] = "../x"
 
     refused(tmp_path, renamed, "leaves the folder")
-    refused(tmp_path, lambda v: v.update(format_version=2), "format 2; this milldam reads format 1")
+    refused(tmp_path, lambda v: v.update(format_version=2), "format_version is 2; this milldam reads 1")
     refused(tmp_path, lambda v: v.update(format="milldam store"), "not the manifest")
     refused(tmp_path, lambda v: v["shards"][0].update(windows=7), "rows take")
-    refused(tmp_path, lambda v: v["shards"][0].update(windows=-1), "no counts")
+    refused(tmp_path, lambda v: v["shards"][0].update(windows=-1), r"shards\[0\].windows is -1")
     refused(tmp_path, lambda v: v["shards"][0]["files"].popitem(), "other files")
-    refused(tmp_path, lambda v: v["shards"][0]["files"].update({"../x": {"bytes": 0}}), "other files")
-    refused(tmp_path, lambda v: v["form"].update(token_dtype="object"), "tokens of object")
+    refused(tmp_path, lambda v: v["shards"][0]["files"].update({"../x": {"bytes": 0, "xxh3": ""}}), "other files")
+    refused(tmp_path, lambda v: v["form"].update(token_dtype="object"), "form.token_dtype is")
     refused(tmp_path, lambda v: v["form"].update(max_seq_length=8), "columns")
-    refused(tmp_path, lambda v: v["form"].update(max_seq_length=0), "windows of 0")
+    refused(tmp_path, lambda v: v["form"].update(max_seq_length=0), "max_seq_length is 0")
     refused(tmp_path, lambda v: v["memory"].update(read=[1]), "memory tokens")
-    refused(tmp_path, lambda v: v["template"].pop("after"), "damaged manifest")
-    refused(tmp_path, lambda v: v.pop("shards"), "damaged manifest")
+    refused(tmp_path, lambda v: v["template"].pop("after"), "template does not say")
+    refused(tmp_path, lambda v: v.pop("shards"), "no shards")
     (tmp_path / NAME).write_bytes(b"{")
     with pytest.raises(StoreError, match="can't be read"):
         FeatureStore(tmp_path)
@@ -630,7 +630,7 @@ def test_what_is_no_feature_store_is_told(tmp_path: Path) -> None:
     """A folder that is not there, an empty one, an unfinished one and a store of tokens."""
     for name, there, message in [
         ("missing", None, "no such folder"),
-        ("empty", "x", "not a feature store"),
+        ("empty", "x", "not a store of question-answering features"),
         ("begun", "run", "unfinished"),
         ("tokens", "milldam.json", "a store of tokens"),
     ]:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
+from milldam.sources import data_sets
 from milldam.sources.batch import TextRules
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import list_inputs
@@ -411,6 +412,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("datasets")
     module.load_dataset_builder = load_dataset_builder  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(data_sets, "why_no_hub", lambda *asked, **of: None)
     return there
 
 
@@ -430,10 +432,10 @@ def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any]
         resolve_data_set("user/corpus-v1.1", "test", None)
 
 
-def test_json_on_the_hub_is_json_lines(hub: dict[str, Any]) -> None:
-    """As C4 has it."""
+def test_json_on_the_hub_is_known(hub: dict[str, Any]) -> None:
+    """JSON lines, as C4 has them, or an array: its content tells."""
     hub["c4"] = {"train": ["hf://datasets/c4@1/en/c4-train.00000-of-01024.json.gz"]}
-    assert resolve_data_set("c4", None, None).input_format == "jsonl"
+    assert resolve_data_set("c4", None, None).input_format is None
 
 
 def test_files_that_hold_no_text_are_refused(hub: dict[str, Any]) -> None:

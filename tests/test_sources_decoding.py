@@ -272,3 +272,12 @@ def test_a_giant_of_any_white_space_is_no_document(tmp_path: Path, space: str) -
     with small_blocks(16, 32):
         result = read(written(tmp_path / "a.txt", f"a\n{space * 100}\nb\n".encode()), TextRules("line"))
     assert outcome(result) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+@pytest.mark.parametrize("order", ["-le", "-be"])
+def test_other_encodings_are_told_by_their_byte_order_mark(tmp_path: Path, encoding: str, order: str) -> None:
+    """UTF-32's little-endian mark begins with that of UTF-16."""
+    path = written(tmp_path / "a.txt", "\ufeffThe mill".encode(encoding + order))
+    (reject,) = read(path, TextRules("file")).rejects
+    assert reject.detail.startswith(f"{encoding} (it begins with its byte order mark)")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milldam.sources import arrays, giant, json_stream
 from milldam.sources.batch import Batch, MalformedError, TextRules
-from milldam.sources.compression import TruncatedError
+from milldam.sources.compression import DamagedError
 from milldam.sources.giant import GiantLine
 from milldam.sources.jsonl import text_of_line
 
@@ -290,10 +290,10 @@ def test_a_file_that_ends_in_the_text_takes_it_back() -> None:
     def parts() -> Iterator[bytes]:
         yield b'{"text": "' + b"x" * 50
         yield b"x" * 50
-        raise TruncatedError("cut off")
+        raise DamagedError("truncated", "cut off")
 
     given: list[Batch] = []
-    with sizes(8), pytest.raises(TruncatedError, match="cut off"):
+    with sizes(8), pytest.raises(DamagedError, match="cut off"):
         given.extend(GiantLine(parts(), RULES).batches(["text"]))
     assert [batch.open for batch in given] == [True] * (len(given) - 1) + [False]
     assert given[-1].cancel

@@ -10,9 +10,9 @@ import fsspec
 import pytest
 
 import milldam
-from milldam.errors import ConfigError, InputError
-from milldam.input_files import is_address
-from milldam.manifests import TABLE_MANIFEST
+from milldam.errors import ConfigError, InputError, StoreError
+from milldam.input_files import LeftOut, is_address
+from milldam.manifests import TABLE
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile, list_inputs
 from source_reading import TEXT, read
@@ -52,11 +52,11 @@ def test_a_table_of_ours_is_listed_in_the_order_of_its_rows(tmp_path: Path) -> N
     table = milldam.map(source, lambda rows: None, tmp_path / "table", shards=8)
     shards = [shard.name for shard in table.manifest.shards]
     assert names(tmp_path / "table") == shards != sorted(shards)
-    (tmp_path / "table" / TABLE_MANIFEST).unlink()
+    (tmp_path / "table" / TABLE.manifest).unlink()
     with pytest.raises(InputError, match="an unfinished table"):
         names(tmp_path / "table")
-    (tmp_path / "table" / TABLE_MANIFEST).write_text('{"units": [{')
-    with pytest.raises(InputError, match="damaged"):
+    (tmp_path / "table" / TABLE.manifest).write_text('{"units": [{')
+    with pytest.raises(StoreError, match="damaged"):
         names(tmp_path / "table")
 
 
@@ -114,7 +114,7 @@ def test_what_holds_no_input_is_an_error(tmp_path: Path, given: str) -> None:
 def test_a_missing_file_names_the_one_that_is_near(tmp_path: Path) -> None:
     """A typing mistake is answered with the file that was meant."""
     make(tmp_path, "corpus.jsonl")
-    with pytest.raises(InputError, match=r'no such file or folder\. Did you mean "corpus.jsonl"\?'):
+    with pytest.raises(InputError, match=r'no such file or folder\. Did you mean ".*/corpus.jsonl"\?'):
         listed(tmp_path / "corpsu.jsonl")
 
 
@@ -258,3 +258,46 @@ def test_columns_are_read_from_an_address(memory: fsspec.AbstractFileSystem) -> 
     rows = [f"row {n}" for n in range(30)]
     memory.pipe("/box/a.csv", b"id,text\n" + b"".join(f"{n},{row}\n".encode() for n, row in enumerate(rows)))
     assert read("memory://box/a.csv", TEXT).texts == rows
+
+
+# ---- what is not read ----
+
+
+def test_files_of_other_kinds_are_counted_by_ending(tmp_path: Path) -> None:
+    """And the first are named; the bookkeeping of HF data sets and hidden files are not worth a word."""
+    for name in ("a.jsonl", "docs/b.md", "docs/c.MD", "setup.py", "Makefile", "dataset_info.json", ".git/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    left_out = LeftOut()
+    assert [Path(file.path).name for file in list_inputs([str(tmp_path)], None, left_out)] == ["a.jsonl"]
+    first = f"{tmp_path}/Makefile, {tmp_path}/docs/b.md, {tmp_path}/docs/c.MD, ..."
+    assert str(left_out) == f"4 files of no known format (.md 2, no ending 1, .py 1): {first}"
+
+
+def test_files_of_other_kinds_at_an_address_are_counted(memory: fsspec.AbstractFileSystem) -> None:
+    """As those of a local folder."""
+    memory.pipe({"/in/a.jsonl": b"x", "/in/b.md": b"x"})
+    left_out = LeftOut()
+    assert len(list(list_inputs(["memory://in"], None, left_out))) == 1
+    assert str(left_out) == "1 file of no known format (.md 1): /in/b.md"
+
+
+def test_a_folder_of_nothing_but_other_kinds_says_what_there_is(tmp_path: Path) -> None:
+    """And how to read it."""
+    (tmp_path / "a.md").write_text("x")
+    with pytest.raises(InputError, match=r"(?s)no input files in it.*1 file .*a\.md.*--input-format txt"):
+        list(list_inputs([str(tmp_path)]))
+
+
+def test_a_named_pipe_is_told_from_nothing(tmp_path: Path) -> None:
+    """With what to do."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"pipe: a named pipe, .* Feed it on standard input: milldam \.\.\. - < "):
+        list(list_inputs([str(tmp_path / "pipe")]))
+
+
+def test_a_link_to_nothing_is_told(tmp_path: Path) -> None:
+    """With where it leads."""
+    (tmp_path / "a.jsonl").symlink_to("/nowhere/b.jsonl")
+    with pytest.raises(InputError, match=r"a link to /nowhere/b\.jsonl, which is not there"):
+        list(list_inputs([str(tmp_path / "a.jsonl")]))

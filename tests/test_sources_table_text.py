@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import random
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from milldam.errors import InputError
 from milldam.sources import table_text
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
+from milldam.sources.table_text import csv_head
 from milldam.sources.units import Slice
 from source_reading import TEXT, Result, line_of, read, small_blocks
 
@@ -166,7 +168,9 @@ def test_a_block_of_blank_fields_is_rows_all_the_same(tmp_path: Path) -> None:
 
 def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
     """And the option that says which one to take."""
-    with pytest.raises(InputError, match=r'no column "text"; found "id", "body"\. Set text_column'):
+    with pytest.raises(
+        InputError, match=r'no text in a field "text"; found text in "id", "body"\. Choose one with text_column'
+    ):
         read_csv(tmp_path, "id,body\n1,a\n")
 
 
@@ -221,6 +225,26 @@ def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
     assert result.texts == ["before", "after"]
     assert [reject.line for reject in result.rejects] == [3, 5]
     assert re.search(detail, result.rejects[0].detail)
+
+
+def test_a_giant_header_names_the_columns(tmp_path: Path) -> None:
+    """And a giant first record is looked into without holding it."""
+    names = [f"column {n}" for n in range(500)]
+    data = ",".join([*names, "text"]) + "\n" + ",".join(["1"] * 500 + ["word " * 500]) + "\n"
+    with small_blocks(100, 1000):
+        assert read_csv(tmp_path, data).texts == ["word " * 500]
+        assert list(csv_head(str(tmp_path / "a.csv"), None, "csv")) == [[*names, "text"], ["1"] * 500 + ["word " * 500]]
+
+
+def test_a_file_that_is_cut_off_in_a_giant_row_takes_it_back(tmp_path: Path) -> None:
+    """It is told with its line, and what was before it stays."""
+    rng = random.Random(0)
+    text = "".join(rng.choices("abcdefgh", k=400_000))
+    with small_blocks(10_000, 50_000):
+        packed = gzip.compress(f"id,text\n0,before\n1,{text}\n2,after\n".encode())
+        result = read_csv(tmp_path, packed[: len(packed) // 2], name="a.csv.gz")
+    assert result.texts == ["before"]
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(3, "truncated")]
 
 
 # ---- rejects ----
@@ -330,3 +354,14 @@ def test_a_compressed_file_with_quoted_line_ends_is_read(tmp_path: Path) -> None
     csv.writer(out).writerows([["id", "text"], *([n, row] for n, row in enumerate(rows))])
     with small_blocks(40):
         assert read_csv(tmp_path, gzip.compress(out.getvalue().encode()), name="a.csv.gz").texts == rows
+
+
+def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:
+    """The reject holds the record, the detail says what is wrong with it."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'id,text\n1,good\n2,bro\rken\n3,"quoted\rkept"\n')
+    result = read(path)
+    assert result.texts == ["good", "quoted\rkept"]
+    (reject,) = result.rejects
+    assert (reject.reason, reject.line, reject.record) == ("bad_row", 3, "2,bro\rken")
+    assert reject.detail == "a carriage return (\\r) in a field without quotes"

@@ -326,7 +326,7 @@ def test_strict_names_the_first_row_too(tmp_path: Path) -> None:
 def test_a_column_that_is_not_text_names_those_that_are(tmp_path: Path, format: str, column: str) -> None:
     """Missing, of another type, or a way into something that has no inside."""
     path = write(tmp_path, text_table(["a"]), format)
-    with pytest.raises(InputError, match=rf'no text column "{column}"; its text columns: "text"\. Set text_column'):
+    with pytest.raises(InputError, match=rf'no text in a field "{column}"; found text in "text"\. .* text_column'):
         read(path, TextRules(text_column=column))
 
 

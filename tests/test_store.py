@@ -374,7 +374,7 @@ def test_a_shard_name_that_leaves_the_folder_is_refused(store: Store, name: str)
 def test_another_format_version_is_refused_with_both_numbers(store: Store) -> None:
     """A store of a later milldam is refused, saying which format it has and which can be read."""
     edit_manifest(store.path, lambda value: value.update(format_version=99))
-    with pytest.raises(StoreError, match="store format 99; this milldam reads format 1"):
+    with pytest.raises(StoreError, match="format_version is 99; this milldam reads 1"):
         milldam.open(store.path)
 
 
@@ -382,11 +382,11 @@ def test_another_format_version_is_refused_with_both_numbers(store: Store) -> No
     ("content", "said"),
     [
         (b"{", "can't be read"),
-        (b"[]", "not a milldam manifest"),
-        (b'{"format": "other"}', "not a milldam manifest"),
-        (b'{"format": "milldam store", "format_version": 1}', "damaged manifest"),
-        (b'{"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]}', "damaged manifest"),
-        (b'{"format": "milldam store", "format_version": 1, "shards": 5}', "damaged manifest"),
+        (b"[]", "not the manifest of a store of tokens"),
+        (b'{"format": "other"}', "not the manifest of a store of tokens"),
+        (b'{"format": "milldam store", "format_version": 1}', "damaged: no dtype"),
+        (b'{"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]}', "damaged: no dtype"),
+        (b'{"format": "milldam store", "format_version": 1, "shards": 5}', "damaged: no dtype"),
     ],
 )
 def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:

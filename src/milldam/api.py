@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.stores import Store
-from milldam.manifests import TABLE_MANIFEST
+from milldam.manifests import FEATURES, TABLE, TOKENS, Kind, store_kind
 from milldam.memory import release, usage
-from milldam.store.manifest import NAME as MANIFEST
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,6 +32,7 @@ def open(
 
     a folder with milldam.json      a store
     a folder with milldam-table.json  a table that `milldam.map` made
+    a folder with milldam-qa.json   a store of features that `milldam qa` made
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, known by its header
@@ -50,15 +50,28 @@ def open(
     ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
     """
     remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
-    if dtype is None and not any(value is not None for value in remote.values()) and (Path(path) / MANIFEST).exists():
+    asked: dict[str, Any] = {name: value for name, value in remote.items() if value is not None}
+    asked |= {} if dtype is None else {"dtype": dtype}
+    kind = store_kind(path)
+    if kind is TOKENS and not asked:
         return Store(path, split=split)
-    if (Path(path) / TABLE_MANIFEST).exists():
+    if kind in (TABLE, FEATURES):
+        for name in asked if split is None else ("split", *asked):
+            raise ConfigError(f"{path}: {kind.phrase} has no {name} to choose. Leave it out.")
+        return _open_other(kind, path)
+    from milldam.loader.opening import open_data
+
+    return open_data(path, split=split, **asked)
+
+
+def _open_other(kind: Kind, path: str | Path) -> Any:
+    if kind is TABLE:
         from milldam.table import Table
 
         return Table(path)
-    from milldam.loader.opening import open_data
+    from milldam.qa import FeatureStore
 
-    return open_data(path, split=split, dtype=dtype, cache=cache, cache_dir=cache_dir, storage_options=storage_options)
+    return FeatureStore(path)
 
 
 def tokenize(

@@ -1,5 +1,5 @@
 """Which files are input, and what names their state: for who reads them, and for who asks whether what was made of them
-is fresh.
+is fresh. Of names that are not here: what is like them, and whether the Hub can be asked.
 
 No file is opened but the manifest of a table: a `stat` for each, and the names of one folder at a time are all that is
 held.
@@ -7,21 +7,24 @@ held.
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
-from milldam.errors import InputError, did_you_mean
+from milldam.checked import checked
+from milldam.errors import InputError, nearest
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.manifests import MANIFESTS, TABLE_MANIFEST
+from milldam.manifests import KINDS, TABLE
 
 FORMATS = {
     ".txt": "txt",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
@@ -29,7 +32,23 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+BOOKKEEPING = {
+    "config.json",
+    "dataset_dict.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "state.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+}
+"""What lies beside the data in the folders of HF data sets and models: no input, unless it is named."""
 RUN_FOLDER = "run"
+_ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
+_NAMES_COMPARED = 10_000
+_HUB_SECONDS = 5.0
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -74,39 +93,84 @@ def bare_name(name: str) -> str:
     return name
 
 
-def files_below(folder: Path, *, any_format: bool = False) -> Iterator[str]:
+class LeftOut:
+    """Files of folders that are not read since their names say no known format: counted by ending, the first kept."""
+
+    def __init__(self) -> None:
+        self._endings: Counter[str] = Counter()
+        self._first: list[str] = []
+
+    def add(self, path: str) -> None:
+        if PurePosixPath(path).name in BOOKKEEPING:
+            return
+        ending = PurePosixPath(path).suffix.lower() or "no ending"
+        self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
+        if len(self._first) < _LEFT_OUT_SHOWN:
+            self._first.append(path)
+
+    def __str__(self) -> str:
+        """Empty when there are none."""
+        count = self._endings.total()
+        if not count:
+            return ""
+        endings = ", ".join(f"{ending} {number:,}" for ending, number in self._endings.most_common(_ENDINGS_SHOWN))
+        first = ", ".join(self._first) + (", ..." if count > len(self._first) else "")
+        return f"{count:,} {'files' if count > 1 else 'file'} of no known format ({endings}): {first}"
+
+
+def files_below(folder: Path, *, any_format: bool = False, left_out: LeftOut | None = None) -> Iterator[str]:
     """The input files of a folder to the bottom, sorted by name level by level: the order depends on the names alone.
 
-    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`. Where the
-    folder itself is a table of ours, its files come in the order of its rows.
+    Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`: `left_out`
+    is told. Where the folder itself is a table of ours, its files come in the order of its rows.
     """
-    return _shards(folder) if is_table(folder) else _below(folder, any_format, ())
+    for path in _shards(folder) if is_table(folder) else _below(folder, ()):
+        if any_format or is_input(path):
+            yield path
+        elif left_out is not None:
+            left_out.add(path)
+
+
+def is_input(path: str) -> bool:
+    """Whether a file that lies in a folder is read without being named: by its name."""
+    return PurePosixPath(path).name not in BOOKKEEPING and kind_of(path) is not None
 
 
 def is_table(folder: Path) -> bool:
     """Whether a folder is a table of ours. Raises InputError for one that is not finished."""
-    if (folder / TABLE_MANIFEST).is_file():
+    if (folder / TABLE.manifest).is_file():
         return True
     if (folder / RUN_FOLDER / "lock").exists() and next(folder.glob("rows-*.arrow"), None) is not None:
         raise InputError(f"{folder}: an unfinished table. Run the milldam.map that makes it again, to its end.")
     return False
 
 
+class _Shard(TypedDict):
+    name: str
+
+
+class _Unit(TypedDict):
+    shard: _Shard | None
+
+
+class _Units(TypedDict):
+    """What is looked at of a table's manifest."""
+
+    units: list[_Unit]
+
+
 def _shards(table: Path) -> Iterator[str]:
-    try:
-        units = json.loads((table / TABLE_MANIFEST).read_bytes())["units"]
-        names = [unit["shard"]["name"] for unit in units if unit["shard"] is not None]
-        if not all(map(stays_in_folder, names)):
-            raise ValueError("a name leaves the folder")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{table / TABLE_MANIFEST}: damaged manifest ({error}). Make the table again.") from None
-    for name in names:
+    path = table / TABLE.manifest
+    units = checked(_Units, TABLE.read(table), path)["units"]
+    for name in (unit["shard"]["name"] for unit in units if unit["shard"] is not None):
+        if not stays_in_folder(name):
+            raise InputError(f'{path}: the shard name "{name}" leaves the folder; refused.')
         if not (table / name).is_file():
             raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
         yield str(table / name)
 
 
-def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[str]:
+def _below(folder: Path, above: tuple[str, ...]) -> Iterator[str]:
     real = os.path.realpath(folder)
     if real in above:
         return  # a link that leads back up
@@ -114,14 +178,14 @@ def _below(folder: Path, any_format: bool, above: tuple[str, ...]) -> Iterator[s
         if entry.name.startswith(".") or (entry.is_dir() and (is_ours(entry.path) or is_run_folder(entry.path))):
             continue
         if entry.is_dir():
-            yield from _below(Path(entry.path), any_format, (*above, real))
-        elif entry.is_file() and (any_format or kind_of(entry.name) is not None):
+            yield from _below(Path(entry.path), (*above, real))
+        elif entry.is_file():
             yield entry.path
 
 
 def is_ours(folder: str) -> bool:
     """A store, a table or a run, finished or not: what we made is no input, wherever it lies."""
-    return any((Path(folder) / name).exists() for name in (*MANIFESTS, "run/lock"))
+    return any((Path(folder) / name).exists() for name in (*(kind.manifest for kind in KINDS), "run/lock"))
 
 
 def is_run_folder(folder: str) -> bool:
@@ -157,6 +221,31 @@ class InputState:
 
 
 def nearby(given: str) -> str:
-    """A hint at a file of about this name, to append to a message; empty when there is none."""
-    path = Path(given)
-    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+    """A hint at a file or folder of about this name, to append to a message; empty when there is none."""
+    path = Path(os.path.expanduser(given))
+    there = next((folder for folder in path.parents if folder.is_dir()), None)
+    if there is None or not os.access(there, os.R_OK):
+        return ""
+    missing, *below = path.relative_to(there).parts
+    near = nearest(missing, (entry.name for entry in itertools.islice(os.scandir(there), _NAMES_COMPARED)))
+    if near is None:
+        return ""
+    found = there / near
+    whole = found.joinpath(*below)
+    return f' Did you mean "{whole if whole.exists() else found}"?'
+
+
+def why_no_hub(name: str, file: str, *, repo_type: str = "model") -> str | None:
+    """Why nobody answers when asked for a file of this repository; None: there is an answer, whatever it is.
+
+    One short try, before huggingface_hub and datasets make six in half a minute and tell of each.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=repo_type), timeout=_HUB_SECONDS)
+    except (errors.HfHubHTTPError, ValueError):
+        return None
+    except Exception as error:  # the network has error types of its own, which change with huggingface_hub
+        return f"the Hub does not answer ({' '.join(str(error).split()) or type(error).__name__})"
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from milldam.cli.inspect import inspect
 from milldam.cli.interrupting import EXIT_INTERRUPTED
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
+from milldam.cli.naming import as_option, explained
 from milldam.cli.preprocess import plan, preprocess
 from milldam.cli.pull import pull
 from milldam.cli.push import push
@@ -48,12 +50,15 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise explained(error) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except MilldamError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(visible(f"milldam: {error}"), err=True)
+            command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
+            click.echo(visible(f"milldam: {error.spelled(partial(as_option, command))}"), err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.

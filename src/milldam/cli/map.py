@@ -17,6 +17,7 @@ from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.memory_lines import memory_lines
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError, MilldamError
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.progress import Observer
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--input-format",
-    type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "arrow"]),
+    type=click.Choice(["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]),
     help="What the input is, when its name does not say.",
 )
 @click.option("--split", metavar="NAME", help="Of a data set: which split is read.")
@@ -179,7 +180,7 @@ def _argument(text: str) -> tuple[str, Any]:
 def _explain_interrupt(out: Path) -> NoReturn:
     from milldam.mapping.map_run import MapRun
 
-    end_interrupted(f"Every finished unit is safe.\n{len(MapRun(out).made())} units are done.")
+    end_interrupted(f"Every finished unit is safe.\n{counted(len(MapRun(out).made()), 'unit')} done.")
 
 
 def summary_lines(summary: MapSummary) -> list[str]:
@@ -187,15 +188,15 @@ def summary_lines(summary: MapSummary) -> list[str]:
     from milldam.memory import format_size
 
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {summary.rows:,} rows; {summary.reuse}."]
-    counts = f"{summary.rows:,} rows"
+        return [f"{summary.out} is up to date: {counted(summary.rows, 'row')}; {summary.reuse}."]
+    counts = counted(summary.rows, "row")
     if summary.read != summary.rows:
-        counts = f"{summary.read:,} rows in, {summary.rows:,} out"
+        counts = f"{counted(summary.read, 'row')} in, {summary.rows:,} out"
     columns = ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items())
     lines = [
         f"{summary.out}: {counts}, {format_size(summary.bytes)}; {summary.reuse}",
         f"Columns: {columns}",
-        f"{summary.seconds:.1f} s, {summary.workers} workers",
+        f"{summary.seconds:.1f} s, {counted(summary.workers, 'worker')}",
     ]
     lines += [f"Changed: {what}" for what in summary.changed]
     if summary.rejected:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.source_lines import source_lines
+from milldam.cli.terminal import visible
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from milldam.loader.foreign import ForeignFile
+    from milldam.qa import FeatureStore
     from milldam.store import Store
+    from milldam.table import Table
 
 _LONGEST_COUNTED = 1 << 20
 _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
@@ -20,18 +29,21 @@ _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 
 def stats(store: str, as_json: bool) -> None:
     """Show counts, sizes and the lengths of documents.
 
-    STORE: a folder, or an address such as s3://bucket/corpus.milldam, of which only the indexes are fetched.
+    STORE: anything that `milldam.open` opens. Of a store at an address only the indexes are fetched.
 
     \b
     milldam stats corpus.milldam
     """
-    from milldam.remote import place_at
-    from milldam.store import open_store
+    from milldam.api import open
+    from milldam.store import Store
+    from milldam.store.tally import Tally
 
-    figures = collect(open_store(place_at(store)))
+    opened = open(store)
+    figures = collect(opened) if isinstance(opened, Store) else _collect_other(opened)
     if as_json:
         click.echo(json.dumps(figures))
         return
+    sources = source_lines([Tally(**one) for one in figures.pop("sources", [])])
     for name, value in figures.items():
         if isinstance(value, dict):
             click.echo(f"{name}:" if value else f"{name + ':':<22}none")
@@ -39,12 +51,15 @@ def stats(store: str, as_json: bool) -> None:
                 click.echo(f"  {key + ':':<20}{_shown(inner)}")
         else:
             click.echo(f"{name + ':':<22}{_shown(value)}")
+    for line in sources:
+        click.echo(visible(line))
 
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
-    manifest = store.manifest
-    lengths = _lengths(store)
+    from milldam.config import text_columns
+
+    manifest, tally = store.manifest, store.manifest.tally
     return {
         "store": store.name,
         "documents": len(store),
@@ -56,31 +71,70 @@ def collect(store: Store) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),
+        "text_columns": text_columns(manifest.settings),
         "eos": manifest.tokenizer.get("eos_token"),
         "bos": manifest.tokenizer.get("bos_token"),
         "engine": manifest.engine,
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
-        "tokens_per_document": lengths,
-        "dropped": manifest.dropped,
+        "tokens_per_document": _quantiles(store.document_lengths(), store.tokens, len(store)),
+        "read": tally.read,
+        "rejected": tally.rejected,
+        "dropped": tally.reasons,
+        "sources": [asdict(one) for one in manifest.sources],
+        "damaged_files": manifest.damaged_files,
     }
 
 
-def _lengths(store: Store) -> dict[str, float]:
-    """Quantiles by counting: exact up to a million tokens a document."""
+def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str, float]:
+    """By counting: exact up to a million tokens a document."""
     import numpy as np
 
     counts = np.zeros(_LONGEST_COUNTED + 1, dtype=np.int64)
     longest = 0
-    for lengths in store.document_lengths():
-        longest = max(longest, int(lengths.max()))
+    for lengths in several:
+        longest = max(longest, int(lengths.max(initial=0)))
         found = np.bincount(np.minimum(lengths, _LONGEST_COUNTED))
         counts[: len(found)] += found
     reached = np.cumsum(counts)
     quantiles = {
         name: int(np.searchsorted(reached, max(1, np.ceil(share * reached[-1])))) for name, share in _QUANTILES.items()
     }
-    return quantiles | {"longest": longest, "mean": round(store.tokens / max(1, len(store)), 1)}
+    return quantiles | {"longest": longest, "mean": round(tokens / max(1, documents), 1)}
+
+
+def _collect_other(opened: Any) -> dict[str, Any]:
+    """The same of what else `milldam.open` opens."""
+    from milldam.loader.foreign import ForeignFile
+    from milldam.table import Table
+
+    if isinstance(opened, ForeignFile):
+        return _of_file(opened)
+    facts = _of_table(opened) if isinstance(opened, Table) else _of_features(opened)
+    return facts | {"settings": opened.manifest.settings, "counts": opened.manifest.counts}
+
+
+def _of_file(file: ForeignFile) -> dict[str, Any]:
+    from milldam.loader.foreign import MegatronFile
+
+    facts = {"file": str(file.path), "kind": file.kind, "tokens": file.tokens, "dtype": str(file.dtype)}
+    facts |= {"vocab_size": file.vocab_size, "tokenizer": file.tokenizer_name}
+    if not isinstance(file, MegatronFile):
+        return facts
+    lengths = _quantiles(file.index.length_blocks(), file.tokens, len(file))
+    return facts | {"documents": len(file), "tokens_per_document": lengths}
+
+
+def _of_table(table: Table) -> dict[str, Any]:
+    facts = {"table": str(table.path), "rows": len(table), "shards": table.shards, "bytes": table.manifest.bytes}
+    return facts | {"columns": dict(table.manifest.schema.columns)}
+
+
+def _of_features(store: FeatureStore) -> dict[str, Any]:
+    facts = {"store": str(store.path), "examples": store.examples, "windows": len(store)}
+    facts |= {"max_seq_length": store.form.max_seq_length, "dtype": store.form.token_dtype}
+    tokenizer = store.manifest.tokenizer
+    return facts | {"vocab_size": tokenizer.get("vocab_size"), "tokenizer": tokenizer.get("name")}
 
 
 def _shown(value: Any) -> str:

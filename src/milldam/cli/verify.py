@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.store.place import Place
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def verify(store: str, as_json: bool) -> None:
     """Check every file of a store: hashes, counts, indexes and token ids. Exits with 1 when something is wrong.
 
-    STORE: a folder, or an address: then every file is streamed once, past the cache.
+    STORE: anything that `milldam.open` opens. At an address every file is streamed once, past the cache.
 
     \b
     milldam verify corpus.milldam
@@ -41,22 +41,28 @@ def verify(store: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"ok": not problems, "problems": problems, **facts}))
     elif not problems:
-        counted = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-        click.echo(f"{place.name}: whole. {counted}; all hashes, indexes and ids are right.")
+        figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
+        click.echo(f"{place.name}: whole. {figures}; all hashes, indexes and ids are right.")
     else:
-        again = "Make the store again with --overwrite." if folder is not None else "Push it again."
-        click.echo(f"{place.name}: {len(problems)} problems. {again}", err=True)
+        again = "Make it again with --overwrite." if folder is not None else "Push it again."
+        click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)
     sys.exit(1 if problems else 0)
 
 
 def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
     """What a store counts, and what is wrong with it, by its kind."""
+    from milldam.loader.foreign import foreign_path
+    from milldam.manifests import FEATURES, TABLE, store_kind
+
     folder = place.folder
-    if folder is not None and (folder / QA_MANIFEST).exists():
+    if folder is None:
+        return _tokens(place)
+    kind, file = store_kind(folder), foreign_path(folder)
+    if kind is FEATURES:
         return _features(folder)
-    if folder is not None and (folder / TABLE_MANIFEST).exists():
+    if kind is TABLE:
         return _table(folder)
-    return _tokens(place)
+    return _tokens(place) if file is None or kind is not None else _file(file)
 
 
 def _table(store: Path) -> tuple[dict[str, int], Iterator[str]]:
@@ -75,6 +81,15 @@ def _tokens(store: Place) -> tuple[dict[str, int], Iterator[str]]:
     manifest = Manifest.read_at(store)
     facts = {"shards": len(manifest.shards), "documents": manifest.documents, "tokens": manifest.tokens}
     return facts, find_problems(store)
+
+
+def _file(path: Path) -> tuple[dict[str, int], Iterator[str]]:
+    """The same of a file of another tool, or an .npy file of ours."""
+    from milldam.loader.foreign import open_foreign
+    from milldam.loader.verify import verify as find_problems
+
+    file = open_foreign(path)
+    return {"tokens": file.tokens}, find_problems(file)
 
 
 def _features(store: Path) -> tuple[dict[str, int], Iterator[str]]:

@@ -220,6 +220,7 @@ class FingerprintWriter:
         self.documents = 0
         self._waiting = np.empty((FLUSH_ROWS, 3), dtype=np.uint64)
         self._filled = 0
+        self.path = path
         self._table = NewTable(path, _SCHEMA, delta=["hi", "row"])
 
     def add(self, hashes: Hashes, first_row: int, keep: npt.NDArray[np.bool_] | None = None) -> None:

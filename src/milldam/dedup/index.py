@@ -33,6 +33,7 @@ from milldam.dedup.exact import ROW_BITS, Database, Prints
 from milldam.dedup.fingerprints import Hashes, NewTable
 from milldam.errors import ConfigError, StoreError
 from milldam.files import explain_os_errors, remove_temporaries, write_json
+from milldam.sealed import read_sealed, write_sealed
 
 _SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])
 _GROUP_ROWS = 1 << 15
@@ -95,14 +96,20 @@ class DedupIndex:
         """The same files under names of a run's own folder, taken once: what the index gains or loses while the run is
         at work, or until it is resumed, does not change its result."""
         record = folder / _PINNED
-        if not record.exists():
+        if not record.exists():  # else it is as it was when the run began, or nobody knows
             with self._locked(), explain_os_errors(folder):
                 files = self.files(run_id, out)
                 for number, (_, path) in enumerate(files):
                     _link(path, folder / _pinned_name(number))
-                write_json(record, [one for one, _ in files])
-        ids: list[str] = json.loads(record.read_bytes())
-        return [(one, folder / _pinned_name(number)) for number, one in enumerate(ids)]
+                write_sealed(record, {"runs": [{"id": one, "bytes": path.stat().st_size} for one, path in files]})
+        pinned = read_sealed(record)
+        if pinned is None:
+            raise StoreError(f"{record}: damaged: which runs this one is compared with. Start anew with --overwrite.")
+        paths = [folder / _pinned_name(number) for number in range(len(pinned["runs"]))]
+        for path, run in zip(paths, pinned["runs"], strict=True):
+            if not path.is_file() or path.stat().st_size != run["bytes"]:
+                raise StoreError(f"{path}: not of the size that it had. Start anew with --overwrite.")
+        return [(run["id"], path) for path, run in zip(paths, pinned["runs"], strict=True)]
 
     def commit(self, run_id: str, out: str, fingerprints: Path, sorting: Sorting) -> IndexedRun:
         """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.

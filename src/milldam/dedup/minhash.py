@@ -205,6 +205,7 @@ class SignatureWriter:
 
     def __init__(self, path: Path) -> None:
         self.documents = 0
+        self.path = path
         self._new = NewFile(path)
 
     def add(self, signatures: Signatures) -> None:

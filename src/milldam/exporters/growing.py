@@ -1,7 +1,8 @@
 """One large file that grows over several runs.
 
 After every CHECKPOINT_BYTES the file is made durable and the ledger told how far it is. A later run cuts the file off
-there and goes on, so at most that much is written twice. Holds no memory of its own.
+there and goes on, so at most that much is written twice, once it has seen by its hash that what is there is what was
+written. Holds no memory of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from milldam.exporters.job import Export
 from milldam.exporters.reading import as_dtype, token_blocks
@@ -17,6 +19,7 @@ from milldam.files import explain_os_errors, sync_folder
 from milldam.loader.stores import Store
 
 CHECKPOINT_BYTES = 256_000_000
+_READ_BYTES = 1 << 20
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
 times the CPU time of small writes."""
@@ -28,8 +31,9 @@ class GrowingFile:
     def __init__(self, export: Export, name: str) -> None:
         self.path = export.folder / name
         self._ledger = export.ledger
-        recorded = [record["bytes"] for record in export.ledger.records() if record.get("file") == name]
-        self.size = self._durable = self._usable(recorded[-1] if recorded else 0)
+        recorded = [record for record in export.ledger.records() if record.get("file") == name]
+        self._hash = xxhash.xxh3_128()
+        self.size = self._durable = self._usable(recorded[-1]) if recorded else 0
         with explain_os_errors(self.path):
             # Not "append": that would write behind what is cut off here on some file systems.
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -37,17 +41,26 @@ class GrowingFile:
             os.lseek(self._file, self.size, os.SEEK_SET)
             sync_folder(self.path.parent)
 
-    def _usable(self, recorded: int) -> int:
-        """What is recorded, unless the file is gone or shorter: then it begins anew."""
+    def _usable(self, recorded: dict[str, Any]) -> int:
+        """What is recorded, unless the file is gone, shorter, or not as it was written: then it begins anew."""
+        found, left = xxhash.xxh3_128(), int(recorded["bytes"])
         try:
-            return recorded if self.path.stat().st_size >= recorded else 0
-        except OSError:
+            with self.path.open("rb", buffering=0) as file:
+                while left and (block := file.read(min(left, _READ_BYTES))):
+                    found.update(block)
+                    left -= len(block)
+        except FileNotFoundError:
             return 0
+        if left or found.hexdigest() != recorded["xxh3"]:
+            return 0
+        self._hash = found
+        return int(recorded["bytes"])
 
     def write(self, data: bytes | memoryview) -> None:
         """Add whole tokens, or the header: a later run may go on behind them."""
         left = memoryview(data).cast("B")
         self.size += len(left)
+        self._hash.update(left)
         with explain_os_errors(self.path):
             while left:
                 left = left[os.write(self._file, left[:_WRITE_BYTES]) :]
@@ -60,7 +73,7 @@ class GrowingFile:
             return
         with explain_os_errors(self.path):
             os.fsync(self._file)
-        self._ledger.add({"file": self.path.name, "bytes": self.size})
+        self._ledger.add({"file": self.path.name, "bytes": self.size, "xxh3": self._hash.hexdigest()})
         self._durable = self.size
 
     def __enter__(self) -> GrowingFile:

@@ -25,7 +25,6 @@ removed. Without that file nobody could tell whether an export is up to date.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import time
@@ -45,9 +44,9 @@ from milldam.files import (
     remove_temporaries,
     stays_in_folder,
     sync_folder,
-    write_json,
 )
 from milldam.loader.stores import Store
+from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
 
 PLAN_VERSION = 1
 RECORD_NAME = "milldam-export.json"
@@ -103,7 +102,8 @@ class ExportSummary:
 
 
 class Ledger:
-    """What is done already: a record a line, durable when `add` returns. A torn last line is cut off."""
+    """What is done already: a record a line, durable when `add` returns. A torn or damaged line is cut off, with what
+    follows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class Ledger:
 
     def add(self, record: dict[str, Any]) -> None:
         with explain_os_errors(self._path), self._path.open("ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
+            file.write(seal_line(record))
             file.flush()
             os.fsync(file.fileno())
         self._records.append(record)
@@ -137,21 +137,13 @@ class Ledger:
         good = 0
         with self._path.open("r+b") as file:
             for line in file:
-                record = _parsed(line)
+                record = unseal_line(line)
                 if record is None:
                     break
                 records.append(record)
                 good += len(line)
             file.truncate(good)
         return records
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +270,14 @@ class _Place:
 
     def finished(self, plan: dict[str, Any]) -> bool:
         """Whether OUT is there, with all its files at their sizes, and made by this plan."""
-        record = _read_json(self.record)
+        record = read_sealed(self.record)
         if record is None or record.get("plan") != plan or not record.get("sizes"):
             return False
         return all(_size(self._folder / name) == size for name, size in record["sizes"].items())
 
     def published(self, plan: dict[str, Any]) -> bool:
         """Whether the export that was at work here by this plan has put its result in place: OUT is of that one."""
-        if _read_json(self.work / PLAN) != plan or not (self.work / RECORDS).exists():
+        if read_sealed(self.work / PLAN) != plan or not (self.work / RECORDS).exists():
             return False
         done = _completion(Ledger(self.work / RECORDS))
         return done is not None and not any(self.files.glob("*"))
@@ -300,7 +292,7 @@ class _Place:
         return self.out if self.kind == "folder" else self.out.parent
 
     def summary(self, *, up_to_date: bool = False, seconds: float = 0.0, resumed: bool = False) -> ExportSummary:
-        record = _read_json(self.record) or {}
+        record = read_sealed(self.record) or {}
         sizes = record.get("sizes", {})
         figures = (len(self.store), self.store.tokens, sum(sizes.values()), len(sizes), record.get("counts", {}))
         return ExportSummary(self.out, self.exporter.NAME, up_to_date, *figures, seconds, resumed)
@@ -323,7 +315,7 @@ class _Place:
 
     def prepare(self, plan: dict[str, Any], *, overwrite: bool) -> None:
         """Make the work folder ready for this plan, or refuse: what is there is of another."""
-        begun = _read_json(self.work / PLAN)
+        begun = read_sealed(self.work / PLAN)
         if begun != plan:
             if begun is not None and not overwrite:
                 raise MismatchError(_begun_otherwise(self.out, begun, plan))
@@ -331,7 +323,7 @@ class _Place:
             # The plan last: a kill on the way leaves nothing under another plan's name.
             for path in (self.work / PLAN, self.work / RECORDS, self.files):
                 _remove(path)
-            write_json(self.work / PLAN, plan)
+            write_sealed(self.work / PLAN, plan)
         else:
             self._refuse_existing(overwrite=True)
         with explain_os_errors(self.files):
@@ -344,7 +336,7 @@ class _Place:
         there = next((path for path in self._outputs if path.exists()), None)
         if there is None:
             return
-        made = _read_json(self.record)
+        made = read_sealed(self.record)
         if self.kind == "folder":
             if made is None and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
@@ -359,13 +351,13 @@ class _Place:
         record = {"made_by": "milldam export", "plan": plan, "counts": counts}
         with explain_os_errors(self.out):
             if self.kind == "folder":
-                write_json(self.files / f".{RECORD_NAME}", record | {"sizes": _sizes_below(self.files)})
+                write_sealed(self.files / f".{RECORD_NAME}", record | {"sizes": _sizes_below(self.files)})
                 self._swap_folder()
             else:
                 self._rename_files()
                 sizes = {path.name: path.stat().st_size for path in self._outputs}
                 # Made in the work folder, so that a kill leaves nothing beside OUT.
-                write_json(self.work / RECORD_NAME, record | {"sizes": sizes})
+                write_sealed(self.work / RECORD_NAME, record | {"sizes": sizes})
                 (self.work / RECORD_NAME).rename(self.record)
                 sync_folder(self.record.parent)
 
@@ -404,14 +396,6 @@ def _begun_otherwise(out: Path, begun: dict[str, Any], plan: dict[str, Any]) -> 
         f"{out}: an export was begun here from another store or with other options:{changes}\n"
         "Go on with those, or start anew with --overwrite."
     )
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _size(path: Path) -> int | None:

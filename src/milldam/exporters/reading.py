@@ -1,6 +1,6 @@
 """The tokens and documents of a store in order, in blocks of bounded size: what exports of one file read from.
 
-Files are read, not mapped, so nothing stays resident. A block holds at most a million tokens or BLOCK_DOCUMENTS
+Files are read, not mapped, so nothing stays resident. A block holds at most a million tokens, or the lengths of 65,536
 documents.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from milldam.errors import ConfigError, StoreError
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stores import Store
 from milldam.store.blocks import in_blocks
-from milldam.store.format import Index, Int64s
-
-BLOCK_DOCUMENTS = 1 << 17
+from milldam.store.format import Int64s
 
 
 def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:
@@ -41,13 +38,7 @@ def _stretch(start: int, end: int) -> tuple[Int64s, Int64s]:
 def document_lengths(store: Store) -> Iterator[Int64s]:
     """Tokens of the documents in order; one shard's index is mapped at a time."""
     for shard in store.shards:
-        name = f"{shard.name}.idx"
-        try:
-            index = Index.parse(store.place.map(name, shard.idx), Path(store.name) / name)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{store.name}/{name}: can't be read as an index ({error}).") from None
-        for start in range(0, shard.documents, BLOCK_DOCUMENTS):
-            yield index.document_lengths(start, min(start + BLOCK_DOCUMENTS, shard.documents))
+        yield from store.open_index(shard).length_blocks()
 
 
 def as_dtype(blocks: Iterator[TokenArray], dtype: np.dtype[Any]) -> Iterator[TokenArray]:

@@ -24,6 +24,7 @@ from milldam.exporters.reading import block_as
 from milldam.files import NewFile, explain_os_errors, remove_temporaries
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.loader.stores import Store
+from milldam.sealed import is_whole
 from milldam.store.blocks import cut_blocks, in_blocks
 from milldam.store.format import Int64s
 
@@ -238,7 +239,7 @@ def write_rows(export: Export, form: RowFormat) -> dict[str, Any]:
         for number, rows in enumerate(_file_rows(part)):
             name = form.file_name(number, len(part.files))
             record = done.get((part.name, name))
-            if record is None or not _is_there(part.folder / name, record["bytes"]):
+            if record is None or not is_whole(part.folder / name, record):
                 record = _write_file(part.folder / name, rows, form)
                 export.ledger.add(record)
             made.append(record)
@@ -250,10 +251,6 @@ def write_rows(export: Export, form: RowFormat) -> dict[str, Any]:
         "row_files": sum(len(part.files) for part in parts),
         "dtype": parts[0].dtype.name if parts else DEFAULT_DTYPE,
     }
-
-
-def _is_there(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def _write_file(path: Path, rows: FileRows, form: RowFormat) -> dict[str, Any]:

@@ -15,23 +15,9 @@ from typing import Any
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import hash_file, stays_in_folder
-from milldam.manifests import QA_MANIFEST, STORE_MANIFEST, TABLE_MANIFEST
+from milldam.manifests import KINDS, TOKENS, Kind
 
 TOKENIZER = "tokenizer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    name: str
-    manifest: str
-    """The name of its manifest."""
-    phrase: str
-
-
-TOKENS = Kind("tokens", STORE_MANIFEST, "a store of tokens")
-FEATURES = Kind("features", QA_MANIFEST, "a store of question-answering features")
-TABLE = Kind("table", TABLE_MANIFEST, "a table")
-KINDS = (TOKENS, FEATURES, TABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +46,7 @@ class Contents:
         return sum(file.bytes or 0 for file in self.files)
 
 
-def kind_of(names: set[str], where: str) -> Kind:
+def kind_among(names: set[str], where: str) -> Kind:
     """The kind whose manifest is among the names."""
     found = [kind for kind in KINDS if kind.manifest in names]
     if len(found) == 1:
@@ -78,7 +64,7 @@ def read_contents(folder: Path, kind: Kind | None = None) -> Contents:
         there = {one.manifest for one in KINDS if (folder / one.manifest).is_file()}
         if not there and (folder / "run" / "plan.json").exists():
             raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
-        kind = kind_of(there, str(folder))
+        kind = kind_among(there, str(folder))
     data = (folder / kind.manifest).read_bytes()
     manifest, found = _READERS[kind.name](folder)
     # Equal units of a table share a file.

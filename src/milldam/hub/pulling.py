@@ -14,7 +14,6 @@ few streams.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -33,23 +32,21 @@ from milldam.files import (
     remove_temporaries,
     sync_folder,
     write_file,
-    write_json,
 )
 from milldam.hub.client import hub_api, quiet, repo_name
 from milldam.hub.contents import (
-    FEATURES,
-    KINDS,
-    TOKENS,
     Contents,
     StoredFile,
     is_whole,
-    kind_of,
+    kind_among,
     read_contents,
     select_split,
     wrong_size,
 )
 from milldam.hub.tree import Tree, fetch, read_tree
+from milldam.manifests import FEATURES, KINDS, TOKENS
 from milldam.memory import format_size
+from milldam.sealed import read_sealed, write_sealed
 
 STREAMS = 4
 """Files that are fetched at a time."""
@@ -161,7 +158,7 @@ class _Pull:
         names = set(self.tree.entries)
         if _MARK in names and not any(kind.manifest in names for kind in KINDS):
             raise StoreError(f"{self.repo}: a push to it is not finished. Run that `milldam push` again, then pull.")
-        return kind_of(names, self.repo)
+        return kind_among(names, self.repo)
 
     def _contents(self, kind: Any) -> Contents:
         """What the manifest there names; every file must be in the repository, of its size."""
@@ -211,14 +208,14 @@ class _Pull:
     def _earlier(self, contents: Contents) -> set[str]:
         """Files of earlier pulls into this folder. What was pulled from elsewhere, or made here, is refused."""
         names: set[str] = set()
-        if plan := _read_json(self.staging / "plan.json"):
+        if plan := (read_sealed(self.staging / "plan.json") or {}):
             self._refuse_other(plan, f"an unfinished pull of {_told(plan)}")
             names |= set(plan["files"])
         held = [kind for kind in KINDS if (self.out / kind.manifest).exists()]
         here = (self.out / held[0].manifest).read_bytes() if held else contents.manifest_bytes
         if here == contents.manifest_bytes:
             return names
-        record = _read_json(self.out / _RECORD)
+        record = read_sealed(self.out / _RECORD) or {}
         # Another manifest than the one that was pulled: since then, a store was made here.
         if record.get("manifest") != hash_bytes(here):
             raise MismatchError(
@@ -243,7 +240,7 @@ class _Pull:
 
     def _begin(self, contents: Contents, earlier: set[str]) -> None:
         """Write down what is begun; then the manifest of an earlier pull goes, since its files are about to change."""
-        write_json(self.staging / "plan.json", self.identity | {"files": sorted(earlier | contents.names)})
+        write_sealed(self.staging / "plan.json", self.identity | {"files": sorted(earlier | contents.names)})
         for kind in KINDS:
             (self.out / kind.manifest).unlink(missing_ok=True)
         sync_folder(self.out)
@@ -300,7 +297,7 @@ class _Pull:
     def _record(self, contents: Contents) -> None:
         (self.out / _RECORD).parent.mkdir(exist_ok=True)
         found = self.identity | {"commit": self.tree.commit, "manifest": hash_bytes(contents.manifest_bytes)}
-        write_json(self.out / _RECORD, found)
+        write_sealed(self.out / _RECORD, found)
 
 
 def _refuse_other_things(out: Path) -> None:
@@ -321,14 +318,6 @@ def _remove_useless_parts(staging: Path) -> None:
     for path in (staging / "files").glob(".cache/huggingface/download/**/*.incomplete"):
         if path.name.count(".") >= 3:
             path.unlink(missing_ok=True)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _told(found: dict[str, Any]) -> str:

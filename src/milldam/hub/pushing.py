@@ -28,8 +28,9 @@ from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
 from milldam.files import address_of, json_bytes
 from milldam.hub import card, client
 from milldam.hub.client import REPO_TYPE, explained, has_token, hub_api, quiet, repo_name, tried, trouble_of
-from milldam.hub.contents import KINDS, Contents, StoredFile, check_sizes, is_whole, read_contents
+from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, read_contents
 from milldam.hub.tree import Digests, Entry, Tree, read_small, read_tree, same_bytes
+from milldam.manifests import KINDS
 from milldam.memory import format_size
 
 log = logging.getLogger("milldam")

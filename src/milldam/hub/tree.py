@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from milldam.errors import StoreError
 from milldam.hub.client import REPO_TYPE, tried
+from milldam.sealed import seal_line, unseal_line
 
 _BLOCK = 1 << 20
 
@@ -83,8 +83,8 @@ class Digests:
         with contextlib.suppress(OSError), self._path.open("rb") as lines:
             for line in lines:
                 # A torn last line is what a kill leaves: its file is read again.
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    one = json.loads(line)
+                one = unseal_line(line)
+                if one is not None:
                     self._known[one["file"]] = (one["bytes"], one["mtime_ns"], one["sha256"])
 
     def is_same(self, name: str, entry: Entry) -> bool:
@@ -113,7 +113,7 @@ class Digests:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
             with self._path.open("ab") as lines:
-                lines.write(json.dumps(record).encode() + b"\n")
+                lines.write(seal_line(record))
 
     def _path_state(self, name: str) -> tuple[int, int]:
         try:

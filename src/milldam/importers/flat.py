@@ -20,8 +20,6 @@ from milldam.store.writer import Tokens
 if TYPE_CHECKING:
     from milldam.loader.stream import TokenStream
 
-_DOCUMENTS = 1 << 17
-
 
 def read(piece: Piece, rules: ReadRules) -> Iterator[Tokens]:
     # What says its dtype itself is not asked for another one.
@@ -46,8 +44,7 @@ def _documents(stream: TokenStream, reader: Reader) -> Iterator[Tokens]:
     assert path is not None
     index = Index.map(path)
     position = 0
-    for first in range(0, len(index.documents) - 1, _DOCUMENTS):
-        lengths = index.document_lengths(first, min(first + _DOCUMENTS, len(index.documents) - 1))
+    for lengths in index.length_blocks():
         for begin, end in cut_blocks(lengths):
             some, count = lengths[begin:end], int(lengths[begin:end].sum())
             if is_giant(some):

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import hash_bytes, write_json
+from milldam.files import hash_bytes
 from milldam.importers.documents import Border, documents_of, read_piece
 from milldam.importers.finding import find_pieces
 from milldam.importers.pieces import Piece, ReadRules, listed, no_tokens
 from milldam.importers.settings import ImportSettings
 from milldam.run import FINISHED, NEW, UNFINISHED, Identity, PartRecord, Run, shards_in_order
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest
 from milldam.store.writer import ShardWriter, Tokens
@@ -85,7 +86,8 @@ def run_import(settings: ImportSettings) -> ImportSummary:
     pieces = find_pieces(settings)
     tokenizer = _look_up_tokenizer(settings)
     with Run(settings.out) as run:
-        identity = Identity(_identity_settings(settings, tokenizer, pieces), _list_input(run, pieces))
+        asked = _identity_settings(settings, tokenizer, pieces)
+        identity = Identity(asked, _list_input(run, pieces), tokenizer.facts["name"])
         begin = _where_to_begin(run, identity, overwrite=settings.overwrite)
         if begin != FINISHED:
             resumed = begin == UNFINISHED and run.has_results()
@@ -134,7 +136,7 @@ def _list_input(run: Run, pieces: list[Piece]) -> dict[str, Any]:
 def _where_to_begin(run: Run, identity: Identity, *, overwrite: bool) -> str:
     """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
     state = run.state()
-    same = state != NEW and not run.identity().differences(identity)
+    same = run.agrees(identity, overwrite=overwrite)
     if state == NEW or (overwrite and not same) or (state == UNFINISHED and not same and not run.has_results()):
         return NEW
     run.require_same(identity)
@@ -148,7 +150,13 @@ def _begin(run: Run, begin: str, identity: Identity, tokenizer: _Tokenizer) -> N
     if tokenizer.json is None:
         # That of a store that was replaced by this one.
         (run.out / "tokenizer.json").unlink(missing_ok=True)
-    run.resume()
+    positions = _positions(run)
+    run.resume(lambda record: record.last or record.part in positions)
+
+
+def _positions(run: Run) -> dict[int, _Position]:
+    """How much of the source each part goes up to."""
+    return {line.pop("part"): _Position(**line) for line in run.appended(_POSITIONS)}
 
 
 class _Import:
@@ -196,15 +204,17 @@ class _Import:
         if self._tokenizer.vocab_size is not None:
             return self._tokenizer.vocab_size
         path = self._run.folder / _VOCABULARY
-        if not path.exists():
+        if read_sealed(path) is None:
             largest = -1
             for piece in self._pieces:
                 for tokens in read_piece(piece, self._rules):
                     largest = max(largest, _largest(tokens, piece))
             if largest >= _LARGEST_BELIEVED:
                 raise InputError(_unbelievable(largest, self._settings))
-            write_json(path, {"vocab_size": max(largest, 0 if self._border is None else self._border.id) + 1})
-        return int(json.loads(path.read_bytes())["vocab_size"])
+            write_sealed(path, {"vocab_size": max(largest, 0 if self._border is None else self._border.id) + 1})
+        found = read_sealed(path)
+        assert found is not None
+        return int(found["vocab_size"])
 
     def _write_shards(self, vocab_size: int) -> None:
         position = self._recorded_position()
@@ -222,8 +232,7 @@ class _Import:
 
     def _recorded_position(self) -> _Position:
         self._made = self._run.done_so_far(0)[0]
-        known = {line.pop("part"): _Position(**line) for line in self._run.appended(_POSITIONS)}
-        return known[self._made - 1] if self._made else _Position()
+        return _positions(self._run)[self._made - 1] if self._made else _Position()
 
     def _add(self, tokens: Tokens, piece: int, taken: int) -> int:
         """Write documents, and end the shard with the one that fills it; what is taken of the piece then."""

@@ -22,7 +22,7 @@ from milldam.importers.columns import choose_column
 from milldam.importers.pieces import Piece, ReadRules, require_integers
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.store.blocks import cut_blocks
 from milldam.store.writer import Tokens
 
@@ -92,7 +92,7 @@ def _mapped(piece: Piece, scratch: Path) -> Iterator[Bytes]:
             yield _map(Path(unpacked.name))
     except OSError as error:
         raise InputError(f"{piece.path}: can't be read ({error.strerror}).") from None
-    except TruncatedError as error:
+    except DamagedError as error:
         raise InputError(f"{piece.path}: {error}.") from None
 
 

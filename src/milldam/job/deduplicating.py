@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from milldam.config import Config
-from milldam.dedup.fingerprints import hash_file_name, partition_count
+from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.rules import DedupRules
 from milldam.job.estimating import Survey, keeps_texts
 from milldam.job.preparing import Prepared
-from milldam.job.resolving import IndexTask, ResolveTask, pin_index, resolved, resolved_path
+from milldam.job.resolving import IndexTask, ResolveTask, pin_index, resolved
 from milldam.memory import Budget, usage
 from milldam.passes.assignments import Assignment
 from milldam.passes.fingerprinting import FingerprintTask
 from milldam.run import DEDUP_FOLDER, Run
+from milldam.sealed import is_whole
 from milldam.sources.units import Unit
 from milldam.store.format import Int64s
 from milldam.workforce import Staff, Stage, Workforce
+
+_RECORDS = "fingerprints.jsonl"
+"""A line per unit whose fingerprints are durable: size and hash of its files."""
 
 
 @dataclass(slots=True)
@@ -70,21 +75,23 @@ class Deduplication:
             spool=str(self.run.folder),
             threads=staff.threads,
             seed=self.config.seed,
-            keep_texts=keeps_texts(self.config, sum(Survey.of(self._units()).unpacked().values())),
+            keep_texts=keeps_texts(self.config, Survey.of(self._units()).unpacked_bytes),
         )
         size = self.run.bytes_of(todo)
         stage = Stage("fingerprint", task, iter(todo.tolist()), assign, total=len(todo), input_bytes=size)
-        self.workforce.work(stage, staff, lambda part: None)
+        self.workforce.work(stage, staff, lambda made: self.run.append(_RECORDS, made))
 
     def _units(self) -> Iterator[Unit]:
         return self.run.all_units(Unit.from_json)
 
     def _without_hashes(self) -> Int64s:
         """Units whose fingerprints are still to be made; repetitions need none."""
-        done = {path.name for path in self.folder.glob("hashes-*.parquet")}
-        return np.fromiter(
-            (unit.index for unit in self._units() if not unit.copy and hash_file_name(unit.index) not in done), np.int64
-        )
+        done = {made["unit"] for made in self.run.appended(_RECORDS) if self._are_there(made)}
+        return np.fromiter((unit.index for unit in self._units() if not unit.copy and unit.index not in done), np.int64)
+
+    def _are_there(self, made: dict[str, Any]) -> bool:
+        """Whether the files of a unit are as they were written. Kept texts are checked when they are read."""
+        return all(is_whole(self.folder / name, file) for name, file in made["files"].items())
 
     def _resolve_task(self) -> ResolveTask:
         validation = len(self.config.validation_sets)
@@ -102,8 +109,8 @@ class Deduplication:
     def _group(self) -> None:
         task = self._resolve_task()
         staff = Staff(1, task.threads, apart=not task.is_small, here=task.is_small)
-        for name, steps in task.stages.items():
-            todo = [step for step in steps if not resolved_path(task.folder, step).exists()]
+        for name in task.stages:
+            todo = task.todo(name)
             if todo:
                 stage = Stage(name, task, iter(todo), lambda step: step, total=len(todo))
                 self.workforce.work(stage, staff, lambda part: None)

@@ -7,27 +7,25 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from milldam.config import TRAIN, VAL, Config
+from milldam.config import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError
-from milldam.files import NewFile, names_matching, remove_matching, write_json
+from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
-from milldam.job.rejects import gather_rejects
+from milldam.job.rejects import first_reject, gather_rejects
 from milldam.memory import Monitor, format_size
 from milldam.packing.rows import pack
-from milldam.passes.pipeline import STAGES
 from milldam.passes.shelf import STAGED
 from milldam.planning import WorkPlan, cores
 from milldam.progress import Summary
@@ -40,10 +38,12 @@ from milldam.run import (
     in_plan_order,
     require_complete,
 )
+from milldam.sealed import read_sealed, write_sealed
 from milldam.store.drafting import ShardSpool
 from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
 from milldam.store.place import Folder
+from milldam.store.tally import READ, Tally, total
 from milldam.workforce import Workforce
 
 DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
@@ -69,7 +69,7 @@ class Finish:
         run, prepared = self.run, self.prepared
         if require_all:
             require_complete(run, self.plan.units)
-        gather_rejects(run)
+        damage = gather_rejects(run)
         _gather_dropped(run)
         run.tidy()
         if preparation.list_input() != prepared.identity.input:
@@ -77,7 +77,9 @@ class Finish:
         gathered = _gather(run)
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
-            raise InputError(_nothing_left(self.config, run, gathered.tally.flow(), other_splits=other_splits))
+            lost = total(gathered.counts.tallies(self.config)).flow()
+            left = _nothing_left(self.config, run, lost, other_splits=other_splits)
+            raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
             dtype=token_dtype(prepared.vocab_size),
@@ -87,10 +89,11 @@ class Finish:
             settings=prepared.identity.settings,
             input=prepared.identity.input,
             shards=(),
-            dropped=gathered.tally.all_dropped(),
+            sources=gathered.counts.tallies(self.config),
             inexact_cuts=gathered.inexact_cuts,
+            damaged_files=damage.files,
         )
-        return Draft(facts, gathered)
+        return Draft(facts, gathered, str(damage) if damage.files else "")
 
     def wind_up(self, draft: Draft) -> Summary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
@@ -102,6 +105,8 @@ class Finish:
         summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
         self._write(summary)
         remove_intermediate(self.run)
+        summary = dataclasses.replace(summary, output_bytes=_output_bytes(self.run))
+        self._write(summary)
         if self.report:
             self.workforce.enter("report")
             make_report(self.run)
@@ -118,7 +123,7 @@ class Finish:
         return pack_store(self.config, self.run.out)
 
     def _write(self, summary: Summary) -> None:
-        write_json(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
+        write_sealed(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
 
     def _measured(self) -> dict[str, Any]:
         return {
@@ -130,7 +135,6 @@ class Finish:
         }
 
     def _summary(self, draft: Draft) -> Summary:
-        flow = draft.gathered.tally.flow()
         summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         none = {"documents": 0, "tokens": 0}
@@ -139,14 +143,13 @@ class Finish:
             up_to_date=False,
             splits=summary.splits | {name: dict(none) for name in asked if name not in summary.splits},
             workers=self.plan.workers,
-            read=flow[0]["documents_out"],
-            flow=flow,
             dedup=self.workforce.dedup,
             near=self.workforce.near,
             config=_plain(dataclasses.asdict(self.config)),
             machine=_machine(),
             versions=_versions(),
             started=self.run.plan()["started"],
+            session_text_bytes=self.run.progress.text_bytes - self.plan.done_text_bytes,
             **self._measured(),
         )
 
@@ -162,13 +165,20 @@ def complete(config: Config, run: Run, *, report: bool) -> Summary:
     if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
         make_report(run)
     remove_intermediate(run)
-    return summary
+    return dataclasses.replace(summary, output_bytes=_output_bytes(run))
+
+
+def _output_bytes(run: Run) -> int:
+    """Every file of a result but those that tell how it was made."""
+    inside = (path for path in run.out.iterdir() if path != run.folder)
+    files = (file for path in inside for file in (path.rglob("*") if path.is_dir() else (path,)))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _packing_told(config: Config, run: Run) -> dict[str, Any]:
     """The figures of rows that are not written, where the summary has them for these rules."""
     path, rules = run.folder / SUMMARY, config.packing_rules
-    told: dict[str, Any] = json.loads(path.read_bytes()).get("packing", {}) if path.exists() else {}
+    told: dict[str, Any] = (read_sealed(path) or {}).get("packing", {})
     wanted = rules and (rules.strategy, config.sequence_len)
     same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
     return told if rules is not None and not rules.write and same else {}
@@ -177,10 +187,10 @@ def _packing_told(config: Config, run: Run) -> dict[str, Any]:
 def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
     """Put the figures of rows that were made later into the summary; whether anything changed."""
     path = run.folder / SUMMARY
-    told = json.loads(path.read_bytes()) if path.exists() else {}
+    told = read_sealed(path) or {}
     if not told or told.get("packing") == packing:
         return False
-    write_json(path, told | {"packing": packing})
+    write_sealed(path, told | {"packing": packing})
     return True
 
 
@@ -189,6 +199,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
     totals = Totals()
     for split in splits.values():
         totals.add(split)
+    tally = manifest.tally
     return Summary(
         out=out,
         up_to_date=True,
@@ -196,9 +207,15 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         tokens=totals.tokens,
         text_bytes=totals.text_bytes,
         characters=totals.characters,
-        dropped=manifest.dropped,
+        read=tally.read,
+        rejected=tally.rejected,
+        dropped=tally.reasons,
+        flow=tally.flow(),
+        sources=manifest.sources,
         engine=manifest.engine,
         inexact_cuts=manifest.inexact_cuts,
+        damaged_files=manifest.damaged_files,
+        text_columns=text_columns(manifest.settings),
         splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
     )
 
@@ -239,37 +256,26 @@ def _gather_dropped(run: Run) -> None:
 # ---- what became of the documents ----
 
 
-class Tally:
-    """Documents that were read, and dropped by stage and reason."""
+class Counts:
+    """What was read, kept and lost, by data set."""
 
     def __init__(self) -> None:
-        self._read = 0
-        self._dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+        self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
 
     def add(self, record: PartRecord) -> None:
-        self._read += record.read
-        for stage, counts in record.dropped.items():
-            dropped = self._dropped[stage]
-            for reason, count in counts.items():
-                dropped[reason] += count
+        counts, lost = self._counts[record.dataset], self._lost[record.dataset]
+        counts[READ] += record.read
+        for shard in record.shards:
+            counts["documents"] += shard["documents"]
+            counts["tokens"] += shard["tokens"]
+        for stage, reasons in record.dropped.items():
+            for reason, count in reasons.items():
+                lost[stage, reason] += count
 
-    def flow(self) -> list[dict[str, Any]]:
-        """Documents into and out of each stage, with the reasons of what was dropped there."""
-        documents = self._read + self._dropped[STAGES[0]].total()
-        flow = []
-        for stage, dropped in self._dropped.items():
-            left = documents - dropped.total()
-            reasons = dict(dropped.most_common())
-            flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
-            documents = left
-        return flow
-
-    def all_dropped(self) -> dict[str, int]:
-        """By reason alone."""
-        total: Counter[str] = Counter()
-        for dropped in self._dropped.values():
-            total.update(dropped)
-        return dict(sorted(total.items()))
+    def tallies(self, config: Config) -> tuple[Tally, ...]:
+        """Of every data set, in plan order."""
+        return tuple(Tally.of(one.name, self._counts[k], self._lost[k]) for k, one in enumerate(config.sources))
 
 
 @dataclass(slots=True)
@@ -277,7 +283,7 @@ class Gathered:
     """What the records tell."""
 
     shards: ShardSpool
-    tally: Tally
+    counts: Counts
     inexact_cuts: int = 0
 
 
@@ -288,16 +294,18 @@ class Draft:
     facts: Manifest
     """Without shards."""
     gathered: Gathered
+    damage: str
+    """What to tell of damaged input; empty: nothing."""
 
 
 def _gather(run: Run) -> Gathered:
     """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them."""
     arranged = run.appended_files(ARRANGED)
-    gathered = Gathered(ShardSpool(run.folder), Tally())
+    gathered = Gathered(ShardSpool(run.folder), Counts())
 
     def shards() -> Iterator[Shard]:
         for record in in_plan_order(arranged or run.appended_files(RECORDS)):
-            gathered.tally.add(record)
+            gathered.counts.add(record)
             gathered.inexact_cuts += 0 if arranged else record.inexact_cuts
             yield from (Shard(**shard) for shard in record.shards)
 
@@ -305,7 +313,7 @@ def _gather(run: Run) -> Gathered:
     for record in run.records() if arranged else ():
         gathered.inexact_cuts += record.inexact_cuts
         if not record.shards:
-            gathered.tally.add(record)
+            gathered.counts.add(record)
     return gathered
 
 
@@ -321,10 +329,8 @@ def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other
             f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
-    where = (
-        f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if (run.out / "rejects.jsonl").exists() else ""
-    )
-    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{where}"
+    first = first_reject(run.out)
+    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{first}"
 
 
 def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:

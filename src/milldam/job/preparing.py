@@ -19,6 +19,7 @@ from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.filters.judging import Filters
 from milldam.filters.language import unload_model
+from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.passes.assignments import SetRules
 from milldam.planning import TOKENIZER_FACTOR, WORK_BYTES
@@ -87,6 +88,8 @@ class Preparation:
     def __init__(self, config: Config, run: Run) -> None:
         self._config, self._run = config, run
         self._resolved = self._resolve_all()
+        self.left_out = LeftOut()
+        """Files of the input's folders that are not read."""
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -107,6 +110,7 @@ class Preparation:
 
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
+        self.left_out = LeftOut()
         return self._run.write_inputs(self._files())
 
     def units(self, prepared: Prepared) -> Iterator[Unit]:
@@ -135,14 +139,16 @@ class Preparation:
             return
         for number, resolved in enumerate(self._resolved):
             for one in resolved:
-                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format))
+                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format, self.left_out))
 
     def _source(self, number: int) -> Source:
         config, given = self._config, self._config.sources[number]
         rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
         slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
-        column = find_text_column(slices, given.text_column, str(self._run.folder))
-        split = VAL if number < len(config.validation_sets) else None
+        before = len(config.validation_sets)
+        place = f"validation.{number}" if number < before else f"datasets.{number - before}"
+        column = find_text_column(slices, given.text_column, str(self._run.folder), f"{place}.text_column")
+        split = VAL if number < before else None
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
 
@@ -178,7 +184,7 @@ class Preparation:
             vocab_size=tokenizer.vocab_size,
             sources=sources,
             shard_size=shard_size,
-            identity=Identity(settings, input_identity),
+            identity=Identity(settings, input_identity, tokenizer.name),
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

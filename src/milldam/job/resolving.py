@@ -7,18 +7,19 @@ done; a resumed job goes on behind them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from milldam.dedup.rules import DedupRules
+from milldam.errors import StoreError
 from milldam.executors import PART, Report
-from milldam.files import write_json
+from milldam.files import hash_file
 from milldam.memory import usage
 from milldam.run import Identity
+from milldam.sealed import is_whole, read_sealed, write_sealed
 
 GROUP, NEAR, JOIN = "group", "near", "join"
 """The stages."""
@@ -46,12 +47,39 @@ class ResolveTask:
         # What this process holds already counts too.
         left = self.memory_bytes - usage().anonymous
         found = self._exact(step, left) if step < self.partitions else self._near(step - self.partitions, left)
-        write_json(resolved_path(self.folder, step), found)
+        files = {path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path)} for path in self._files(step)}
+        write_sealed(resolved_path(self.folder, step), {"found": found, "files": files})
         if step in self.stages.get(JOIN, ()):
             from milldam.dedup.near import remove_pairs
 
             remove_pairs(self.folder)  # not before: killed in between, it could not be done again
         report(PART, found)
+
+    def _files(self, step: int) -> Iterable[Path]:
+        """What a step leaves for those behind it."""
+        if step < self.partitions:
+            return self.folder.glob(f"drops-{self.rules.method}-{step:05d}.parquet")
+        is_join = step in self.stages.get(JOIN, ())
+        return self.folder.glob("drops-near-*.parquet" if is_join else f"pairs-*-{step - self.partitions:03d}.keys")
+
+    def todo(self, stage: str) -> list[int]:
+        """The steps of a stage that are not done, or whose files are not as they were written."""
+        if stage == NEAR and not self.todo(JOIN):
+            return []  # its pairs are gone, and not needed
+        return [step for step in self.stages[stage] if not self._is_done(step)]
+
+    def _is_done(self, step: int) -> bool:
+        told = read_sealed(resolved_path(self.folder, step))
+        return told is not None and all(is_whole(self.folder / name, file) for name, file in told["files"].items())
+
+    def found(self, step: int) -> dict[str, Any]:
+        """What a step that is done found."""
+        told = read_sealed(resolved_path(self.folder, step))
+        if told is None:
+            raise StoreError(
+                f"{resolved_path(self.folder, step)}: damaged. Run the same command again to make it anew."
+            )
+        return dict(told["found"])
 
     def _exact(self, partition: int, memory_bytes: int) -> dict[str, Any]:
         from milldam.dedup.bloom import resolve_bloom
@@ -119,11 +147,11 @@ def resolved(task: ResolveTask) -> tuple[dict[str, Any], dict[str, Any]]:
     near: dict[str, Any] = {}
     stages = task.stages
     for step in stages.get(GROUP, ()):
-        found = json.loads(resolved_path(task.folder, step).read_bytes())
+        found = task.found(step)
         clusters.update(found.pop("clusters", {}))
         exact.update({name: value for name, value in found.items() if isinstance(value, int)})
     for step in stages.get(JOIN, ()):
-        found = json.loads(resolved_path(task.folder, step).read_bytes())
+        found = task.found(step)
         near = found | {"clusters": found["cluster_sizes"], "cluster_count": found["clusters"]}
     return (dict(exact) | {"clusters": dict(clusters)} if exact else {}), near
 

@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from milldam.config import Config
+from milldam.config import Config, text_columns
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError, ResourceError
 from milldam.executors.crews import Crew, LocalCrew
@@ -30,7 +28,7 @@ from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.arranging import ArrangeTask, Staged, find_boundaries, find_cap
 from milldam.job.counting import CountTask, RowCounts
 from milldam.job.deduplicating import Deduplication
-from milldam.job.estimating import TYPICAL, Estimate, Sample, Survey, estimate, measure, require_disk, typical
+from milldam.job.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk, typical
 from milldam.job.finishing import Finish, complete
 from milldam.job.needs import Machines
 from milldam.job.preparing import Preparation, pick_engine, planned_units
@@ -141,11 +139,13 @@ class Job:
             self._workforce.close()
             self._workforce.enter("finish")
             finish = Finish(self._config, self._run, self._prepared, self._plan, self._workforce, monitor, report)
-            manifest = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            draft = finish.make_manifest(preparation, require_all=not self._limit_reached())
+            if draft.damage:
+                self._observer.warn(draft.damage)
             # Between what can still be refused and what makes it a store: the index knows finished runs only.
             if self._dedup is not None:
                 self._dedup.commit_to_index()
-            return finish.wind_up(manifest)
+            return finish.wind_up(draft)
 
     def prepare(self) -> None:
         """As far as other machines can go on from."""
@@ -166,7 +166,7 @@ class Job:
 
     def _begin(self, preparation: Preparation, monitor: Monitor) -> bool:
         """Prepare and plan; False when there is nothing to do."""
-        self._prepared = preparation.prepare()
+        self._prepared, self._left_out = preparation.prepare(), str(preparation.left_out)
         begin = self._where_to_begin(self._prepared.identity)
         if begin == FINISHED:
             if self._run.share is not None:
@@ -189,17 +189,17 @@ class Job:
         config = self._config
         simulated = None if listing is None else SimulatedPreparation(config, self._run, listing)
         preparation = simulated or Preparation(config, self._run)
-        self._prepared = preparation.prepare()
+        self._prepared, self._left_out = preparation.prepare(), str(preparation.left_out)
         state = "simulated" if simulated else _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
         survey = Survey.of(preparation.units(self._prepared))
         self._dearest = survey.dearest
         plan = self._plan_work(choice, survey.units)
         machines = Machines(nodes, plan.workers)
-        sample = self._sample(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
+        samples = self._samples(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
         documents = simulated.documents if simulated else {}
         needed = estimate(
-            config, self._prepared, survey, sample, plan.stages, machines, documents=documents, here=simulated is None
+            config, self._prepared, survey, samples, plan.stages, machines, documents=documents, here=simulated is None
         )
         if simulated is None:
             require_disk(needed, config.out)
@@ -208,13 +208,13 @@ class Job:
         memory = usage().anonymous + plan.workers * each
         return PlannedJob(plan, needed, state, machines, memory, told)
 
-    def _sample(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Sample:
-        """What some units hold; without any, typical text."""
+    def _samples(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Samples:
+        """What some units of each data set hold; without any, typical text."""
         if units or simulated is None:
             return measure(self._config, self._prepared, units, engine)
         documents = simulated.documents.total()
         size = self._prepared.identity.input["bytes"]
-        return typical(size, documents) if documents else TYPICAL
+        return Samples(typical(size, documents) if documents else TYPICAL)
 
     # ---- prepare and plan ----
 
@@ -227,7 +227,7 @@ class Job:
         if run.share is not None or self._after_shares:
             run.require_same(identity)
             return state
-        same = state != NEW and not run.identity().differences(identity)
+        same = run.agrees(identity, overwrite=config.overwrite)
         if state == NEW or (config.overwrite and not (same and state == UNFINISHED)):
             return NEW
         if state == UNFINISHED and not same and not run.has_results():
@@ -302,10 +302,10 @@ class Job:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
         job = (self._config, self._prepared, survey)
         stages = self._stages(self._pieces(units))
-        first = estimate(*job, TYPICAL, stages, Machines())
+        first = estimate(*job, Samples(TYPICAL), stages, Machines())
         if first.disk_bytes > first.free_bytes:
-            sample = measure(self._config, self._prepared, survey.some, engine)
-            require_disk(estimate(*job, sample, stages, Machines()), self._config.out)
+            samples = measure(self._config, self._prepared, survey.some, engine)
+            require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
     @property
     def _out(self) -> str:
@@ -326,12 +326,15 @@ class Job:
             held_bytes=held,
             units=units,
             done=done,
+            done_text_bytes=self._run.progress.text_bytes,
             input_bytes=self._prepared.identity.input["bytes"],
             shard_size=self._prepared.shard_size,
             engine=choice.engine,
             engine_note=choice.note,
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
+            left_out=self._left_out,
+            text_columns=text_columns(self._prepared.identity.settings),
         )
 
     def _pieces(self, units: int) -> dict[str, int]:
@@ -348,7 +351,7 @@ class Job:
         packing, dedup = self._config.packing_rules, self._config.dedup_rules
         last = {
             "index": dedup is not None and dedup.index is not None,
-            "pack": packing is not None and packing.write,
+            "pack": packing is not None,
             "report": True,
         }
         return (*pieces, *(stage for stage, there in last.items() if there))
@@ -483,7 +486,8 @@ class Job:
             validation=frozenset(range(validation)),
             dtype=token_dtype(self._prepared.vocab_size),
         )
-        done = {(line["unit"], line["part"]) for line in run.appended(ARRANGED)}
+        records = (PartRecord(**line) for line in run.appended(ARRANGED))
+        done = {(record.unit, record.part) for record in records if run.holds(record)}
         todo = [k for k, one in enumerate(staged) if (one.record.unit, one.record.part) not in done]
 
         def keep(record: PartRecord) -> None:
@@ -496,9 +500,8 @@ class Job:
         self._workforce.work(stage, self._readers(), keep)
 
     def _staged_shards(self) -> list[Staged]:
-        datasets = np.fromiter((unit.dataset for unit in self._units()), np.int64)
         records = in_plan_order(self._run.appended_files(RECORDS))
-        return [Staged(record, int(datasets[record.unit])) for record in records if record.shards]
+        return [Staged(record) for record in records if record.shards]
 
     def _capped(self, staged: list[Staged]) -> list[Staged]:
         rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
@@ -518,7 +521,7 @@ def _state_of(config: Config, identity: Identity) -> str:
     state = there.state()
     if state == NEW:
         return state
-    if config.overwrite and (state == FINISHED or there.identity().differences(identity)):
+    if config.overwrite and (state == FINISHED or not there.agrees(identity, overwrite=True)):
         return "there is something already: it will be replaced"
     there.require_same(identity)
     return "up to date" if state == FINISHED else "unfinished: the job goes on where it stopped"

@@ -13,11 +13,12 @@ import itertools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
@@ -27,7 +28,7 @@ from milldam.prefetch import prefetched
 
 Step = tuple[Located, int]
 
-STATE_VERSION = 1
+STATE_VERSION, STATE_NAME = 1, "The state of a loader"
 _NUMBERS_AT_ONCE = 4096
 """Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
 _ANNOUNCED_SAMPLES = 1024
@@ -148,6 +149,10 @@ class Batches:
     def dtype(self, dtype: npt.DTypeLike) -> None:
         self._dtype, self._running = wide_enough(dtype, self.samples), None
 
+    def __getitem__(self, number: int) -> Batch:
+        """torch's DataLoader asks; batches come in their own order."""
+        raise ConfigError("These are batches already. Instead of a DataLoader, use milldam.torch.tensors(batches).")
+
     def __iter__(self) -> Iterator[Batch]:
         left_open = self._running is not None
         batch = next(self, None)
@@ -229,9 +234,7 @@ class Batches:
         of this mixture from here on, though the state was made with others.
         """
         _refuse_other(state, self.state_dict())
-        place = operator.index(state["samples_seen"])
-        if place < 0:
-            raise MismatchError(f"A state that has seen {place} samples; there is no such place.")
+        place = state["samples_seen"]
         self._order = self._order.restored(state["order"], place, new_weights=new_weights)
         self._place, self._running = place, None
 
@@ -276,10 +279,19 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     return "; ".join(f"{name} was {was.get(name)}, is {now.get(name)}" for name in names)
 
 
+class _State(TypedDict):
+    version: int
+    samples_seen: int
+    epoch: int
+    seed: Any
+    shuffle: Any
+    samples: dict[str, Any]
+    order: Any
+
+
 def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     """A state that would go on with other samples, or in another order."""
-    if not isinstance(state, dict) or not state.keys() >= own.keys():
-        raise MismatchError("This is no state of a loader: some of what state_dict() gives is missing.")
+    checked(_State, state, STATE_NAME)
     if state["version"] != STATE_VERSION:
         found = state["version"]
         raise MismatchError(f"A loader's state of version {found}; this milldam reads version {STATE_VERSION}.")

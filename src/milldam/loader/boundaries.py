@@ -20,7 +20,6 @@ from milldam.errors import ConfigError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import map_side_by_side
 from milldam.loader.stream import TokenFile, TokenStream
-from milldam.packing.pieces import CHUNK
 from milldam.store.format import HEADER, Index
 
 _STEP = 2
@@ -29,7 +28,7 @@ _NEXT = 8 // _STEP
 
 
 def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
-    """Tokens of the documents of a stream in order, at most `CHUNK` at a time.
+    """Tokens of the documents of a stream in order, a bounded number at a time.
 
     A document that the begin or the end of the stream cuts is a shorter document; empty ones are left out.
     """
@@ -37,7 +36,9 @@ def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
     held = stream.hold_indexes()
     for file, path in zip(stream.files, require_documents(stream), strict=True):
         if begin < stream.stop and begin + file.tokens > stream.first:
-            for lengths in _lengths_in(path):
+            index = Index.map(path)
+            index.check_ends(file.tokens * stream.dtype.itemsize)
+            for lengths in index.length_blocks():
                 ends = begin + lengths.cumsum()
                 inside = np.minimum(ends, stream.stop) - np.maximum(ends - lengths, stream.first)
                 yield inside[inside > 0]
@@ -45,12 +46,6 @@ def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
         else:
             begin += file.tokens
     del held
-
-
-def _lengths_in(path: Path) -> Iterator[Int64s]:
-    index = Index.map(path)
-    for first in range(0, len(index.documents) - 1, CHUNK):
-        yield index.document_lengths(first, first + CHUNK)
 
 
 class Documents:
@@ -62,7 +57,8 @@ class Documents:
         self._space, begins = map_side_by_side(files, 1)
         indexes = [_Places(self._space, int(at), file) for at, file in zip(begins, files, strict=True)]
         for index, file in zip(indexes, stream.files, strict=True):
-            index.check(file, stream.dtype)
+            index.check_ends(file.tokens * stream.dtype.itemsize)
+        self._name = stream.name
         # numbers[k]: the 8 bytes from byte k * _STEP on; an array of strides, no copy
         self._numbers = np.ndarray(((len(self._space) - 8) // _STEP + 1,), "<i8", self._space, 0, (_STEP,))
         self._shift = stream.dtype.itemsize.bit_length() - 1
@@ -109,9 +105,22 @@ class Documents:
         number = documents - self._document_begins[file]
         if not self._simple:
             number = self._numbers[self._documents_at[file] + _NEXT * number]
-        offset = self._numbers[self._offsets_at[file] + _NEXT * number]
-        begins: Int64s = (offset >> self._shift) + self._token_begins[file]
+            # Only the ends of an index are checked when it is opened.
+            self._require(number, self._last_sequence[file] + 1)
+        offset = self._numbers[self._offsets_at[file] + _NEXT * number] >> self._shift
+        self._require(offset, self._token_ends[file] - self._token_begins[file])
+        begins: Int64s = offset + self._token_begins[file]
         return begins
+
+    def _require(self, numbers: Int64s, most: Int64s) -> None:
+        if (numbers < 0).any() or (numbers > most).any():
+            raise damaged_index(self._name)
+
+
+def damaged_index(name: str) -> StoreError:
+    return StoreError(
+        f"{name}: damaged: an index (.idx) names documents that are not there. `milldam verify` says which one."
+    )
 
 
 def _totals(counts: list[int]) -> Int64s:
@@ -122,22 +131,11 @@ class _Places:
     """Where the arrays of an index file lie among the side by side mapped ones, in bytes."""
 
     def __init__(self, space: mmap.mmap, begin: int, file: TokenFile) -> None:
-        self._index = index = Index.parse(memoryview(space)[begin : begin + file.tokens], file.path)
-        self._path = file.path
+        index = Index.parse(memoryview(space)[begin : begin + file.tokens], file.path)
+        self.check_ends = index.check_ends
         self.sequences, self.documents = len(index.lengths), len(index.documents) - 1
         self.offsets_at = begin + HEADER.size + 4 * self.sequences
         self.documents_at = self.offsets_at + 8 * self.sequences
-
-    def check(self, file: TokenFile, dtype: np.dtype[np.generic]) -> None:
-        """An index of another file would put documents where there are none."""
-        end = 0
-        if self.sequences:
-            end = int(self._index.offsets[-1]) + int(self._index.lengths[-1]) * dtype.itemsize
-        if end != file.tokens * dtype.itemsize:
-            raise StoreError(
-                f"{self._path}: its documents end at byte {end:,}, and {file.path.name} has "
-                f"{file.tokens * dtype.itemsize:,} bytes of tokens. Make it again."
-            )
 
 
 def require_documents(stream: TokenStream) -> list[Path]:

@@ -8,23 +8,24 @@ byte order itself.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
+from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.files import hash_bytes
 from milldam.loader.reading import TokenArray
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
+from milldam.manifests import FileRecord, InputFacts, TokenizerFacts
 from milldam.store.format import Index
 
 ENDINGS = (".npy", ".bin", ".idx")
@@ -134,7 +135,7 @@ class MegatronFile(ForeignFile):
 
     def __init__(self, contents: _Contents, asked: np.dtype[Any] | None, index: Index) -> None:
         super().__init__(contents, asked)
-        self._index = index
+        self.index = index
 
     @functools.cached_property
     def _mapped(self) -> TokenArray:
@@ -142,24 +143,18 @@ class MegatronFile(ForeignFile):
         return np.asarray(np.memmap(self.path, self.dtype, mode="r"))
 
     def __len__(self) -> int:
-        return len(self._index.documents) - 1
+        return len(self.index.documents) - 1
 
     def __getitem__(self, number: int) -> TokenArray:
         """A document, as a view into the mapped file."""
         wanted = number + len(self) if number < 0 else number
         if not 0 <= wanted < len(self):
             raise IndexError(f"document {number} of {len(self):,} documents")
-        first, behind = (self._begin(int(self._index.documents[k])) for k in (wanted, wanted + 1))
-        return self._mapped[first:behind]
+        begin, end = self.index.extent(wanted)
+        return self._mapped[begin:end]
 
     def __iter__(self) -> Iterator[TokenArray]:
         return (self[number] for number in range(len(self)))
-
-    def _begin(self, sequence: int) -> int:
-        """Token where a sequence begins. They lie end to end, so it is also where the one before ends."""
-        if sequence == len(self._index.offsets):
-            return self.tokens
-        return int(self._index.offsets[sequence]) // self.dtype.itemsize
 
     def _facts(self) -> str:
         return f"{len(self):,} documents, {super()._facts()}"
@@ -254,31 +249,47 @@ def sidecar_path(npy: Path) -> Path:
     return npy.with_name(npy.name + ".json")
 
 
-def read_sidecar(npy: Path) -> dict[str, Any] | None:
-    """What milldam wrote down beside an .npy file; None when there is no such file, or it is not ours."""
+class _Part(TypedDict):
+    bin: FileRecord
+
+
+class Sidecar(TypedDict):
+    """What milldam wrote down beside an .npy file: as the manifest of a store."""
+
+    dtype: str
+    tokens: int
+    vocab_size: int
+    tokenizer: TokenizerFacts
+    settings: dict[str, Any]
+    input: InputFacts
+    shards: list[_Part]
+
+
+def read_sidecar(npy: Path) -> Sidecar | None:
+    """None when there is no such file, or it is not ours."""
     path = sidecar_path(npy)
     try:
-        facts = json.loads(path.read_bytes())
+        facts = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: can't be read ({error}). Make {npy.name} again, or remove this file.") from None
-    return facts if isinstance(facts, dict) and facts.get("format") == "milldam npy" else None
+    if not isinstance(facts, dict) or facts.get("format") != "milldam npy":
+        return None
+    return checked(Sidecar, facts, path)
 
 
-def _with_facts(contents: _Contents, facts: dict[str, Any]) -> _Contents:
+def _with_facts(contents: _Contents, facts: Sidecar) -> _Contents:
     there = f"{contents.file.tokens} tokens of {contents.dtype.name}"
-    written = f"{facts.get('tokens')} tokens of {facts.get('dtype')}"
+    written = f"{facts['tokens']} tokens of {facts['dtype']}"
     path = contents.file.path
     if there != written:
         raise StoreError(
             f"{path}: {there}, and {sidecar_path(path).name} beside it says {written}: it belongs to another file. "
             "Make both again, or remove the .json."
         )
-    tokenizer = facts.get("tokenizer") or {}
+    tokenizer = facts["tokenizer"]
     return _Contents(
         *(contents.kind, contents.file, contents.dtype),
-        vocab_size=facts.get("vocab_size"),
+        vocab_size=facts["vocab_size"],
         tokenizer_name=tokenizer.get("name"),
         tokenizer_hash=tokenizer.get("xxh3"),
         eos=tokenizer.get("eos"),
@@ -293,18 +304,9 @@ def _open_pair(path: Path, asked: np.dtype[Any] | None) -> MegatronFile:
     if not tokens.is_file():
         raise InputError(f"{index_path}: an index without its tokens: there is no {tokens.name} beside it.")
     index = Index.map(index_path)
-    width, sequences = index.dtype.itemsize, len(index.lengths)
     size = tokens.stat().st_size
-    ends = int(index.offsets[-1]) + int(index.lengths[-1]) * width if sequences else 0
-    if ends != size:
-        raise InputError(
-            f"{tokens}: {size:,} bytes where {index_path.name} says {ends:,}. They do not belong together, or one was "
-            "cut short. Make them again."
-        )
-    # The ends of the arrays, not every entry: an index of a billion documents is opened as quickly as a small one.
-    if sequences and (index.offsets[0], index.documents[0], index.documents[-1]) != (0, 0, sequences):
-        raise InputError(f"{index_path}: its documents do not cover the tokens from end to end. Make it again.")
-    file = TokenFile(tokens, size // width, index=index_path, empty_documents=True)
+    index.check_ends(size)
+    file = TokenFile(tokens, size // index.dtype.itemsize, index=index_path, empty_documents=True)
     return MegatronFile(_agreed(_Contents("Megatron", file, index.dtype), asked), asked, index)
 
 

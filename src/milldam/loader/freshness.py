@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypedDict
 
+from milldam.checked import checked
 from milldam.errors import StoreError
 from milldam.input_files import InputState, bare_name, files_below, version_of
 from milldam.loader.foreign import read_sidecar, sidecar_path
-from milldam.store.manifest import Manifest
+from milldam.manifests import InputFacts
+from milldam.store.manifest import NAME, Manifest
 
 STORE_ENDING, NPY_ENDING = ".milldam", ".npy"
 _FILES_COMPARED, _CHANGES_SHOWN = 200_000, 3
@@ -43,12 +45,20 @@ class Prepared:
     tokens: int = 0
 
 
+class _Settings(TypedDict, total=False):
+    """Those that are looked at; there are others."""
+
+    datasets: list[dict[str, Any]]
+    clean: Any
+    dedup: Any
+
+
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """What a store or an .npy file says of how it was made."""
 
-    input: dict[str, Any]
-    settings: dict[str, Any]
+    input: InputFacts
+    settings: _Settings
     tokens: int
     tokenizer: str
     files: Files = field(default_factory=dict)
@@ -118,25 +128,31 @@ def _again(given: Path, path: Path, origin: _Origin) -> str:
 
 def _store_origin(path: Path) -> _Origin:
     manifest = Manifest.read(path)
-    listing = _listed(path / "run" / "inputs.jsonl")
-    return _Origin(manifest.input, manifest.settings, manifest.tokens, str(manifest.tokenizer.get("name")), listing)
+    listing, settings = _listed(path / "run" / "inputs.jsonl"), checked(_Settings, manifest.settings, path / NAME)
+    return _Origin(manifest.input, settings, manifest.tokens, str(manifest.tokenizer.get("name")), listing)
 
 
 def _npy_origin(path: Path) -> _Origin:
     facts = read_sidecar(path)
     if facts is None:
         raise StoreError(f"{path}: no {sidecar_path(path).name} beside it says what it was made from")
-    tokenizer = str(facts.get("tokenizer", {}).get("name"))
-    return _Origin(facts.get("input", {}), facts.get("settings", {}), facts.get("tokens", 0), tokenizer)
+    settings = checked(_Settings, facts["settings"], sidecar_path(path))
+    return _Origin(facts["input"], settings, facts["tokens"], str(facts["tokenizer"].get("name")))
+
+
+class _Listed(TypedDict):
+    path: str
+    size: int
+    version: str
 
 
 def _listed(listing: Path) -> Files:
-    """The first input files that a run wrote down; none when its folder is gone."""
+    """The first input files that a run wrote down; none when its folder is gone, or what it says is damaged."""
     try:
         with listing.open(encoding="utf-8") as lines:
-            files = [json.loads(line) for line in itertools.islice(lines, _FILES_COMPARED)]
+            files = [checked(_Listed, json.loads(line), "") for line in itertools.islice(lines, _FILES_COMPARED)]
         return {PurePath(file["path"]).name: (file["size"], file["version"]) for file in files}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, RecursionError, StoreError):
         return {}
 
 
@@ -168,7 +184,7 @@ def _files_now(given: Path, origin: _Origin) -> Files:
 
 def _made_from_other(given: Path, origin: _Origin) -> str | None:
     """What else it was made from; None when it was made from this input as it was once, as far as one can tell."""
-    if given.is_file() and origin.input["files"] != 1:
+    if given.is_file() and origin.input.get("files", 1) != 1:
         part = f", of which {given.name} is one" if given.name in origin.files else ""
         return f"it was made from {origin.input['files']:,} files{part}"
     if any(one.get("split") or one.get("subset") for one in origin.settings.get("datasets", ())) and given.is_dir():
@@ -188,7 +204,7 @@ def _what_changed(given: Path, origin: _Origin, now: dict[str, Any]) -> str:
     changes = list(itertools.islice(_changes(origin.files, _files_now(given, origin)), _CHANGES_SHOWN))
     if origin.files and changes:
         return "; ".join(changes)
-    was = origin.input
+    was: Any = {"files": 0, "bytes": 0, **origin.input}
     if (was["files"], was["bytes"]) == (now["files"], now["bytes"]):
         return f"{given.name} has the size it had, but another time of modification or another name"
     if given.is_file():

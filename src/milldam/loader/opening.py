@@ -18,7 +18,7 @@ from milldam.input_files import files_below, kind_of, nearby
 from milldam.loader.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.loader.freshness import STORE_ENDING, Prepared, command_for, places, prepared_beside
 from milldam.loader.stores import Store
-from milldam.store.manifest import NAME as MANIFEST
+from milldam.manifests import TOKENS, store_kind
 from milldam.store.manifest import Manifest
 
 log = logging.getLogger("milldam")
@@ -46,8 +46,11 @@ def open_data(
     if "://" in str(path) or any(value is not None for value in asked.values()):
         return _open_remote(path, split, dtype, asked)
     given = Path(path)
-    if (given / MANIFEST).exists():
+    kind = store_kind(given)
+    if kind is TOKENS:
         return _open_one(given, split, dtype)
+    if kind is not None:
+        raise StoreError(TOKENS.missing_in(given))
     foreign = foreign_path(given)
     if foreign is not None:
         return _open_one(foreign, split, dtype)
@@ -85,7 +88,7 @@ def _open_one(path: Path, split: str | None, dtype: npt.DTypeLike | None) -> Sto
 
 def _hint(given: Path) -> str:
     there = [path for path in places(given) if path.exists()] if given.name else []
-    return f' Did you mean "{there[0].name}"?' if there else nearby(str(given))
+    return f' Did you mean "{there[0]}"?' if there else nearby(str(given))
 
 
 # ---- what was prepared from an input ----

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError
-from milldam.loader.boundaries import Documents, require_documents
+from milldam.loader.boundaries import Documents, damaged_index, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, ranges
@@ -115,11 +115,6 @@ class PackedRows(StreamSamples):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __getitem__(self, number: int) -> Batch:
-        """One row: as a batch of one, but that its arrays have no dimension for rows."""
-        batch = self.read(np.array([self._number(number)]))
-        return {name: value[0] if name in _PER_TOKEN else value for name, value in batch.items()}
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         batch = _empty_batch(len(numbers), self.rules.seq_len, dtype, out)
@@ -219,6 +214,8 @@ class _Wrapped(_Rows):
         behind = starts + self._row
         first, last = documents.find(np.concatenate((starts, np.minimum(behind, stop - 1)))).reshape(2, -1)
         counts = last - first + 1
+        if (counts < 1).any():
+            raise damaged_index(self._stream.name)
         ends = counts.cumsum()
         number = ranges(first, counts)
         begins = documents.begins(number)
@@ -228,6 +225,8 @@ class _Wrapped(_Rows):
         lengths[ends - 1] = np.minimum(behind, stop) - begins[ends - 1]
         goes_on = np.zeros(len(number), np.bool_)
         goes_on[ends - 1] = behind < stop
+        if (lengths < 0).any():
+            raise damaged_index(self._stream.name)
         # A document that begins right behind the row, and documents without tokens.
         some = lengths > 0
         if not some.all():
@@ -294,6 +293,8 @@ class _BestFit(_Rows):
         """Begins and lengths of the pieces of rows, and how many each has."""
         first = self._index.firsts[numbers]
         counts = self._index.firsts[numbers + 1] - first
+        if (first < 0).any() or (counts < 1).any() or (first + counts > len(self._index.lengths)).any():
+            raise self._damaged()
         which = ranges(first, counts)
         return self._index.begins[which], self._index.lengths[which].astype(np.int64), counts
 
@@ -301,7 +302,10 @@ class _BestFit(_Rows):
         """Of the file of rows only the head is checked when it is opened."""
         inside = begins.min() >= self._stream.first and (begins + lengths).max() <= self._stream.stop
         if not inside or lengths.min() < 1 or padding.min() < 0:
-            raise StoreError(f"{self._index.path}: is damaged. Remove it, and it is made again.")
+            raise self._damaged()
+
+    def _damaged(self) -> StoreError:
+        return StoreError(f"{self._index.path}: is damaged. Remove it, and it is made again.")
 
     def _documents_of(self, begins: Int64s, lengths: Int64s) -> tuple[Int64s, Bools]:
         """The document of each piece, and whether it goes on behind it: only one that fills its row can."""

@@ -95,7 +95,7 @@ class RowIndex:
                 buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             magic, version, length = _HEADER.unpack_from(buffer)
             head = json.loads(buffer[_HEADER.size : _HEADER.size + length]) if magic == _MAGIC else {}
-        except (OSError, ValueError, struct.error):
+        except (OSError, ValueError, RecursionError, struct.error):
             # Not there, empty, shorter than a header, or no JSON.
             return None
         if version != _VERSION or not isinstance(head, dict) or head.get("facts") != facts:

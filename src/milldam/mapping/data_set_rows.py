@@ -69,6 +69,7 @@ class DataSetReader:
 
 class DataSetPlan:
     unidentified: str | None = None
+    left_out: str = ""
     needs_spooling = False
     has_indices = True
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
-from milldam.input_files import COMPRESSIONS, InputState, is_table, version_of, without_secrets
+from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.pieces import Hashes, pieces_of
 from milldam.mapping.plan import HASHES, Report, SourceOptions
@@ -50,9 +50,9 @@ class Inputs:
     def has_stdin(self) -> bool:
         return any(STDIN in given[0] for given in self.listed if not isinstance(given, Path))
 
-    def files(self) -> Iterator[InputFile]:
+    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
         for given in self.listed:
-            yield from _shards(given) if isinstance(given, Path) else list_inputs(*given)
+            yield from _shards(given) if isinstance(given, Path) else list_inputs(*given, left_out)
 
 
 def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
@@ -87,21 +87,23 @@ class FilePlan:
         self.needs_spooling = self._inputs.has_stdin
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         self.has_indices = options.numbered
+        self.left_out = ""
         self._hashes = Hashes(spool / HASHES)
         self.columns = self._columns()
         self._counted: list[int] = []
 
     # ---- what it reads ----
 
-    def files(self) -> Iterator[InputFile]:
-        for file in self._inputs.files():
+    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+        for file in self._inputs.files(left_out):
             yield self._spooled(file) if file.path == STDIN else file
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        state = InputState()
-        for file in self.files():
+        state, left_out = InputState(), LeftOut()
+        for file in self.files(left_out):
             state.add(file.path, file.size, file.version)
+        self.left_out = str(left_out)
         return state.as_json()
 
     def _columns(self) -> list[str] | None:
@@ -109,7 +111,7 @@ class FilePlan:
         file = next(self._inputs.files(), None)
         wanted = self._options.columns
         there = _columns_of(file, self._spool) if file is not None else []
-        if file is not None and (there or file.format != "jsonl"):
+        if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
         return list(wanted) if wanted is not None else there or None
 
@@ -225,8 +227,8 @@ def _hash(value: Any) -> str:
 def _columns_of(file: InputFile, spool: Path) -> list[str]:
     if file.format == "txt":
         return list(TEXT_COLUMNS)
-    if file.format == "jsonl":
-        return json_columns(file.path, file.compression)
+    if file.format in ("jsonl", "json"):
+        return json_columns(whole(file))
     if file.format in ("csv", "tsv"):
         return csv_columns(file.path, file.compression, file.format)
     if file.compression is not None:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, InputError, ResourceError
-from milldam.files import hash_bytes, write_json
+from milldam.files import hash_bytes
 from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
-from milldam.job.rejects import gather_rejects
+from milldam.job.rejects import first_reject, gather_rejects
 from milldam.mapping.calling import CallRules
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
@@ -40,6 +40,7 @@ from milldam.memory import Budget, format_size, usage
 from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
 from milldam.progress import Observer, Quiet, log
 from milldam.run import NEW, UNFINISHED
+from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN
 from milldam.table.manifest import MadeUnit, TableManifest, TableSchema
@@ -160,7 +161,7 @@ class _Job:
             return None
         if not self._source.needs_spooling and list(self._keys(table.schema)) != [unit.key for unit in table.units]:
             return None
-        return table if all(self._run.holds(unit) for unit in table.units) else None
+        return table if all(self._run.has_shard(unit) for unit in table.units) else None
 
     def _keys(self, schema: TableSchema) -> Iterator[str]:
         for unit in self._source.units():
@@ -215,8 +216,7 @@ class _Job:
         return probed.schema, probed
 
     def _probed_before(self) -> Probed | None:
-        path = self._run.folder / SCHEMA
-        known = json.loads(path.read_bytes()) if path.exists() else None
+        known = read_sealed(self._run.folder / SCHEMA)
         if known is None or known.pop("made_from") != self._probe_identity(known["units"]):
             return None
         return Probed(**known | {"schema": TableSchema(**known["schema"])})
@@ -240,7 +240,7 @@ class _Job:
         probed = found[0]
         if probed.schema is not None and self._reusable:
             known = asdict(probed) | {"made_from": self._probe_identity(probed.units)}
-            write_json(run.folder / SCHEMA, known)
+            write_sealed(run.folder / SCHEMA, known)
         return probed
 
     def _carried(self) -> Carried:
@@ -322,6 +322,7 @@ class _Job:
             engine="python",
             engine_note=f"{self._function.name}; cached: {self._cached} of {len(units)} units{self._because()}",
             stages=("probe", "map"),
+            left_out=self._source.left_out,
         )
 
     def _works_elsewhere(self, todo: list[int]) -> bool:
@@ -386,12 +387,13 @@ class _Job:
                 "change are reused; what came from an address or a data set meanwhile is made again."
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
-        gather_rejects(run, rejects_of(run.folder, made))
+        damage = gather_rejects(run, rejects_of(run.folder, made))
+        if damage.files:
+            self._observer.warn(str(damage))
         if not table.rows:
-            where = f"\nThe rejected records are in {run.out / 'rejects.jsonl'}." if table.counts["rejected"] else ""
-            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + where)
+            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + first_reject(run.out))
         summary = self._summary(table)
-        write_json(run.folder / SUMMARY, summary.as_json())
+        write_sealed(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)
         run.clear_up(table)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})

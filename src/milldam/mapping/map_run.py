@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from milldam.files import NewFile, write_json
+from milldam.files import NewFile
 from milldam.function_identity import FunctionIdentity
 from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
@@ -30,6 +30,8 @@ from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
 from milldam.run import FINISHED, Run
 from milldam.run import TABLE_RECORDS as RECORDS
+from milldam.run.folder import PLAN
+from milldam.sealed import is_sealed, read_sealed, seal_line, write_sealed
 from milldam.table.manifest import NAME as MANIFEST
 from milldam.table.manifest import MadeUnit, TableManifest
 
@@ -51,9 +53,9 @@ class MapRun(Run):
 
     def described(self) -> dict[str, Any] | None:
         """Function, settings and input of what was last begun here."""
-        path = self.folder / "plan.json"
-        if path.exists():
-            return dict(json.loads(path.read_bytes()))
+        plan = read_sealed(self.folder / PLAN)
+        if plan is not None:
+            return plan
         table = self.table()
         return None if table is None else {name: getattr(table, name) for name in ("function", "settings", "input")}
 
@@ -64,9 +66,14 @@ class MapRun(Run):
         for line in self.appended(RECORDS):
             unit = MadeUnit.from_json(line)
             found[unit.key] = unit
-        return {key: unit for key, unit in found.items() if self.holds(unit)}
+        return {key: unit for key, unit in found.items() if self._has_files(unit)}
 
-    def holds(self, unit: MadeUnit) -> bool:
+    def _has_files(self, unit: MadeUnit) -> bool:
+        """Whether its shard is there, and what it set aside is as it was written."""
+        count = sum(unit.rejected.values())
+        return self.has_shard(unit) and (not count or _are_rejects(rejects_path(self.folder, unit.key), count))
+
+    def has_shard(self, unit: MadeUnit) -> bool:
         """Whether its shard is there, of the size that was recorded."""
         if unit.shard is None:
             return True
@@ -103,14 +110,14 @@ class MapRun(Run):
         listed = self.folder / "inputs.new.jsonl"
         if listed.exists():
             listed.replace(self.folder / "inputs.jsonl")
-        write_json(self.folder / "plan.json", {**description, "started": time.time()})
+        write_sealed(self.folder / PLAN, {**description, "started": time.time()})
 
     def record_only(self, made: Iterable[MadeUnit]) -> None:
         """Replace the records by those of some units."""
         self.close_appended()
         with NewFile(self.folder / RECORDS) as records:
             for unit in made:
-                records.write(json.dumps(unit.as_json()).encode() + b"\n")
+                records.write(seal_line(unit.as_json()))
             records.commit()
 
     def forget(self) -> None:
@@ -175,6 +182,16 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _are_rejects(path: Path, count: int) -> bool:
+    """Whether a file holds so many records that were set aside, each as it was written."""
+    try:
+        with path.open("rb") as lines:
+            sealed = [is_sealed(line) for line in lines]
+    except OSError:
+        return False
+    return len(sealed) == count and all(sealed)
+
+
 def rejects_of(folder: Path, units: Iterable[MadeUnit]) -> list[Path]:
     """The files of records that were set aside, in plan order."""
-    return [path for unit in units if unit.rejected and (path := rejects_path(folder, unit.key)).exists()]
+    return [path for unit in units if (path := rejects_path(folder, unit.key)).exists()]

@@ -23,10 +23,12 @@ from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
 from milldam.input_files import is_address, version_of
 from milldam.mapping.cutting import Piece
+from milldam.sealed import seal_line, unseal_line
 from milldam.sources.batch import TextRules
 from milldam.sources.lines import LINE, boundary_of
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN, open_bytes
+from milldam.sources.reading import seen_format
 from milldam.sources.records import Boundary
 from milldam.sources.table_text import csv_header, slice_csv
 from milldam.sources.tables import open_arrow, slice_arrow, slice_parquet
@@ -62,15 +64,15 @@ class Hashes:
             return
         with self._path.open("rb") as lines:
             for line in lines:
-                if line.endswith(b"}\n"):  # else it was torn by a crash
-                    known = json.loads(line)
+                known = unseal_line(line)
+                if known is not None:
                     yield known["key"], [(start, stop, digest) for start, stop, digest in known["cuts"]]
 
     def _append(self, key: str, cuts: Cuts) -> None:
         with explain_os_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as lines:
-                lines.write(json.dumps({"key": key, "cuts": cuts}).encode() + b"\n")
+                lines.write(seal_line({"key": key, "cuts": cuts}))
 
 
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
@@ -81,11 +83,12 @@ def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes
 
 
 def _cut(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
+    file = seen_format(file, shard_size)
     if file.format == "parquet":
         yield from (_by_version(file, slice) for slice in slice_parquet(file, shard_size))
     elif file.format == "arrow":
         yield from (_by_version(file, slice) for slice in _slice_arrow(file, shard_size))
-    elif file.compression is not None or file.path == STDIN or file.size <= shard_size:
+    elif file.compression is not None or file.path == STDIN or file.size <= shard_size or file.format == "json":
         yield _by_version(file, whole(file))
     elif file.format in ("csv", "tsv"):
         yield from _csv_pieces(file, shard_size, hashes)

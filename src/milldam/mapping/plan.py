@@ -73,6 +73,8 @@ class SourcePlan(Protocol):
     """The columns that a batch has; None: not known beforehand."""
     has_indices: bool
     """Whether units say the number of their first row."""
+    left_out: str
+    """Files of its folders that are not read, told once `identity` is asked for; empty: none."""
     needs_spooling: bool
     """Whether `spool` must be called before `units` and `reader` are used."""
 

@@ -1,7 +1,7 @@
 """A unit of files -> its rows, by the format of each slice. Can be read again and again with the same result.
 
     txt             text, file (Arrow); what a document is, `documents` and `separator` say
-    jsonl           dicts as they are, a column that a row lacks is None
+    jsonl, json     dicts as they are, a column that a row lacks is None
     csv, tsv        text columns as the header names them (Arrow)
     parquet, arrow  record batches as they are (mapping/table_rows.py)
 
@@ -29,12 +29,13 @@ from milldam.mapping.table_rows import count_table_rows, read_table, require_col
 from milldam.mapping.units import RowUnit
 from milldam.sources import lines
 from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError
+from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import decode_text, mended, parse_json
-from milldam.sources.lines import BOM, LINE, make_line_reject
+from milldam.sources.jsonl import json_blocks, uncut
+from milldam.sources.lines import BOM, make_damage_reject, make_line_reject
 from milldam.sources.opening import open_bytes, open_head
-from milldam.sources.records import PART, WHOLE, Block, record_blocks
-from milldam.sources.table_text import DELIMITERS, csv_header, csv_records, text_lines
+from milldam.sources.records import PART, WHOLE, Block
+from milldam.sources.table_text import DELIMITERS, csv_header, csv_records, row_problem, text_lines
 from milldam.sources.units import Slice
 
 TEXT_COLUMNS = ("text", "file")
@@ -91,7 +92,7 @@ class FileReader:
     def _read_slice(self, slice: Slice, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         if slice.format == "txt":
             yield from self._with_file(slice, _texts(slice, self.rules, on_reject))
-        elif slice.format == "jsonl":
+        elif slice.format in ("jsonl", "json"):
             yield from _JsonReader(slice, self.rules, on_reject, self.columns, places).read()
         elif slice.format in ("csv", "tsv"):
             yield from _CsvReader(slice, self.rules, on_reject, self.columns, places).read()
@@ -215,16 +216,17 @@ class _JsonReader:
     def read(self) -> Iterator[Rows]:
         slice = self._slice
         with open_bytes(slice.path) as file:
-            blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
             try:
-                for block in self._whole_blocks(blocks):
+                for block in self._whole_blocks(json_blocks(file, slice)):
                     ready = [records] if (records := self._records(block)) else []
                     # Nothing of a giant is held here while it is worked on.
                     del block, records
                     if ready:
                         yield from_records(ready.pop(), self._columns)
-            except TruncatedError as error:
-                stop_or_reject(Reject(slice.path, "truncated", str(error)), self._rules, self._on_reject)
+            except DamagedError as error:
+                for block in uncut(error):
+                    yield from_records(self._records(block), self._columns)
+                stop_or_reject(make_damage_reject(slice, error), self._rules, self._on_reject)
 
     def _whole_blocks(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """Giants put together."""
@@ -278,12 +280,12 @@ def _mended(value: Any, rules: TextRules) -> Any:
     return value
 
 
-def json_columns(path: str, compression: str | None) -> list[str]:
+def json_columns(slice: Slice) -> list[str]:
     """The fields of the records at a file's head; empty when there are none, or the first is larger than a block."""
     try:
-        with open_head(path) as file:
-            first = next(record_blocks(file, compression, LINE, 0, None), None)
-    except TruncatedError:
+        with open_head(slice.path) as file:
+            first = next(json_blocks(file, slice), None)
+    except DamagedError:
         return []
     if first is None or first.kind != WHOLE:
         return []
@@ -324,8 +326,8 @@ class _CsvReader:
                 if slice.start == 0:
                     next(records, None)
                 bytes_held = 0
-                for line, record in records:
-                    row = self._row(line, record)
+                for line, record, problem in records:
+                    row = self._row(line, record, problem)
                     if row is None:
                         self._places.skip(len(held))
                     else:
@@ -334,8 +336,8 @@ class _CsvReader:
                     if bytes_held >= _ROWS_BYTES:
                         yield self._rows(held)
                         held, bytes_held = [], 0
-            except TruncatedError as error:
-                stop_or_reject(Reject(slice.path, "truncated", str(error)), self._rules, self._on_reject)
+            except DamagedError as error:
+                stop_or_reject(make_damage_reject(slice, error), self._rules, self._on_reject)
             if held:
                 yield self._rows(held)
 
@@ -345,13 +347,11 @@ class _CsvReader:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(held), pa.struct([])))
         return pa.record_batch(columns, names=self._names)
 
-    def _row(self, line: int, record: list[str]) -> list[str] | None:
+    def _row(self, line: int, record: list[str], problem: str) -> list[str] | None:
         """The wanted fields of a record; None when it was rejected."""
-        if len(record) != self._width:
-            detail = f"{len(record)} fields where the header has {self._width}"
-            if len(record) == 1 and record[0].startswith("\0"):
-                detail = record[0][1:]
-            self._reject(line, "bad_row", detail, record)
+        wrong = row_problem(record, problem, self._width)
+        if wrong:
+            self._reject(line, "bad_row", wrong, record)
             return None
         row = [record[at] for at in self._at]
         if all(field.isascii() for field in row):

@@ -21,13 +21,14 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries, write_json
+from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
 from milldam.mapping.cutting import Piece, gather_evenly
 from milldam.mapping.places import Places
 from milldam.mapping.plan import Report, SourceOptions
 from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
+from milldam.sealed import is_whole, read_sealed, seal_line, unseal_line, write_sealed
 from milldam.sources.batch import OnReject
 from milldam.sources.listing import InputFile
 from milldam.sources.units import Slice
@@ -156,10 +157,9 @@ class _Spooler:
     def _end_part(self) -> None:
         if self._part is None:
             return
-        self._part.commit()
-        line = {"name": self._part.path.name, "frames": self._frames}
+        line = {"name": self._part.path.name, "frames": self._frames, "file": self._part.commit()}
         with explain_os_errors(self._folder), (self._folder / _PARTS).open("ab") as lines:
-            lines.write(json.dumps(line).encode() + b"\n")
+            lines.write(seal_line(line))
             lines.flush()
             os.fsync(lines.fileno())
         self._part, self._frames, self.parts = None, [], self.parts + 1
@@ -168,7 +168,7 @@ class _Spooler:
         """Everything is on disk; this says so."""
         self._end_part()
         facts = {"rows": self.rows, "bytes": self.bytes, "frames": self.frames, "identity": identity}
-        write_json(self._folder / _COMPLETE, facts | {"content": self._digest.hexdigest()})
+        write_sealed(self._folder / _COMPLETE, facts | {"content": self._digest.hexdigest()})
 
     def discard(self) -> None:
         if self._part is not None:
@@ -226,6 +226,7 @@ class Stream:
 
 
 class SpooledPlan:
+    left_out = ""
     needs_spooling = True
     has_indices = True
 
@@ -254,7 +255,7 @@ class SpooledPlan:
     def spool(self, report: Report | None = None) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
         wanted = self._stream.fingerprint
-        if self._done or (wanted is not None and self._facts().get("identity") == wanted):
+        if self._done or (wanted is not None and self._facts().get("identity") == wanted and self._has_parts()):
             self._done = True
             return
         self._clear()
@@ -276,8 +277,21 @@ class SpooledPlan:
         remove_temporaries(self._folder)
 
     def _facts(self) -> dict[str, Any]:
-        path = self._folder / _COMPLETE
-        return dict(json.loads(path.read_bytes())) if path.exists() else {}
+        return read_sealed(self._folder / _COMPLETE) or {}
+
+    def _has_parts(self) -> bool:
+        """Whether all parts are as they were written; else they are spooled again."""
+        parts = list(self._parts())
+        frames = sum(len(part["frames"]) for part in parts)
+        return frames == self._facts()["frames"] and all(
+            is_whole(self._folder / part["name"], part["file"]) for part in parts
+        )
+
+    def _parts(self) -> Iterator[dict[str, Any]]:
+        path = self._folder / _PARTS
+        if path.exists():
+            with path.open("rb") as lines:
+                yield from (part for line in lines if (part := unseal_line(line)) is not None)
 
     def units(self) -> Iterator[RowUnit]:
         facts = self._facts()
@@ -297,13 +311,8 @@ class SpooledPlan:
             first_row += rows
 
     def _pieces(self) -> Iterator[Piece]:
-        path = self._folder / _PARTS
-        if not path.exists():
-            return
-        with path.open("rb") as lines:
-            for line in lines:
-                part = json.loads(line)
-                at = 0
-                for size, rows, digest in part["frames"]:
-                    yield Piece(Slice(part["name"], "spool", None, at, at + size, size), [rows, digest])
-                    at += size
+        for part in self._parts():
+            at = 0
+            for size, rows, digest in part["frames"]:
+                yield Piece(Slice(part["name"], "spool", None, at, at + size, size), [rows, digest])
+                at += size

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -67,15 +66,9 @@ def split_shards(manifest: Manifest, split: str) -> list[Shard]:
 
 
 def document_lengths(store: Store, split: str) -> Iterator[Int64s]:
-    """Tokens of each document of a split in order, at most `CHUNK` at a time."""
+    """Tokens of each document of a split in order, a bounded number at a time."""
     for shard in split_shards(store.manifest, split):
-        yield from _lengths_in(store.path / f"{shard.name}.idx")
-
-
-def _lengths_in(path: Path) -> Iterator[Int64s]:
-    index = Index.map(path)
-    for first in range(0, len(index.documents) - 1, CHUNK):
-        yield index.document_lengths(first, first + CHUNK)
+        yield from Index.map(store.path / f"{shard.name}.idx").length_blocks()
 
 
 class Cutter:

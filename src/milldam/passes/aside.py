@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import NewFile
+from milldam.sealed import seal_line
 from milldam.sources.batch import Reject
 
 if sys.version_info >= (3, 14):
@@ -33,14 +34,16 @@ class RejectFile:
     def add(self, reject: Reject) -> None:
         if self._file is None:
             self._file = NewFile(self._path)
-        self.counts[reject.reason] += 1
-        self._file.write((json.dumps(reject.as_json()) + "\n").encode())
+        if reject.records:
+            self.counts[reject.reason] += reject.records
+        self._file.write(seal_line(reject.as_json()))
 
-    def commit(self) -> None:
+    def commit(self) -> dict[str, dict[str, Any]]:
+        """Make it durable; size and hash by its name, where there is a file."""
         if self._file is not None:
-            self._file.commit()
-        else:
-            self._path.unlink(missing_ok=True)
+            return {self._path.name: self._file.commit()}
+        self._path.unlink(missing_ok=True)
+        return {}
 
     def discard(self) -> None:
         """Leave nothing, unless it was committed."""
@@ -73,11 +76,11 @@ class DroppedFile:
         self._file.write(zstd.compress(bytes(self._held)))
         self._held.clear()
 
-    def commit(self) -> None:
+    def commit(self) -> dict[str, dict[str, Any]]:
+        """Make it durable; size and hash by its name, where there is a file."""
         if self._held:
             self._flush()
-        if self._file is not None:
-            self._file.commit()
+        return {} if self._file is None else {self._path.name: self._file.commit()}
 
     def discard(self) -> None:
         if self._file is not None:

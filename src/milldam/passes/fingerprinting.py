@@ -11,13 +11,14 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, hash_file_name
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter, signature_file_name
 from milldam.dedup.rules import DedupRules
-from milldam.executors import PROGRESS, Report
+from milldam.executors import PART, PROGRESS, Report
 from milldam.memory import usage
 from milldam.passes.assignments import REPORT_SECONDS, Assignment, SetRules
 from milldam.passes.documents import HEAD_BYTES, Documents, Reading, UnitReader
@@ -77,7 +78,8 @@ class UnitFingerprinter:
             exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
             # The hashes are committed last.
-            _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
+            files = _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
+        report(PART, {"unit": unit.index, "files": files})
 
 
 class _Exact:
@@ -97,8 +99,8 @@ class _Exact:
     def cancel(self) -> None:
         self._fingerprinter.cancel()
 
-    def commit(self) -> None:
-        self._writer.commit()
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._writer.path.name: self._writer.commit()}
 
 
 class _Near:
@@ -124,8 +126,8 @@ class _Near:
     def cancel(self) -> None:
         self._hasher.cancel()
 
-    def commit(self) -> None:
-        self._writer.commit()
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._writer.path.name: self._writer.commit()}
 
 
 class _UnitWork:
@@ -141,11 +143,13 @@ class _UnitWork:
     ) -> None:
         self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
         self._chooser, self._share = sample
+        self._unit, self._bytes_read = reader.unit, 0
         self._counts: Counter[str] = Counter()
         self._seconds = {"fingerprint": 0.0}
         self._reported = time.monotonic()
 
-    def run(self) -> None:
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of each file that was made, by its name."""
         for documents in self._reader:
             started = time.perf_counter()
             wanted = self._wanted(documents)
@@ -154,15 +158,19 @@ class _UnitWork:
             if self._cache is not None:
                 self._cache.add(documents)
             self._seconds["fingerprint"] += time.perf_counter() - started
-            self._counts["input_bytes"] += documents.bytes_read
+            self._bytes_read += documents.bytes_read
+            self._counts["input_bytes"] = self._unit.input_bytes(self._bytes_read)
             self._counts["documents"] += len(documents.texts) if documents.last else 0
             if time.monotonic() - self._reported > REPORT_SECONDS:
                 self._send_progress()
+        self._counts["input_bytes"] = self._unit.size
         if self._cache is not None:
             self._cache.commit()
+        files: dict[str, dict[str, Any]] = {}
         for kind in self._kinds:
-            kind.commit()
+            files |= kind.commit()
         self._send_progress()
+        return files
 
     def _wanted(self, documents: Documents) -> Mask:
         """What is dropped for another reason, or not in the sample, makes no other document a duplicate."""

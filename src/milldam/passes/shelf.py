@@ -93,10 +93,17 @@ class Shelf:
     def commit(self) -> list[Shard]:
         """Make everything durable; the shards that hold a document."""
         if self._facts is not None:
-            self._facts.commit()
+            self._facts_record = self._facts.commit()
         shards = [writer.commit() for writer in self._writers.values() if writer.documents]
         self.__exit__(None, None, None)
         return sorted(shards, key=lambda shard: self._splits.index(shard.split))
+
+    def files(self, shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """What of a committed shelf is read again, size and hash by name: all of a staged one, nothing of another."""
+        if self._facts is None:
+            return {}
+        read_again = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in ("bin", "idx")}
+        return {self._facts.path.name: self._facts_record} | read_again
 
     def __enter__(self) -> Shelf:
         return self

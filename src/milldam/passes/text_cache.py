@@ -10,9 +10,10 @@ A frame per batch, exactly as the reader gave it: sizes, a description in JSON, 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -20,15 +21,17 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
+from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.passes.documents import Documents, Reading, UnitReader
 from milldam.sources.batch import Reject
 from milldam.text_arrays import text_offsets
 from milldam.verdicts import Verdicts
 
-_HEADER = struct.Struct("<QQQ")
-"""Bytes of the description, texts, bytes of text."""
+_HEADER = struct.Struct("<QQQQ")
+"""Bytes of the description, texts, bytes of text, hash of all that follows."""
 
 
 def cache_path(folder: Path, unit: int) -> Path:
@@ -45,13 +48,15 @@ class CacheWriter:
         offsets = text_offsets(documents.texts)
         start, stop = int(offsets[0]), int(offsets[-1])
         description = json.dumps(_describe(documents)).encode()
-        self._new.write(_HEADER.pack(len(description), len(documents.texts), stop - start))
-        self._new.write(description)
-        self._new.write(np.ascontiguousarray(offsets - start).data)
+        parts: list[Any] = [description, np.ascontiguousarray(offsets - start).data]
         if stop > start:
-            self._new.write(memoryview(documents.texts.buffers()[2])[start:stop])
+            parts.append(memoryview(documents.texts.buffers()[2])[start:stop])
+        header = (len(description), len(documents.texts), stop - start)
+        for part in (_HEADER.pack(*header, _hash(header, parts)), *parts):
+            self._new.write(part)
 
     def commit(self) -> None:
+        self._new.write(_END)
         self._new.commit()
 
     def __enter__(self) -> CacheWriter:
@@ -108,23 +113,45 @@ class CachedReader:
 
     def _read_frame(self, file: IO[bytes]) -> Documents | None:
         header = file.read(_HEADER.size)
-        if not header:
+        if header == _END:
             return None
-        size, count, text_bytes = _HEADER.unpack(header)
-        told = json.loads(_read_exactly(file, size))
-        offsets = pa.py_buffer(_read_exactly(file, 8 * (count + 1)))
-        texts = pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(_read_exactly(file, text_bytes)))
+        sizes, parts = self._read_parts(file, header)
+        told = json.loads(parts[0])
+        offsets, count = pa.py_buffer(parts[1]), sizes[1]
+        texts = pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(parts[2]))
         verdicts = Verdicts(count)
         if "codes" in told:
             verdicts.reasons, verdicts.codes = told.pop("reasons"), np.array(told.pop("codes"), dtype=np.int16)
         rejects = [Reject(**reject) for reject in told.pop("rejects", [])]
         return Documents(texts, verdicts, rejects=rejects, **told)
 
+    def _read_parts(self, file: IO[bytes], header: bytes) -> tuple[tuple[int, int, int], list[bytes]]:
+        if len(header) == _HEADER.size:
+            *sizes, wanted = _HEADER.unpack(header)
+            size, count, text_bytes = sizes
+            if size + 8 * (count + 1) + text_bytes <= os.fstat(file.fileno()).st_size:
+                parts = [_read_up_to(file, part) for part in (size, 8 * (count + 1), text_bytes)]
+                if _hash((size, count, text_bytes), parts) == wanted:
+                    return (size, count, text_bytes), parts
+        # Without it, the unit is read from the input.
+        self._path.unlink(missing_ok=True)
+        raise StoreError(f"{self._path}: damaged, and now removed. Run the same command again to go on without it.")
 
-def _read_exactly(file: IO[bytes], size: int) -> bytes:
+
+def _hash(sizes: tuple[int, int, int], parts: Iterable[Any]) -> int:
+    digest = xxhash.xxh3_64(struct.pack("<QQQ", *sizes))
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
+
+
+def _read_up_to(file: IO[bytes], size: int) -> bytes:
+    """As many bytes, unless the file ends before."""
     data = file.read(size)
-    while len(data) < size:
-        more = file.read(size - len(data))
-        assert more, "a file that was committed whole is cut off"
+    while len(data) < size and (more := file.read(size - len(data))):
         data += more
     return data
+
+
+_END = _HEADER.pack(0, 0, 0, _hash((0, 0, 0), ()))
+"""Behind the last one: a file that is cut between two has none."""

@@ -373,7 +373,7 @@ def _records(file: InputFile) -> Iterator[tuple[str, Any, Exception | None]]:
     """(where, value, what is wrong with it). Of tables, the columns that scores need."""
     from milldam.qa.sources import READERS, damaged, table_records
 
-    if file.format in ("json", "jsonl"):
+    if file.format not in ("parquet", "arrow"):
         yield from ((one.where, one.value, one.error) for one in READERS[file.format](file, None))
         return
     import pyarrow as pa

@@ -13,12 +13,13 @@ import heapq
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, MismatchError
+from milldam.checked import checked
+from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.batches import Delivery, differences, wide_enough
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
@@ -27,7 +28,7 @@ from milldam.qa.batches import DocumentSamples, placed
 from milldam.qa.selection import Selection
 from milldam.qa.window_rows import COLUMNS, Rows, Windows
 
-STATE_VERSION = 1
+STATE_VERSION, _NAME = 1, "The state of lanes"
 _DOCUMENTS_AT_ONCE = 1024
 """Documents whose order and windows are looked up in one call."""
 
@@ -43,7 +44,7 @@ class Standing:
     steps: int
     windows: int
     """Rows of these steps that were no padding."""
-    documents: tuple[int, ...]
+    documents: tuple[int | Literal[-1], ...]
     """By lane: the document's number, with its epoch; -1: none."""
     segments: tuple[int, ...]
     """By lane: how many of its segments are through."""
@@ -203,12 +204,19 @@ class Lanes:
         """Go on from a state; one of other data, settings, or another number of lanes or ranks is refused."""
         _refuse_other(state, self.state_dict())
         if state["rank"] == self.delivery.rank:
-            counted = {name: int(state[name]) for name in ("begin", "taken", "steps", "windows")}
-            lanes = {name: tuple(map(int, state[name])) for name in ("documents", "segments")}
-            self._standing = Standing(**counted, **lanes)  # type: ignore[arg-type]
+            standing: Standing = checked(Standing, state, _NAME)
+            self._require_lanes(standing)
+            self._standing = standing
         else:
-            self._standing = self._replayed(int(state["begin"]), int(state["steps"]))
+            self._standing = self._replayed(state["begin"], state["steps"])
         self._running = None
+
+    def _require_lanes(self, standing: Standing) -> None:
+        documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
+        if len(documents) != self.delivery.batch_size or len(through) != len(documents):
+            raise StoreError(f"{_NAME}: damaged: documents and segments are not those of so many lanes.")
+        if (_Plan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
+            raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
 
     def _replayed(self, begin: int, steps: int) -> Standing:
         """Where this rank stands after so many steps of a loop; reads no windows."""
@@ -238,10 +246,17 @@ def _made_again(store: Windows, batch_size: int, options: dict[str, Any], state:
     return lanes
 
 
+class _State(TypedDict):
+    version: int
+    settings: dict[str, Any]
+    rank: int
+    begin: int
+    steps: int
+
+
 def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
     """A state that would go on with other windows, or in other lanes."""
-    if not isinstance(state, dict) or not state.keys() >= own.keys():
-        raise MismatchError("This is no state of lanes: some of what state_dict() gives is missing.")
+    checked(_State, state, _NAME)
     if state["version"] != STATE_VERSION:
         found = state["version"]
         raise MismatchError(f"A state of lanes of version {found}; this milldam reads version {STATE_VERSION}.")

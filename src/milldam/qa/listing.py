@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import COMPRESSIONS, files_below, is_address, version_of
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.compression import DamagedError, compression_of, read_blocks
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN, open_bytes
@@ -28,7 +28,8 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-_COMPRESSED = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+ARRAY = "json array"
+"""A format that no ending tells: .json, as JSON lines and SQuAD's JSON may be."""
 _TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 _SAVED = ("dataset_dict.json", "state.json")
 _KNOWN = "Known are SQuAD's JSON, JSON lines, parquet and Arrow, each also as .gz, .zst, .bz2 or .xz."
@@ -102,7 +103,7 @@ def kind_of(path: str) -> tuple[str, str | None]:
     with open_bytes(path) as file:
         head = file.read(HEAD_BYTES)
     if compression is None:
-        compression = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
+        compression = compression_of(head)
     unpacked = _unpacked(head, compression)
     table = next((kind for magic, kind in _TABLES.items() if unpacked.startswith(magic)), None)
     return table or _json_kind(unpacked, path), compression
@@ -121,16 +122,18 @@ def _unpacked(head: bytes, compression: str | None) -> bytes:
             found += block
             if len(found) >= HEAD_BYTES:
                 break
-    except TruncatedError:
+    except DamagedError:
         pass  # only the head was given
     return found
 
 
 def _json_kind(head: bytes, path: str) -> str:
-    """JSON lines when the first line is a record by itself; else one JSON text."""
+    """JSON lines when the first line is a record by itself; else an array of records, or SQuAD's JSON."""
     text = head.decode("utf-8-sig", "replace").lstrip()
     if text[:1] not in ("{", "["):
         raise InputError(f"{path}: no examples of question answering in it. {_KNOWN}")
+    if text.startswith("["):
+        return ARRAY
     try:
         first = json.loads(text.partition("\n")[0])
     except (ValueError, RecursionError):

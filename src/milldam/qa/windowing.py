@@ -49,6 +49,8 @@ class Made:
     counts: dict[str, int]
     dropped: dict[str, int]
     """Reason -> examples."""
+    answers: dict[str, Any] | None
+    """Size and hash of the list of answers to look at; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,12 @@ class _Unit:
         ):
             for batch in _batches(self._examples(assigned.parts), _most_characters(task)):
                 self._append(batch, writer, answers)
-            if answers.size:
-                answers.commit()
+            listed = answers.commit() if answers.size else None
             if writer.windows:
                 shard = writer.commit().as_dict()
         release()
         self._tell(force=True)
-        self.report(PART, Made(assigned.unit, shard, dict(self.counts), dict(self.dropped)))
+        self.report(PART, Made(assigned.unit, shard, dict(self.counts), dict(self.dropped), listed))
 
     def _examples(self, parts: Iterable[int]) -> Iterator[Example]:
         for number in parts:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from milldam.errors import MilldamError, StoreError
+from milldam.manifests import KINDS, TOKENS, FileRecord
 from milldam.memory import format_size
 from milldam.remote.filesystem import RemoteFolder
 from milldam.remote.shard_cache import Content, DamagedError, ShardCache
-from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.place import BLOCK_BYTES, OTHER_KINDS
+from milldam.store.place import BLOCK_BYTES
 
 SHARDS, ROWS = "shards", "rows"
 _MOST_AHEAD = 64
@@ -111,13 +111,13 @@ class RemotePlace:
             copy.seek(0)
             yield copy
 
-    def local(self, file: str, record: dict[str, Any]) -> Path:
+    def local(self, file: str, record: FileRecord) -> Path:
         content = Content(record["xxh3"], record["bytes"])
         path = self._cache.path(content)
         self._known[path] = _File(file, content)
         return path
 
-    def map(self, file: str, record: dict[str, Any]) -> mmap.mmap:
+    def map(self, file: str, record: FileRecord) -> mmap.mmap:
         descriptor = self.open(self.local(file, record))
         try:
             # A mapping has a copy of the descriptor, and with it the lock: the file stays while it lives.
@@ -125,17 +125,17 @@ class RemotePlace:
         finally:
             os.close(descriptor)
 
-    def not_a_store(self, manifest: str) -> str:
-        for other, (what, _) in OTHER_KINDS.items():
-            if self._remote.size(other) is not None:
+    def not_a_store(self) -> str:
+        for other in KINDS:
+            if other is not TOKENS and self._remote.size(other.manifest) is not None:
                 return (
-                    f"{self.name}: {what}, and only stores of tokens are read at an address. "
+                    f"{self.name}: {other.phrase}, and only stores of tokens are read at an address. "
                     "`milldam pull` or copy it here first."
                 )
         missing = self._remote.missing_bucket()
         if missing is not None:
             return f'{self.name}: no store there: there is no bucket "{missing}". Is the address right?'
-        return f"{self.name}: no store there (no {manifest}). Is the address right, and the upload complete?"
+        return f"{self.name}: no store there (no {TOKENS.manifest}). Is the address right, and the upload complete?"
 
     # ---- files in the cache ----
 
@@ -217,7 +217,7 @@ class RemotePlace:
             )
 
     def _shards(self) -> int:
-        return len(json.loads(self._small.get(MANIFEST, b"{}")).get("shards", ()))
+        return len(json.loads(self._small.get(TOKENS.manifest, b"{}")).get("shards", ()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_again, self._made_from

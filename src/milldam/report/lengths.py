@@ -1,12 +1,11 @@
 """The index files of a store -> how long its documents are, per split.
 
-Counted, not collected: half a megabyte a split however many documents there are, read in blocks of `_BLOCK`. Exact up
+Counted, not collected: half a megabyte a split however many documents there are, read in blocks. Exact up
 to 65,535 tokens a document, by powers of two beyond. A billion documents are some 4 GB of index to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from milldam.store.manifest import Manifest
 
 MAX_SPLITS = 50
 _EXACT = 1 << 16
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +75,6 @@ def count_lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
     """Tokens per document, by split in the manifest's order; each takes memory, so only the first are counted."""
     found = {split: Lengths() for split in manifest.splits[:MAX_SPLITS]}
     for shard in (shard for shard in manifest.shards if shard.split in found):
-        for block in _blocks(Index.map(folder / f"{shard.name}.idx")):
+        for block in Index.map(folder / f"{shard.name}.idx").length_blocks():
             found[shard.split].add(block)
     return found
-
-
-def _blocks(index: Index) -> Iterator[Int64s]:
-    documents = len(index.documents) - 1
-    for start in range(0, documents, _BLOCK):
-        yield index.document_lengths(start, start + _BLOCK)

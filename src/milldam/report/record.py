@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from milldam.manifests import TOKENS
 from milldam.markup import escape
 from milldam.memory import format_size
 from milldam.report.facts import Facts, as_dict
@@ -46,11 +47,13 @@ def versions(facts: Facts) -> Section:
         ("vocabulary", f"{manifest.vocab_size:,}"),
         ("token type", manifest.dtype),
         ("input", _input(manifest.input)),
-        ("store format", manifest.format_version),
+        ("store format", TOKENS.version),
         ("fingerprint", manifest.fingerprint),
     ]
     if manifest.inexact_cuts:
         store.append(("inexact cuts", f"{manifest.inexact_cuts:,}"))
+    if manifest.damaged_files:
+        store.append(("damaged input files", f"{manifest.damaged_files:,}"))
     body = f'<div class="pair">{body}</div><h3>Store</h3>{facts_table(store)}'
     about = paragraphs("The fingerprint names the content: equal ones mean equal tokens in equal order.")
     return Section("versions", "Versions and machine", about, body)

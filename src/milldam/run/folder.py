@@ -25,21 +25,20 @@ from milldam.files import (
     NewFile,
     explain_os_errors,
     hash_file,
-    json_bytes,
     names_matching,
     refuse_address,
     remove_matching,
     remove_temporaries,
     write_file,
-    write_json,
 )
 from milldam.input_files import InputState
-from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+from milldam.manifests import store_kind
 from milldam.run.identity import Identity
 from milldam.run.journal import Journal
 from milldam.run.records import PartRecord, Progress, Sequence, parse_record
 from milldam.run.shares import Share
 from milldam.run.units import UnitList
+from milldam.sealed import ended, is_whole, read_sealed, seal_file, write_sealed
 from milldam.store.manifest import NAME as MANIFEST
 from milldam.store.manifest import ManifestText
 from milldam.store.place import Folder
@@ -52,6 +51,7 @@ SHARES_FOLDER, RECORDS = "shares", "records.jsonl"
 _GATHERED = ("rejects.jsonl", "dropped.jsonl.zst")
 _CHANGES_SHOWN, _FILES_COMPARED = 5, 200_000
 _LINES_GATHERED = 1024
+PLAN = "plan.json"
 
 
 class Run:
@@ -74,6 +74,7 @@ class Run:
         self._listed_at: dict[int, int] = {}
         """Where the files of each data set begin in what was just listed."""
         self.progress = Progress()
+        self._stands: Callable[[PartRecord], bool] = lambda record: True
 
     def __enter__(self) -> Run:
         refuse_foreign(self.out, self.manifest)
@@ -130,7 +131,7 @@ class Run:
     def state(self) -> str:
         if (self.out / self.manifest).exists():
             return FINISHED
-        return UNFINISHED if (self.folder / "plan.json").exists() else NEW
+        return UNFINISHED if (self.folder / PLAN).exists() else NEW
 
     def has_results(self) -> bool:
         """Whether an unfinished run has done anything that would have to be done again."""
@@ -141,13 +142,29 @@ class Run:
         """The identity of what is in the folder, finished or not."""
         if self.state() == FINISHED:
             manifest = ManifestText.at(Folder(self.out)).facts()
-            return Identity(manifest.settings, manifest.input)
+            return Identity(manifest.settings, manifest.input, manifest.tokenizer.get("name"))
         plan = self.plan()
-        return Identity(plan["settings"], plan["input"])
+        return Identity(plan["settings"], plan["input"], plan.get("tokenizer_name"))
+
+    def agrees(self, identity: Identity, *, overwrite: bool) -> bool:
+        """Whether what is in the folder, finished or not, is of this identity. What can't be told is no hindrance for
+        who replaces it."""
+        try:
+            return self.state() != NEW and not self.identity().differences(identity)
+        except StoreError:
+            if overwrite:
+                return False
+            raise
 
     def plan(self) -> dict[str, Any]:
         """What was written down when the run began."""
-        return dict(json.loads((self.folder / "plan.json").read_bytes()))
+        found = read_sealed(self.folder / PLAN)
+        if found is None:
+            raise StoreError(
+                f"{self.folder / PLAN}: damaged, so nobody can tell what this unfinished run was to make. "
+                "Start anew with --overwrite."
+            )
+        return found
 
     def require_same(self, identity: Identity) -> None:
         """Refuse to go on with, or to reuse, what was made from something else."""
@@ -218,8 +235,12 @@ class Run:
         for name, content in files.items():
             write_file(self.out / name, content)
         self._take_staged()
-        plan = {"settings": identity.settings, "input": identity.input, "started": time.time()}
-        write_json(self.folder / "plan.json", plan)
+        told = {"settings": identity.settings, "input": identity.input, "tokenizer_name": identity.tokenizer_name}
+        self._write_plan(told | {"started": time.time()})
+
+    def _write_plan(self, plan: dict[str, Any]) -> None:
+        """With size and hash of the lists that it goes by."""
+        write_sealed(self.folder / PLAN, plan | {"files": self._units.records()})
 
     def _clear(self) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
@@ -230,7 +251,7 @@ class Run:
         remove_matching(self.out, *(f"*-[0-9]*.{kind}" for kind in ("bin", "idx", "facts")), *_GATHERED)
         shutil.rmtree(self.out / PACKED_FOLDER, ignore_errors=True)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
-        (self.folder / "plan.json").unlink(missing_ok=True)
+        (self.folder / PLAN).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -241,27 +262,36 @@ class Run:
         """The same input lies elsewhere now: the same units, by their new paths."""
         self.stage(units)
         self._take_staged()
+        self._write_plan(self.plan())
 
     def _take_staged(self) -> None:
         self._staged_units.replace(self._units)
         (self.own / "inputs.new.jsonl").replace(self.folder / "inputs.jsonl")
 
     def has_moved(self) -> bool:
-        """Whether the input, otherwise unchanged, has other paths than when the run began."""
+        """Whether the input, otherwise unchanged, has other paths than when the run began; or what lists it and the
+        units is damaged."""
         before, after = self.folder / "inputs.jsonl", self.own / "inputs.new.jsonl"
-        return hash_file(before) != hash_file(after)
+        return not before.exists() or hash_file(before) != hash_file(after) or not self._lists_units()
+
+    def _lists_units(self) -> bool:
+        return all(is_whole(self.folder / name, record) for name, record in self.plan()["files"].items())
 
     # ---- going on ----
 
-    def resume(self) -> int:
-        """Read the records; drop those whose files are gone. How many units there are."""
+    def resume(self, stands: Callable[[PartRecord], bool] = lambda record: True) -> int:
+        """Read the records that stand, and whose files are there as they were written. How many units there are."""
         (self.own / "status.json").unlink(missing_ok=True)
+        self._stands = stands
         if self.share is None:
             self.tidy()
             self._journal.close()
             if not self._book_records():
                 self._mend_records()
             return len(self._units)
+        if not self._lists_units():
+            named = f"{self.folder / 'units.jsonl'} or units.offsets"
+            raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
         for record in filter(Sequence().takes, self.records()):
             self.progress.book(record)
         return len(self._units)
@@ -284,7 +314,7 @@ class Run:
             for line, record in self._standing():
                 if record is not None:
                     self.progress.book(record)
-                    gathered.append(line)
+                    gathered.append(ended(line))
                 if len(gathered) == _LINES_GATHERED:
                     new.write(b"".join(gathered))
                     gathered.clear()
@@ -302,15 +332,20 @@ class Run:
         sequence = Sequence()
         for line in self._journal.lines(RECORDS):
             record = parse_record(line)
-            stands = record is not None and self._holds(record) and sequence.takes(record)
+            stands = record is not None and self.holds(record) and sequence.takes(record)
             yield line, record if stands else None
 
-    def _holds(self, record: PartRecord) -> bool:
+    def holds(self, record: PartRecord) -> bool:
+        """Whether what a record tells of is there as it was written."""
         # By plain strings: pathlib takes longer than the system, and there may be millions of files.
-        return all(
-            _has_size(f"{self._out}/{shard['name']}.{kind}", shard[kind]["bytes"])
-            for shard in record.shards
-            for kind in ("bin", "idx")
+        shards = (
+            (f"{self._out}/{shard['name']}.{kind}", shard[kind]) for shard in record.shards for kind in ("bin", "idx")
+        )
+        return (
+            all(_has_size(path, file["bytes"]) for path, file in shards)
+            # What is read again must be what was written; a shard is only named by the manifest, with its hash.
+            and all(is_whole(f"{self._out}/{name}", file) for name, file in record.files.items())
+            and self._stands(record)
         )
 
     def records(self) -> Iterator[PartRecord]:
@@ -403,17 +438,17 @@ class Run:
         value = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **status}
         temporary = self.own / "status.json.new"
         with explain_os_errors(temporary):
-            temporary.write_bytes(json_bytes(value))
+            temporary.write_bytes(seal_file(value))
             temporary.replace(self.own / "status.json")
 
     def close_status(self, **values: Any) -> None:
         """Add how it ended to what was last written down."""
-        self.write_status(_read_status(self.own) | values)
+        self.write_status(read_status(self.own) | values)
 
     def share_statuses(self) -> dict[str, dict[str, Any]]:
         """What each share last wrote down, by its label; `held`: whether it is at work."""
         return {
-            folder.name: _read_status(folder) | {"held": _is_held(folder / "lock")} for folder in self._share_folders()
+            folder.name: read_status(folder) | {"held": _is_held(folder / "lock")} for folder in self._share_folders()
         }
 
     def forget_shares(self) -> None:
@@ -426,11 +461,9 @@ class Run:
         return any(_is_held(folder / "lock") for folder in (self.folder, *self._share_folders()))
 
 
-def _read_status(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / "status.json").read_bytes()))
-    except FileNotFoundError:
-        return {}
+def read_status(folder: Path) -> dict[str, Any]:
+    """What was last written down; nothing when that is damaged: it is not synced, and a power failure may tear it."""
+    return read_sealed(folder / "status.json") or {}
 
 
 def _is_held(lock: Path) -> bool:
@@ -456,9 +489,14 @@ def _has_size(path: str, size: int) -> bool:
 
 
 def _by_path(listing: Path) -> dict[str, dict[str, Any]]:
-    with listing.open(encoding="utf-8") as lines:
-        files = (json.loads(line) for line in itertools.islice(lines, _FILES_COMPARED))
-        return {file["path"]: file for file in files}
+    """For a message alone: what is damaged in it is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    with listing.open("rb") as lines:
+        for line in itertools.islice(lines, _FILES_COMPARED):
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                file = json.loads(line)
+                found[file["path"]] = {"size": int(file["size"]), "version": str(file["version"])}
+    return found
 
 
 def _changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -485,9 +523,9 @@ def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
         and not (out / RUN_FOLDER / "lock").exists()
     ):
         raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
-    for other in {MANIFEST, QA_MANIFEST, TABLE_MANIFEST} - {manifest}:
-        if (out / other).exists():
-            raise ConfigError(f"{out}: holds a store of another kind ({other}). Choose another folder with -o.")
+    other = store_kind(out)
+    if other is not None and other.manifest != manifest:
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
 
 
 def require_complete(run: Run, units: int) -> None:

@@ -4,14 +4,15 @@ A line reaches the kernel before `append` returns, so that a killed process lose
 when the last sync is more than a moment ago, else with the lines that follow: a power failure costs at most what was
 done within that moment, which is then done again.
 
+A line says itself whether it is whole (`milldam.sealed`): what was torn by a crash, or damaged since, is passed over,
+and what it told of is done again.
+
 A share of a stage, which works beside others on other machines, appends to files of its own: `records@<share>.jsonl`
 beside `records.jsonl`. Whoever reads gets the lines of all of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from milldam.files import explain_os_errors, names_matching
+from milldam.sealed import seal_line, unseal_line
 
 SYNC_SECONDS = 0.2
-_encode = json.JSONEncoder().encode
 
 
 class Journal:
@@ -34,7 +35,7 @@ class Journal:
         self._synced = 0.0
 
     def append(self, name: str, value: dict[str, Any]) -> None:
-        line = _encode(value).encode() + b"\n"
+        line = seal_line(value)
         with explain_os_errors(self._folder):
             file = self._open.get(name) or self._open_file(name)
             file.write(line)
@@ -76,16 +77,17 @@ class Journal:
         return ([path] if path.exists() else []) + shares
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """Every line, also one that was torn by a crash."""
+        """Every line, also one that was torn or damaged."""
         for path in self.paths(name):
             with path.open("rb") as lines:
                 yield from lines
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """What was appended; a torn line is left out."""
+        """What was appended; a torn or damaged line is left out."""
         for line in self.lines(name):
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+            value = unseal_line(line)
+            if value is not None:
+                yield value
 
 
 def _of_share(name: str, share: str) -> str:

@@ -6,7 +6,6 @@ and as much again for a moment. A pass over a million records takes some seconds
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.sealed import is_sealed, unseal_line
 from milldam.store.drafting import in_manifest_order
 from milldam.store.manifest import Shard
 
@@ -38,26 +38,26 @@ class PartRecord:
     """The unit is complete."""
     read: int = 0
     """Documents that were read for it."""
+    dataset: int = 0
+    """Number of its data set in the configuration."""
     inexact_cuts: int = 0
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What was made besides shards, by its path below the output folder: size and hash."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which copies all that is in it.
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "inexact_cuts")
-_WHOLE = re.compile(rb'\{"unit": (\d+), "part": (\d+), .*, "inexact_cuts": \d+\}\n')
-"""A line as it is written, from its first field to its last: none that was torn looks like that."""
+_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "dataset", "inexact_cuts", "files")
+_KEY = re.compile(rb'\{"unit": (\d+), "part": (\d+), ')
 _BLOCK = 4096
-_decode = json.JSONDecoder().decode
 
 
 def parse_record(line: bytes) -> PartRecord | None:
-    """A record, unless it was torn by a crash while it was written."""
-    try:
-        return PartRecord(**_decode(line.decode())) if line.endswith(b"\n") else None
-    except (ValueError, TypeError):
-        return None
+    """A record, unless its line is not as it was written."""
+    value = unseal_line(line)
+    return None if value is None else PartRecord(**value)
 
 
 class UnitSet:
@@ -99,13 +99,16 @@ class Progress:
     partial: dict[int, tuple[int, int]] = field(default_factory=dict)
     """unit -> (parts, batches) of the units that are not complete."""
     documents: int = 0
+    text_bytes: int = 0
 
     def holds(self, record: PartRecord) -> bool:
         """Whether the part is booked already."""
         return record.unit in self.complete or record.part < self.partial.get(record.unit, (0, 0))[0]
 
     def book(self, record: PartRecord) -> None:
-        self.documents += sum(shard["documents"] for shard in record.shards)
+        for shard in record.shards:
+            self.documents += shard["documents"]
+            self.text_bytes += shard["text_bytes"]
         if record.last:
             self.complete.add(record.unit)
             self.partial.pop(record.unit, None)
@@ -165,12 +168,9 @@ def _places(paths: list[Path]) -> npt.NDArray[np.int64]:
 
 
 def _key(line: bytes) -> tuple[int, int] | None:
-    """Unit and part of a record, for a fifth of what it takes to read it whole; None when it was torn."""
-    match = _WHOLE.fullmatch(line)
-    if match is not None:
-        return int(match[1]), int(match[2])
-    record = parse_record(line)
-    return None if record is None else (record.unit, record.part)
+    """Unit and part of a record, for a fifth of what it takes to read it whole; None when it is not whole."""
+    match = _KEY.match(line) if is_sealed(line) else None
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _rows(table: npt.NDArray[np.int64]) -> Iterator[list[int]]:

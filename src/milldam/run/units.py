@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors
+from milldam.files import explain_os_errors, hash_file
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16
@@ -28,6 +28,11 @@ class UnitList:
         self._lines, self._offsets = folder / f"{name}.jsonl", folder / f"{name}.offsets"
         self._opened: tuple[IO[bytes], IO[bytes]] | None = None
         """Offsets and lines, open from the first unit that is asked for on: units come one after the other."""
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of both files, by their names."""
+        paths = (self._lines, self._offsets)
+        return {path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path)} for path in paths}
 
     def write(self, units: Iterable[Any]) -> int:
         """Write units (with `as_json()`, and `size` where they have one); how many there are."""

@@ -10,7 +10,9 @@ records       bytes -> blocks of whole records
 batch         what a reader yields: Arrow strings, and rejects aside
 decoding      bytes -> text, by the rule for what is no UTF-8
 arrays        Arrow strings built, checked and cut without a Python object per document
+json_items    a JSON array, or values over several lines -> JSON lines
 lines, jsonl, giant, tables, table_text   one reader a format
 reading       a unit -> batches, by its format
 columns       which field holds the text
+no_text       why there is none in a file
 """

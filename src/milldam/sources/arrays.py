@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError
+from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
 from milldam.text_arrays import text_offsets
 
@@ -135,7 +135,7 @@ def gathered(parts: Iterator[str]) -> Iterator[str]:
 def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]:
     """The parts of one document as batches, open until the last; None: those before it don't count.
 
-    When something is wrong with what follows (MalformedError, TruncatedError), what was given is taken back first.
+    When something is wrong with what follows (MalformedError, DamagedError), what was given is taken back first.
     """
     waiting: pa.LargeStringArray | None = None
     begun = False
@@ -149,7 +149,7 @@ def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]
                 yield cancel
                 begun = False
             waiting = part
-    except (MalformedError, TruncatedError):
+    except (MalformedError, DamagedError):
         if begun:
             yield cancel
         raise

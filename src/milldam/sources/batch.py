@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import InputError
+from milldam.errors import InputError, Setting, nearest
 
 KEPT_RECORD_CHARS = 65_536
+_NAMES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,19 @@ class Reject:
     """Line counted from byte `origin` of the file, from 1."""
     origin: int = 0
     row: int | None = None
-    """Row of a parquet or Arrow file, from 0."""
+    """Row of a parquet or Arrow file, or item of a JSON array, from 0."""
+    records: int = 1
+    """How many records are lost with it: none where a file is damaged between two."""
+    unproven_bytes: int | None = None
+    """Of a damaged file alone: how many bytes were read from it that no checksum proves."""
 
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {"row": self.row} if self.row is not None else {}
         truncated = {"record_truncated": True} if len(self.record) > KEPT_RECORD_CHARS else {}
         kept = self.record[:KEPT_RECORD_CHARS]
         what = {"file": self.file, **place, "reason": self.reason, "detail": self.detail, "record": kept}
-        return what | truncated | ({"origin": self.origin} if self.origin else {})
+        damage = {} if self.unproven_bytes is None else {"records": self.records, "unproven_bytes": self.unproven_bytes}
+        return what | truncated | damage | ({"origin": self.origin} if self.origin else {})
 
 
 OnReject = Callable[[Reject], None]
@@ -72,6 +78,27 @@ class MalformedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
+
+
+def no_such_column(path: str, wanted: str, there: Iterable[str], setting: str = "text_column") -> InputError:
+    """The error for a text column that a file does not have."""
+    near = nearest(wanted, there)
+    advice = "Did you mean " if near is not None else "Choose one with "
+    return InputError(
+        f'{path}: no text in a field "{wanted}"; found text in {listed_names(there)}. {advice}',
+        Setting(setting, near),
+        "?" if near is not None else ".",
+    )
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """
+    >>> listed_names(["id", "title"])
+    '"id", "title"'
+    """
+    found = list(names)
+    more = f" and {len(found) - _NAMES_SHOWN:,} more" if len(found) > _NAMES_SHOWN else ""
+    return ", ".join(f'"{name}"' for name in found[:_NAMES_SHOWN]) + more or "none"
 
 
 def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> None:

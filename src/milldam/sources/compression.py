@@ -1,7 +1,9 @@
 """A file -> its bytes, decompressed as they flow, never more than asked for at a time.
 
-Several members (gz), frames (zst) and streams (bz2, xz) in one file are read through. A file that ends in the middle of
-one gives everything up to there, then raises `TruncatedError`.
+Several members (gz), frames (zst) and streams (bz2, xz) in one file are read through. A damaged file gives every byte
+that can be decompressed before the damage, then raises `DamagedError`, which says how many of them no checksum proved.
+The libraries lose what a call had decompressed when it fails: the damaged member is read again for it, up to the very
+byte. What can't be read again (a pipe) is decompressed in small steps instead, and loses less than one of them.
 """
 
 from __future__ import annotations
@@ -13,11 +15,37 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
+MAGIC = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
+_SKIPPABLE = b"\x2a\x4d\x18"
+"""A zst frame that holds no data begins with this, after a byte from 50 to 5f."""
+_NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _COMPRESSED_BLOCK = 1 << 16
+_STEP = 1 << 10
 
 
-class TruncatedError(Exception):
-    """The compressed data ends too early or is damaged; the message says how."""
+class DamagedError(Exception):
+    """The data ends too early or is damaged; the message says how."""
+
+    def __init__(self, reason: str, detail: str, unproven_bytes: int = 0) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.unproven_bytes = unproven_bytes
+        """Bytes handed on before that come from the damaged member, frame or stream."""
+        self.cut: bytes | None = None
+        """What there is of the record that was cut off, set by who splits into records; None: there is none."""
+        self.line: int | None = None
+        """Its line."""
+
+
+def raising(error: DamagedError) -> Iterator[bytes]:
+    """No blocks, but the error: for who has taken the blocks before it."""
+    raise error
+    yield b""
+
+
+def compression_of(head: bytes) -> str | None:
+    """By its first bytes."""
+    return next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), None)
 
 
 def read_blocks(file: IO[bytes], compression: str | None, block_bytes: int) -> Iterator[bytes]:
@@ -26,29 +54,113 @@ def read_blocks(file: IO[bytes], compression: str | None, block_bytes: int) -> I
         while block := file.read(block_bytes):
             yield block
         return
-    yield from _decompress(file, _DECOMPRESSORS[compression], block_bytes)
+    yield from _decompress(file, compression, block_bytes)
 
 
-def _decompress(file: IO[bytes], make: Callable[[], Any], block_bytes: int) -> Iterator[bytes]:
+def _decompress(file: IO[bytes], compression: str, block_bytes: int) -> Iterator[bytes]:
+    step = block_bytes if file.seekable() else _STEP
     pending = file.read(_COMPRESSED_BLOCK)
+    position = chunk = 0  # in the file: where `pending`, and what was read last, begin
     while pending:
-        decompressor = make()
+        decompressor = _DECOMPRESSORS[compression]()
+        start, given, head = position, 0, pending
         while not decompressor.eof:
             if decompressor.needs_input and not pending:
-                pending = file.read(_COMPRESSED_BLOCK)
+                chunk, pending = position, file.read(_COMPRESSED_BLOCK)
                 if not pending:
-                    raise TruncatedError("it ends in the middle of its compressed data")
-            try:
-                block = decompressor.decompress(pending, block_bytes)
-            except Exception as error:  # each library has an error type of its own
-                raise TruncatedError(f"damaged compressed data ({error})") from None
+                    raise _damage(compression, head, start, given, None)
+            position += len(pending)
+            block, error = _fill(decompressor, pending, block_bytes, step)
             pending = b""
+            if error is not None and file.seekable():
+                block = _up_to_damage(file, compression, start, chunk, given)
+            given += len(block)
             if block:
                 yield block
+            if error is not None:
+                raise _damage(compression, head, start, given, error)
         # Zero bytes between members are padding, as tape archives leave it.
-        pending = bytes(decompressor.unused_data).lstrip(b"\0")
-        while not pending and (block := file.read(_COMPRESSED_BLOCK)):
-            pending = block.lstrip(b"\0")
+        unused = bytes(decompressor.unused_data)
+        pending = unused.lstrip(b"\0")
+        while not pending and (unused := file.read(_COMPRESSED_BLOCK)):
+            chunk, position = position, position + len(unused)
+            pending = unused.lstrip(b"\0")
+        position -= len(pending)
+
+
+def _fill(decompressor: Any, data: bytes, size: int, step: int) -> tuple[bytes, Exception | None]:
+    """Up to `size` bytes, asked for in steps, and the error that ended it."""
+    found = []
+    try:
+        while size:
+            found.append(decompressor.decompress(data, min(size, step)))
+            data, size = b"", size - len(found[-1])
+            if decompressor.eof or decompressor.needs_input:
+                break
+    except Exception as error:  # each library has an error type of its own
+        return b"".join(found), error
+    return b"".join(found), None
+
+
+def _up_to_damage(file: IO[bytes], compression: str, position: int, chunk: int, given: int) -> bytes:
+    """What can still be had of the member at `position`, behind the bytes that were `given`.
+
+    It fails somewhere in the chunk that was read last: that one is fed byte by byte, and what is new is taken so.
+    """
+    file.seek(position)
+    decompressor = _DECOMPRESSORS[compression]()
+    found = bytearray()
+    while data := file.read(min(_COMPRESSED_BLOCK, chunk - position) if position < chunk else 1):
+        position += len(data)
+        while data or not (decompressor.needs_input or decompressor.eof):
+            size = min(given, _COMPRESSED_BLOCK) or 1
+            block, error = _fill(decompressor, data, size, size)
+            data = b""
+            if error is not None:
+                return bytes(found)
+            if given:
+                given -= len(block)
+            else:
+                found += block
+    return bytes(found)
+
+
+def _damage(compression: str, head: bytes, start: int, given: int, error: Exception | None) -> DamagedError:
+    """What is wrong with a member that begins with `head` at byte `start`; `error` None: the file ends in it."""
+    name, skippable = _NAMES[compression], compression == "zst" and head[1:4] == _SKIPPABLE
+    magic = MAGIC[compression]
+    if not (head.startswith(magic) or skippable or (error is None and magic.startswith(head))):
+        if start == 0:
+            return DamagedError("not_compressed", f"not {name} data, whatever its name says: {describe_head(head)}")
+        return DamagedError(
+            "trailing_data", f"what follows from its byte {start:,} on is not {name} data, and not read"
+        )
+    if error is None:
+        return DamagedError("truncated", "it ends in the middle of its compressed data", given)
+    said = str(error)
+    if "too much memory" in said:
+        return DamagedError(
+            "too_large_window",
+            "its zstd window is larger than 128 MB, and would take as much memory; compress it again with a smaller "
+            "one: zstd -dc --long=31 FILE | zstd -o NEW",
+            given,
+        )
+    if said.endswith(("incorrect data check", "incorrect length check", "match checksum")):
+        return DamagedError("bad_checksum", f"the checksum of its {name} data is wrong", given)
+    return DamagedError("damaged", f"damaged {name} data ({said})", given)
+
+
+def describe_head(head: bytes) -> str:
+    """What a file is by its first bytes."""
+    known = compression_of(head)
+    if known is not None:
+        return f"it begins as {_NAMES[known]} data does"
+    try:
+        text = head[:256].decode("utf-8", "strict" if len(head) < 256 else "ignore")
+    except UnicodeDecodeError:
+        text = "\0"
+    printable = all(character.isprintable() or character.isspace() for character in text)
+    return f"it begins with {head[:16]!r}" + (", as plain text may" if printable else "")
 
 
 class _Gzip:

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -20,7 +21,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError, did_you_mean
 from milldam.files import stays_in_folder
-from milldam.input_files import FORMATS, is_address, kind_of, nearby
+from milldam.input_files import FORMATS, is_address, kind_of, nearby, why_no_hub
 from milldam.sources.listing import list_inputs
 from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import ALL, TRAIN, Place, RowSlice, Split, canonical, group_by_split, parse_split, splits_in
@@ -50,7 +51,9 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     if _may_be_on_hub(path):
         splits = _hub_splits(path, subset)
         files = tuple(file for name in _choose(asked, splits, path) for file in splits[name])
-        return Resolved(files, input_format or _hub_format(path, files), rows)
+        if input_format is None:
+            _require_known(path, files)
+        return Resolved(files, input_format, rows)
     if subset is not None:
         raise ConfigError(
             f"{path}: subset is for data sets on the Hub; this one is not there. Name its folder in path."
@@ -187,10 +190,13 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
         raise InputError(
             f'{missing}\nTo read a data set of that name from the Hub: pip install "milldam[hf]"'
         ) from None
+    silence = why_no_hub(path, "README.md", repo_type="dataset")
+    if silence is not None:
+        raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {silence}.")
     try:
         data_files = load_dataset_builder(path, name=subset).config.data_files
     except Exception as error:  # the network, the Hub and data sets have error types of their own
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {reason}") from None
     if not data_files:
         raise InputError(
@@ -199,12 +205,7 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
     return {str(split): [str(file) for file in files] for split, files in data_files.items()}
 
 
-def _hub_format(path: str, files: tuple[str, ...]) -> str | None:
-    """None when the files' names say what they are; .json on the Hub is JSON lines by another name."""
+def _require_known(path: str, files: tuple[str, ...]) -> None:
     unknown = [file for file in files if kind_of(file) is None]
-    if not unknown:
-        return None
-    if all(".json" in PurePosixPath(file).suffixes for file in files):
-        return "jsonl"
-    known = ", ".join(FORMATS)
-    raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {known} and .json, one kind at a time.")
+    if unknown:
+        raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {', '.join(FORMATS)}.")

@@ -8,6 +8,7 @@ encoding or no text at all, and is rejected. Only the head counts, so the verdic
 
 from __future__ import annotations
 
+import codecs
 import json
 from typing import Any
 
@@ -17,6 +18,11 @@ HEAD_CHARACTERS = 4096
 HEAD_BYTES = 4 * HEAD_CHARACTERS
 """They hold the head of any document."""
 _FEW = 16
+# UTF-32 first: its little-endian mark begins with that of UTF-16.
+_OTHER_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 # As "surrogateescape" shows the bytes FF FE and FE FF.
 _UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
 
@@ -56,15 +62,24 @@ def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -
 
     `data`: the head of the document at least; `before`: its bytes before those in which the error was found.
     """
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "UTF-16 (it begins with its byte order mark); convert it: iconv -f UTF-16 -t UTF-8"
+    other = other_encoding(data)
+    if other is not None:
+        return other
     sample = data[:4096]
-    if sample.count(0) > len(sample) // 4:
-        return "not UTF-8; many zero bytes: UTF-16 or binary data"
     latin = f"byte 0x{error.object[error.start]:02x} at {before + error.start}: not UTF-8"
     if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in sample):
         return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8"
     return latin
+
+
+def other_encoding(data: bytes) -> str | None:
+    """What the first bytes show when they are in no way UTF-8."""
+    for name, marks in _OTHER_MARKS.items():
+        if data.startswith(marks):
+            return f"{name} (it begins with its byte order mark); convert it: iconv -f {name} -t UTF-8"
+    sample = data[:4096]
+    many = sample.count(0) > len(sample) // 4
+    return "not UTF-8; many zero bytes: UTF-16, UTF-32 or binary data" if many else None
 
 
 # ---- JSON ----

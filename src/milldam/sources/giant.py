@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from milldam.sources.arrays import gathered, one_text, open_batches, whole_characters
 from milldam.sources.batch import Batch, MalformedError, TextRules
-from milldam.sources.compression import TruncatedError
+from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
     HEAD_BYTES,
     HEAD_CHARACTERS,
@@ -134,7 +134,7 @@ class GiantLine:
     def outline(self) -> dict[str, Any]:
         """The line's fields and what their texts begin with, up to where it breaks off; of other values, None."""
         record: dict[str, Any] = {}
-        with suppress(JsonError, TruncatedError, UnicodeDecodeError):
+        with suppress(JsonError, DamagedError, UnicodeDecodeError):
             if self._stream.peek() == "{":
                 self._outline(record, _LEVELS)
         return record

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from milldam.sources.batch import MalformedError
 
 _QUOTED = re.compile(r'[^"]*')
+_HEAD, _HEADS = 1 << 12, 1 << 22
+"""Characters of the head of a field, and of all heads."""
 _LINE_END = re.compile(r"[^\n]*\n?")
 
 
@@ -47,6 +49,20 @@ class GiantRow:
             if self._peek() not in ("\n", ""):
                 raise MalformedError("bad_row", "a carriage return in a field without quotes")
         self.end()
+
+    def heads(self) -> list[str]:
+        """What each field begins with, as many of them as there is room for."""
+        heads: list[str] = []
+        room = _HEADS
+        for field, part in self.parts():
+            if field == len(heads) and room > 0:
+                heads.append("")
+                room -= 1
+            if field < len(heads):
+                part = part[: min(room, _HEAD - len(heads[field]))]
+                heads[field] += part
+                room -= len(part)
+        return heads
 
     def end(self) -> None:
         """Go on behind the next line end, when the record has not ended yet."""

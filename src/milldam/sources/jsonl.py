@@ -1,4 +1,5 @@
-"""JSON Lines -> documents. A block of lines is parsed by Arrow at once, without a Python object per document.
+"""JSON Lines, and the items of a JSON array -> documents. A block of lines is parsed by Arrow at once, without a Python
+object per document.
 
 When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two
 objects on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a
@@ -7,9 +8,10 @@ fixed size, so the result does not depend on workers or memory. A giant line goe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +19,42 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from milldam.sources.arrays import batches_of
-from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError
+from milldam.sources.batch import Batch, MalformedError, OnReject, TextRules, stop_or_reject
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import mended, parse_json
 from milldam.sources.giant import GiantLine, parts_of_line
-from milldam.sources.lines import BOM, LINE, make_line_reject
+from milldam.sources.json_items import as_json_lines
+from milldam.sources.lines import BOM, LINE, make_damage_reject, make_line_reject
 from milldam.sources.opening import open_bytes
-from milldam.sources.records import WHOLE, Block, record_blocks
+from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
 from milldam.sources.units import Slice
 
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
 
 
+def json_blocks(file: IO[bytes], slice: Slice) -> Iterator[Block]:
+    """Blocks of records, one a line: those of JSON lines, or of whatever a .json file holds."""
+    if slice.format == "json":
+        return split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
+    return record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
+
+
+def uncut(error: DamagedError) -> Iterator[Block]:
+    """The record before the damage, where it is whole and only its line end is missing."""
+    try:
+        json.loads((error.cut or b"").decode())
+    except (ValueError, RecursionError):
+        return
+    assert error.cut is not None and error.line is not None
+    yield Block(error.cut, error.line, 0, 0)
+    error.cut = error.line = None
+
+
 def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
     reader = _Reader(slice, rules, on_reject)
     with open_bytes(slice.path) as file:
-        blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
+        blocks = json_blocks(file, slice)
         try:
             for number, block in enumerate(blocks):
                 if number == 0 and slice.start == 0 and block.data.startswith(BOM):
@@ -42,8 +63,10 @@ def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[
                     yield from reader.read_block(block)
                 else:
                     yield from reader.read_giant(block, blocks)
-        except TruncatedError as error:
-            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+        except DamagedError as error:
+            for block in uncut(error):
+                yield from reader.read_block(block)
+            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
 
 
 class _Reader:

@@ -23,8 +23,8 @@ from milldam.sources.arrays import (
     whole_characters,
     without_blank,
 )
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.compression import DamagedError, raising, read_blocks
 from milldam.sources.decoding import HEAD_BYTES
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
@@ -60,9 +60,9 @@ def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Itera
                     continue
                 texts = _split(block, slice, rules, on_reject)
                 yield from batches_of(without_blank(texts), len(block.data))
-        except TruncatedError as error:
+        except DamagedError as error:
             yield from giant.cancel()
-            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
 
 
 def _split(block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
@@ -88,7 +88,28 @@ _SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
 
 def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail: str, raw: bytes) -> Reject:
     record = raw.decode("utf-8", "backslashreplace")
-    return Reject(slice.path, reason, detail, record, line=line, origin=block.origin)
+    return _placed(Reject(slice.path, reason, detail, record, line=line, origin=block.origin), slice)
+
+
+def _placed(reject: Reject, slice: Slice) -> Reject:
+    """The items of a .json file come a line each, and are counted as rows are."""
+    if slice.format != "json" or reject.line is None:
+        return reject
+    return replace(reject, line=None, row=reject.line - 1)
+
+
+def make_damage_reject(slice: Slice, error: DamagedError) -> Reject:
+    """What a damaged file lost: the record that was cut off, if one was, and all that may follow."""
+    reject = Reject(
+        slice.path,
+        error.reason,
+        str(error),
+        (error.cut or b"")[: 4 * KEPT_RECORD_CHARS].decode("utf-8", "backslashreplace"),
+        line=error.line,
+        records=0 if error.cut is None else 1,
+        unproven_bytes=error.unproven_bytes,
+    )
+    return _placed(reject, slice)
 
 
 def _without_end(data: bytes, boundary: Boundary) -> bytes:
@@ -188,15 +209,10 @@ def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
     try:
         first = next(blocks, b"")
         second = next(blocks, None)
-    except TruncatedError as error:
-        return b"", _raise(error)
+    except DamagedError as error:
+        return b"", raising(error)
     first = first.removeprefix(BOM)
     return (first, None) if second is None else (first + second, blocks)
-
-
-def _raise(error: TruncatedError) -> Iterator[bytes]:
-    raise error
-    yield b""
 
 
 def _file_blocks(slice: Slice) -> Iterator[bytes]:
@@ -221,6 +237,7 @@ def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], rules: TextRules, o
             yield from giant.feed(held, last=False)
             held = block
         yield from giant.feed(held, last=True)
-    except TruncatedError as error:
+    except DamagedError as error:
         yield from giant.cancel()
-        stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+        error.cut = b""  # the document: nobody knows where it would have ended
+        stop_or_reject(make_damage_reject(slice, error), rules, on_reject)

@@ -11,6 +11,7 @@ import contextlib
 import glob
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,18 +22,20 @@ from milldam.input_files import (
     COMPRESSIONS,
     FORMATS,
     RUN_FOLDER,
+    LeftOut,
     files_below,
     is_address,
+    is_input,
     kind_of,
     nearby,
     version_of,
     without_secrets,
 )
-from milldam.manifests import MANIFESTS
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.manifests import KINDS
+from milldam.sources.compression import DamagedError, compression_of, read_blocks
 from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
 
-_MAGIC = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+_JSON_BEGINS = {"jsonl": re.compile(rb"\s*\{"), "json": re.compile(rb"\s*\[\s*\{")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +48,30 @@ class InputFile:
     """Changes when the file changes: modification time, or what a remote store offers."""
 
 
-def list_inputs(inputs: Sequence[str], input_format: str | None = None) -> Iterator[InputFile]:
-    """The files behind each input, in the order given."""
+def list_inputs(
+    inputs: Sequence[str], input_format: str | None = None, left_out: LeftOut | None = None
+) -> Iterator[InputFile]:
+    """The files behind each input, in the order given. `left_out` is told what is not read of folders."""
     for given in inputs:
-        found = False
-        for file in _list_one(str(given), input_format):
+        found, others = False, LeftOut() if left_out is None else left_out
+        for file in _list_one(str(given), input_format, others):
             found = True
             yield file
         if not found:
-            known = ", ".join(dict.fromkeys(FORMATS))
-            raise InputError(f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz.")
+            known = ", ".join(FORMATS)
+            there = f"\nIn it: {others}. To read text of other endings: --input-format txt" if str(others) else ""
+            raise InputError(
+                f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz.{there}"
+            )
 
 
-def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
+def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     if given == STDIN:
         yield _standard_input(input_format)
     elif is_address(given):
-        yield from _list_address(given, input_format)
+        yield from _list_address(given, input_format, left_out)
     elif os.path.isdir(given):
-        for path in files_below(Path(given), any_format=input_format is not None):
+        for path in files_below(Path(given), any_format=input_format is not None, left_out=left_out):
             yield _local_file(path, input_format)
     elif os.path.isfile(given):
         yield _local_file(given, input_format)
@@ -72,18 +80,29 @@ def _list_one(given: str, input_format: str | None) -> Iterator[InputFile]:
             if os.path.isfile(path):
                 yield _local_file(path, input_format)
     else:
-        raise InputError(f"{given}: no such file or folder.{nearby(given)}")
+        raise InputError(f"{given}: {_what_else(given)}")
+
+
+def _what_else(given: str) -> str:
+    """Of a path that leads to no file and no folder: what is there, and what to do."""
+    path = Path(given)
+    if path.exists():
+        what = "a named pipe" if path.is_fifo() else "neither a file nor a folder"
+        return f"{what}, which can't be read twice. Feed it on standard input: milldam ... - < {given}"
+    if path.is_symlink():
+        return f"a link to {path.readlink()}, which is not there."
+    return f"no such file or folder.{nearby(given)}"
 
 
 def _standard_input(input_format: str | None) -> InputFile:
-    """It has no name that tells: compression shows in its first bytes, an object at its start means JSON lines."""
+    """It has no name that tells: compression shows in its first bytes, an object there means JSON lines."""
     if input_format in ("parquet", "arrow"):
         raise InputError(f"{input_format} can't be read from standard input: it is read from its end. Name the file.")
     head = peek_standard_input()
-    compression = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-    with contextlib.suppress(TruncatedError):
+    compression = compression_of(head)
+    with contextlib.suppress(DamagedError):
         head = next(read_blocks(io.BytesIO(head), compression, len(head)), b"")
-    sniffed = "jsonl" if head.lstrip().startswith(b"{") else "txt"
+    sniffed = next((kind for kind, begin in _JSON_BEGINS.items() if begin.match(head)), "txt")
     return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
 
@@ -95,8 +114,9 @@ def _local_file(path: str, input_format: str | None) -> InputFile:
     return InputFile(path, kind, compression, status.st_size, version_of(status))
 
 
-def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]:
+def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
+    is_folder = False
     try:
         if glob.has_magic(path):
             found = sorted(filesystem.glob(path, detail=True).items())
@@ -107,14 +127,17 @@ def _list_address(address: str, input_format: str | None) -> Iterator[InputFile]
             is_folder = given["type"] == "directory"
             if is_folder:
                 _refuse_ours(filesystem, path, address)
-            details = (detail for detail in (_walk(filesystem, path, input_format) if is_folder else [given]))
+            details = (detail for detail in (_walk(filesystem, path) if is_folder else [given]))
         for detail in details:
-            yield _remote_file(filesystem, detail, input_format)
+            if not is_folder or input_format is not None or is_input(detail["name"]):
+                yield _remote_file(filesystem, detail, input_format)
+            else:
+                left_out.add(detail["name"])
     except FileNotFoundError:
         raise InputError(f"{address}: nothing there.") from None
 
 
-def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[dict[str, Any]]:
+def _walk(filesystem: Any, folder: str) -> Iterator[dict[str, Any]]:
     """The files of a remote folder in the order of a local one; of what milldam made, none."""
     entries = _entries(filesystem, folder)
     if _is_ours(filesystem, entries):
@@ -123,8 +146,8 @@ def _walk(filesystem: Any, folder: str, input_format: str | None) -> Iterator[di
         if name.startswith("."):
             continue
         if entry["type"] == "directory":
-            yield from _walk(filesystem, entry["name"], input_format)
-        elif input_format is not None or kind_of(name) is not None:
+            yield from _walk(filesystem, entry["name"])
+        else:
             yield entry
 
 
@@ -134,7 +157,7 @@ def _entries(filesystem: Any, folder: str) -> dict[str, Any]:
 
 def _is_ours(filesystem: Any, entries: dict[str, Any]) -> bool:
     """As `input_files.is_ours`: its manifest tells, or the lock of its run folder."""
-    if any(name in entries for name in MANIFESTS):
+    if any(kind.manifest in entries for kind in KINDS):
         return True
     return RUN_FOLDER in entries and bool(filesystem.exists(f"{entries[RUN_FOLDER]['name']}/lock"))
 
@@ -160,7 +183,6 @@ def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None
     if input_format is not None:
         return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
     if kind is None:
-        raise InputError(
-            f"{name}: its ending says no known format. Say what it is: --input-format txt|jsonl|csv|tsv|parquet|arrow"
-        )
+        known = "|".join(dict.fromkeys(FORMATS.values()))
+        raise InputError(f"{name}: its ending says no known format. Say what it is: --input-format {known}")
     return kind

@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from milldam.sources.compression import read_blocks
+from milldam.sources.compression import DamagedError, read_blocks
 
 BLOCK_BYTES = 1 << 20
 GIANT_BYTES = 2 << 20
@@ -111,6 +111,11 @@ def record_blocks(
         yield from _Splitter(boundary, position, stop).split(blocks)
 
 
+def split_records(blocks: Iterator[bytes], boundary: Boundary) -> Iterator[Block]:
+    """Blocks of the records of bytes that come from elsewhere."""
+    return _Splitter(boundary, 0, None).split(blocks)
+
+
 def _skip_to_record(blocks: Iterator[bytes], boundary: Boundary, start: int) -> tuple[Iterator[bytes], int]:
     """Drop the end of a record that belongs to the slice before."""
     position = start - boundary.longest if start >= boundary.longest else 0
@@ -143,12 +148,18 @@ class _Splitter:
         self._held = b""
 
     def split(self, blocks: Iterator[bytes]) -> Iterator[Block]:
-        for bytes_read in blocks:
-            self._held += bytes_read
-            while (block := self._next_block()) is not None:
-                yield block
-            if self._done():
-                return
+        """Blocks of whole records. Where the bytes are damaged, the error takes what there is of the next one along."""
+        try:
+            for bytes_read in blocks:
+                self._held += bytes_read
+                while (block := self._next_block()) is not None:
+                    yield block
+                if self._done():
+                    return
+        except DamagedError as error:
+            if self._held or self._in_giant:
+                error.cut, error.line = b"" if self._in_giant else self._held, self._line
+            raise
         if self._held:
             yield self._take(len(self._held), LAST if self._in_giant else WHOLE)
 

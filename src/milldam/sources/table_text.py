@@ -7,6 +7,7 @@ A row with too few or too many fields is rejected with its line. Holds one batch
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import itertools
@@ -21,11 +22,20 @@ import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES, gathered, open_batches, require_array
-from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.compression import TruncatedError, read_blocks
+from milldam.sources.batch import (
+    KEPT_RECORD_CHARS,
+    Batch,
+    MalformedError,
+    OnReject,
+    Reject,
+    TextRules,
+    no_such_column,
+    stop_or_reject,
+)
+from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.sources.giant_row import GiantRow
-from milldam.sources.lines import BOM
+from milldam.sources.lines import BOM, make_damage_reject
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
@@ -33,6 +43,9 @@ from milldam.sources.units import Slice, whole
 
 _LARGEST_FIELD = 64 << 20
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+_CSV_ERRORS = {
+    "new-line character seen in unquoted field": "a carriage return (\\r) in a field without quotes",
+}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _ROW_BYTES = 100
 _BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
@@ -101,15 +114,19 @@ def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) 
 def _stretches(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Whole lines as far as possible. A giant one is cut, but not beside a quote."""
     held = b""
-    for block in blocks:
-        held += block
-        end = held.rfind(b"\n") + 1
-        if not end and len(held) > GIANT_BYTES:
-            cuts = _BETWEEN_QUOTES.search(held, len(held) // 2)
-            end = cuts.end() if cuts is not None else 0
-        if end:
-            yield held[:end]
-            held = held[end:]
+    try:
+        for block in blocks:
+            held += block
+            end = held.rfind(b"\n") + 1
+            if not end and len(held) > GIANT_BYTES:
+                cuts = _BETWEEN_QUOTES.search(held, len(held) // 2)
+                end = cuts.end() if cuts is not None else 0
+            if end:
+                yield held[:end]
+                held = held[end:]
+    except DamagedError as error:
+        error.cut = held or None
+        raise
     if held:
         yield held
 
@@ -196,20 +213,45 @@ class _Lines:
         self.begin_record()
 
 
+def csv_head(path: str, compression: str | None, format: str) -> Iterator[list[str]]:
+    """The first records, column names first: of standard input only what can be seen without using it up.
+
+    Of a giant record, what its fields begin with.
+    """
+    delimiter, begun = DELIMITERS[format], False
+    with open_head(path) as file, contextlib.suppress(DamagedError, MalformedError):
+        lines = _Lines(_stretches(read_blocks(file, compression, BLOCK_BYTES)))
+        while not lines.ended:
+            for _, row, problem in csv_records(lines, delimiter):
+                if lines.giant:
+                    break
+                lines.begin_record()
+                if problem and not begun:
+                    raise _unreadable_header(path, row[0], problem)
+                begun = True
+                if not problem:
+                    yield row
+            if lines.giant:
+                giant = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
+                yield giant.heads()
+                lines.go_on_behind(giant)
+
+
+def _unreadable_header(path: str, record: str, problem: str) -> InputError:
+    hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in record else ""
+    return InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
+
+
 def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     """The column names in the first record."""
-    with open_head(path) as file:
-        try:
-            return next(csv_records(text_lines(file, compression, None, path), DELIMITERS[format]), (1, []))[1]
-        except TruncatedError:
-            return []
+    return next(csv_head(path, compression, format), [])
 
 
 def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    assert rules.text_column is not None
     names = csv_header(slice.path, slice.compression, slice.format)
     if rules.text_column not in names:
-        found = ", ".join(f'"{name}"' for name in names) or "none"
-        raise InputError(f'{slice.path}: no column "{rules.text_column}"; found {found}. Set text_column.')
+        raise no_such_column(slice.path, rules.text_column, names)
     reader = _Reader(slice, rules, on_reject, names)
     with open_bytes(slice.path) as file:
         if slice.start:
@@ -218,9 +260,9 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
         blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), size)
         try:
             yield from reader.read(_Lines(_stretches(blocks)))
-        except TruncatedError as error:
+        except DamagedError as error:
             yield from reader.flush()
-            stop_or_reject(Reject(slice.path, "truncated", str(error)), rules, on_reject)
+            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
 
 
 def text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
@@ -241,37 +283,61 @@ def _limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
                 return
 
 
-def csv_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields); a record that csv can't read gives no fields but its error."""
-    reader = csv.reader(lines, delimiter=delimiter)
+class _Noted:
+    """Lines, and what was taken of them for the record at hand: as much as a reject keeps."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self.taken = lines, ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.taken += line[: max(0, KEPT_RECORD_CHARS + 1 - len(self.taken))]
+            yield line
+
+
+def csv_records(lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[tuple[int, list[str], str]]:
+    """(line, fields, what is wrong); a record that csv can't read is one field as it stands there.
+
+    `before`: how many lines came before these.
+    """
+    noted = _Noted(lines)
+    reader = csv.reader(noted, delimiter=delimiter)
     while True:
-        line = reader.line_num + 1
+        line, noted.taken = before + reader.line_num + 1, ""
         try:
             row = next(reader, None)
         except csv.Error as error:
-            yield line, [f"\0{error}"]
+            yield line, [noted.taken.rstrip("\r\n")], _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
             continue
+        except DamagedError as error:
+            if noted.taken or error.cut is not None:
+                error.cut = noted.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
+                error.line = line
+            raise
         if row is None:
             return
         if row:
-            yield line, row
+            yield line, row, ""
+
+
+def row_problem(row: list[str], problem: str, width: int) -> str:
+    """What is wrong with a record of a file whose header has `width` names; empty when nothing is."""
+    return problem or ("" if len(row) == width else f"{len(row)} fields where the header has {width}")
 
 
 def _skip_record(lines: _Lines, delimiter: str) -> None:
     next(csv_records(lines, delimiter), None)
     if lines.giant:
         row = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
-        for _ in row.parts():
-            pass
+        row.heads()
         lines.go_on_behind(row)
     lines.begin_record()
 
 
 class _Reader:
     def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, names: list[str]) -> None:
-        assert rules.text_column is not None
         self._slice, self._rules, self._on_reject = slice, rules, on_reject
-        self._width, self._column = len(names), names.index(rules.text_column)
+        self._width, self._column = len(names), names.index(str(rules.text_column))
         self._gathered = _Gathered([], [])
 
     def read(self, lines: _Lines) -> Iterator[Batch]:
@@ -279,23 +345,23 @@ class _Reader:
         if self._slice.start == 0:
             _skip_record(lines, delimiter)
         while not lines.ended:
-            before = lines.count
-            yield from self._read_rows(csv_records(lines, delimiter), lines, before)
+            yield from self._read_rows(csv_records(lines, delimiter, lines.count), lines)
             yield from self.flush()
             if lines.giant:
                 yield from self._read_giant(lines, delimiter)
 
-    def _read_rows(self, rows: Iterator[tuple[int, list[str]]], lines: _Lines, before: int) -> Iterator[Batch]:
+    def _read_rows(self, rows: Iterator[tuple[int, list[str], str]], lines: _Lines) -> Iterator[Batch]:
         """Rows up to the end, or to a giant one."""
         size = 0
-        for line, row in rows:
+        for line, row, problem in rows:
             if lines.giant:
                 return
             lines.begin_record()
-            if len(row) == self._width:
-                self._gathered.add(row[self._column], before + line)
+            wrong = row_problem(row, problem, self._width)
+            if wrong:
+                self._reject(line, "bad_row", wrong, DELIMITERS[self._slice.format].join(row))
             else:
-                self._reject_row(before + line, row)
+                self._gathered.add(row[self._column], line)
             # A row counts for something even without text: neither texts nor rejects may pile up.
             size += sum(map(len, row)) + _ROW_BYTES
             if size >= BATCH_BYTES // 2:
@@ -309,7 +375,10 @@ class _Reader:
             yield from open_batches(self._text_of(row))
         except MalformedError as error:
             row.end()
-            self._reject(line, error.reason, error.detail, "")
+            self._reject(line, error.reason, error.detail, begin[: KEPT_RECORD_CHARS + 1])
+        except DamagedError as damage:
+            damage.cut, damage.line = begin[:KEPT_RECORD_CHARS].encode("utf-8", "surrogateescape"), line
+            raise
         lines.go_on_behind(row)
 
     def _text_of(self, row: GiantRow) -> Iterator[pa.LargeStringArray]:
@@ -327,8 +396,9 @@ class _Reader:
                 raise MalformedError("bad_row", f"field larger than field limit ({_LARGEST_FIELD})")
             if field == self._column:
                 yield part
-        if number + 1 != self._width:
-            raise MalformedError("bad_row", self._wrong_width(number + 1))
+        wrong = row_problem([""] * (number + 1), "", self._width)
+        if wrong:
+            raise MalformedError("bad_row", wrong)
 
     def flush(self) -> Iterator[Batch]:
         """What has been gathered, as a batch."""
@@ -345,15 +415,6 @@ class _Reader:
         if decoded is None:
             self._reject(line, "not_utf8", problem, text)
         return decoded
-
-    def _reject_row(self, line: int, row: list[str]) -> None:
-        detail = self._wrong_width(len(row))
-        if len(row) == 1 and row[0].startswith("\0"):
-            detail = row[0][1:]
-        self._reject(line, "bad_row", detail, DELIMITERS[self._slice.format].join(row))
-
-    def _wrong_width(self, fields: int) -> str:
-        return f"{fields} fields where the header has {self._width}"
 
     def _reject(self, line: int, reason: str, detail: str, record: str) -> None:
         shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -31,6 +31,7 @@ _READABLE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint
 _FLOATS = {6: "float64", 7: "float32"}
 MAX_SEQUENCE = 2**31 - 1
 _CHUNK = 1 << 17
+BLOCK_DOCUMENTS = 1 << 16
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -105,13 +106,69 @@ class Index:
     offsets: Int64s
     documents: Int64s
     """First sequence of each document, and one past the last."""
+    path: str
+    """What messages call the file."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tokens, as far as the index says."""
+        if not len(self.offsets):
+            return 0
+        return int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
+
+    def check_ends(self, size: int) -> None:
+        """Documents and sequences must cover `size` bytes of tokens from end to end.
+
+        The ends of the arrays, not every entry: an index of a billion documents is opened as quickly as a small one.
+        What lies between is checked where it is used.
+        """
+        ends = (int(self.documents[0]), int(self.documents[-1]), int(self.offsets[0]) if len(self.offsets) else 0)
+        if self.size != size:
+            raise self.damaged(f"its documents end at byte {self.size:,}, and there are {size:,} bytes of tokens")
+        if ends != (0, len(self.lengths), 0):
+            raise self.damaged("its documents do not cover the tokens from end to end")
+
+    def damaged(self, what: str) -> StoreError:
+        return StoreError(f"{self.path}: {what}. It is damaged, or belongs to another file. Make it again.")
+
+    def extent(self, number: int) -> tuple[int, int]:
+        """(first token, end) of a document, both inside of the tokens."""
+        first, stop = int(self.documents[number]), int(self.documents[number + 1])
+        if not 0 <= first <= stop <= len(self.lengths):
+            raise self.damaged(f"document {number:,} has the sequences {first:,} to {stop:,} of {len(self.lengths):,}")
+        if first == stop:
+            return 0, 0
+        width = self.dtype.itemsize
+        begin, end = int(self.offsets[first]), int(self.offsets[stop - 1]) + int(self.lengths[stop - 1]) * width
+        if not 0 <= begin <= end <= self.size or begin % width:
+            raise self.damaged(f"document {number:,} has the bytes {begin:,} to {end:,} of {self.size:,}")
+        return begin // width, end // width
 
     def document_lengths(self, first: int = 0, stop: int | None = None) -> Int64s:
         """Tokens of the documents from `first` up to `stop`."""
-        starts = self.documents[first : None if stop is None else stop + 1]
+        lengths = self._document_lengths(self.documents[first : None if stop is None else stop + 1])
+        if len(lengths) and int(lengths.min()) < 0:
+            raise self.damaged("a document with fewer than no tokens")
+        return lengths
+
+    def length_blocks(self) -> Iterator[Int64s]:
+        """Tokens of all documents, a bounded number at a time; they must add up to what the index covers."""
+        total = 0
+        for first in range(0, len(self.documents) - 1, BLOCK_DOCUMENTS):
+            lengths = self.document_lengths(first, first + BLOCK_DOCUMENTS)
+            total += int(lengths.sum()) * self.dtype.itemsize
+            if total > self.size:
+                break
+            yield lengths
+        if total != self.size:
+            raise self.damaged(f"the lengths of its documents do not add up to its {self.size:,} bytes of tokens")
+
+    def _document_lengths(self, starts: Int64s) -> Int64s:
         if len(starts) and (starts == np.arange(starts[0], starts[0] + len(starts))).all():
             # One sequence a document.
             return self.lengths[starts[0] : starts[-1]].astype(np.int64)
+        if starts[0] < 0 or starts[-1] > len(self.lengths) or (starts[1:] < starts[:-1]).any():
+            raise self.damaged("its documents are not in order")
         # A zero at the end, since a document without a sequence may be the last.
         lengths = np.append(self.lengths[starts[0] : starts[-1]], np.int32(0))
         sums = np.add.reduceat(lengths, starts[:-1] - starts[0], dtype=np.int64)
@@ -128,7 +185,7 @@ class Index:
         return cls.parse(buffer, path)
 
     @classmethod
-    def parse(cls, buffer: mmap.mmap | memoryview | bytes, path: Path) -> Index:
+    def parse(cls, buffer: mmap.mmap | memoryview | bytes, path: str | Path) -> Index:
         if len(buffer) < HEADER.size or buffer[:9] != MAGIC:
             raise StoreError(f"{path}: not a token index (its first bytes are not MMIDIDX).")
         _, version, code, sequences, documents = HEADER.unpack_from(buffer)
@@ -137,6 +194,12 @@ class Index:
         if version != VERSION or code not in _READABLE:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents
+        if sequences and len(buffer) == expected + sequences:
+            # What Megatron's builder writes with multimodal=True: a mode (text, image, ...) of every sequence, as int8.
+            raise StoreError(
+                f"{path}: a multimodal index of Megatron-LM, with a mode for every sequence. milldam reads text alone: "
+                "export the sequences of text to a pair of their own."
+            )
         if documents == 0:
             raise StoreError(f"{path}: no document indices; not even the first, which is always 0. Make it again.")
         if len(buffer) != expected:
@@ -147,4 +210,5 @@ class Index:
             np.frombuffer(buffer, "<i4", sequences, at),
             np.frombuffer(buffer, "<i8", sequences, at + 4 * sequences),
             np.frombuffer(buffer, "<i8", documents, at + 12 * sequences),
+            str(path),
         )

@@ -14,19 +14,21 @@ import itertools
 import json
 import mmap
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
-from milldam.manifests import STORE_MANIFEST
-from milldam.store.format import DTYPE_CODES
+from milldam.manifests import TOKENS, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.store.place import Folder, Place
+from milldam.store.tally import Tally, total
 
-NAME = STORE_MANIFEST
-FORMAT_VERSION = 1
+NAME = TOKENS.manifest
 _SHARDS_AT_ONCE = 512
 # Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
 _NO_SHARDS, _FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": []', b'\n "shards": [\n', b"\n ],\n"
@@ -44,17 +46,17 @@ class Shard:
     tokens: int
     text_bytes: int
     characters: int
-    bin: dict[str, Any]
+    bin: FileRecord
     """Size and hash of the token file."""
-    idx: dict[str, Any]
+    idx: FileRecord
     """Size and hash of the index file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    dtype: str
+    dtype: TokenDtype
     vocab_size: int
-    tokenizer: dict[str, Any]
+    tokenizer: TokenizerFacts
     """Name, hash of `tokenizer.json`, and its special tokens with their ids and the policy used.
 
     A store that was made without one has no hash, and no `tokenizer.json`.
@@ -63,14 +65,15 @@ class Manifest:
     """What encoded it, with its version."""
     settings: dict[str, Any]
     """Every setting that changes the result."""
-    input: dict[str, Any]
+    input: InputFacts
     """Number, size and fingerprint of the input files."""
     shards: tuple[Shard, ...]
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Documents left out, by reason."""
+    sources: tuple[Tally, ...] = ()
+    """What became of the records of each data set, in plan order; none: it was not made from records."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
-    format_version: int = FORMAT_VERSION
+    damaged_files: int = 0
+    """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
 
     @property
     def documents(self) -> int:
@@ -89,6 +92,13 @@ class Manifest:
         return sum(shard.characters for shard in self.shards)
 
     @property
+    def tally(self) -> Tally:
+        """What became of all records; where nothing tells, every document was one."""
+        if not self.sources:
+            return Tally(read=self.documents, documents=self.documents, tokens=self.tokens)
+        return total(self.sources)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
@@ -105,9 +115,10 @@ class Manifest:
 
     def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
         """Write these facts around shards that come as text, with what is known of all of them."""
-        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "format_version"}
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        facts["sources"] = [asdict(one) for one in self.sources]
         summed = {name: getattr(totals, name) for name in ("documents", "tokens", "text_bytes")}
-        head = {"format": "milldam store", "format_version": self.format_version, "totals": summed}
+        head = {"format": TOKENS.format, "format_version": TOKENS.version, "totals": summed}
         text = json_bytes(head | {"fingerprint": fingerprint} | facts | {"shards": []})
         before, after = text.split(_NO_SHARDS, 1)
         with NewFile(folder / NAME) as new:
@@ -126,24 +137,6 @@ class Manifest:
         """The manifest of a store, wherever it lies."""
         text = ManifestText.at(place)
         return replace(text.facts(), shards=tuple(text.shards()))
-
-    @classmethod
-    def _parse(cls, value: Any, path: str) -> Manifest:
-        """All but the shards."""
-        if not isinstance(value, dict) or value.get("format") != "milldam store":
-            raise StoreError(f"{path}: not a milldam manifest.")
-        if value.get("format_version") != FORMAT_VERSION:
-            raise StoreError(
-                f"{path}: store format {value.get('format_version')}; this milldam reads format {FORMAT_VERSION}. "
-                "Upgrade milldam, or make the store again."
-            )
-        try:
-            names = ("dtype", "vocab_size", "tokenizer", "engine", "settings", "input", "dropped", "inexact_cuts")
-            if value["dtype"] not in DTYPE_CODES:
-                raise StoreError(f"{path}: dtype {value['dtype']}; a store holds {' or '.join(DTYPE_CODES)}.")
-            return cls(shards=(), **{name: value[name] for name in names})
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"{path}: damaged manifest ({error}).") from None
 
 
 @dataclass(slots=True)
@@ -226,52 +219,52 @@ class ManifestText:
         mapped = _mapped(place.folder / NAME) if place.folder is not None else None
         data = place.read(NAME) if mapped is None else mapped
         if data is None:
-            raise StoreError(place.not_a_store(NAME))
+            raise StoreError(place.not_a_store())
         return cls(data, f"{place.name}/{NAME}")
 
     def facts(self) -> Manifest:
         """All but the shards, in milliseconds however many there are."""
+        return checked(Manifest, self.head() | {"shards": []}, self._path)
+
+    def head(self) -> dict[str, Any]:
+        """The object itself, without its shards where they need not be read for it."""
         if self._range is not None:
             first, stop = self._range
-            with contextlib.suppress(ValueError):
-                return Manifest._parse(json.loads(self._data[:first] + self._data[stop:]), self._path)
-        return Manifest._parse(self._whole(), self._path)
+            with contextlib.suppress(StoreError):
+                return TOKENS.parse(self._data[:first] + self._data[stop:], self._path)
+        return TOKENS.parse(self._data[:], self._path)
 
     def shards(self) -> Iterator[Shard]:
         """Every shard, in order."""
         splits: dict[str, str] = {}
-        try:
-            for value in self._values():
-                _refuse_outside("shard name", value["name"], self._path)
-                if value["split"] not in splits:
-                    _refuse_outside("split", value["split"], self._path)
+        width = np.dtype(self.facts().dtype).itemsize
+        for block in self._blocks():
+            for shard in checked(list[Shard], block, f"{self._path}: shards"):
+                _refuse_outside("shard name", shard.name, self._path)
+                if shard.split not in splits:
+                    _refuse_outside("split", shard.split, self._path)
+                if shard.bin["bytes"] != shard.tokens * width:
+                    said = f"{shard.tokens:,} tokens of {width} bytes in {shard.bin['bytes']:,} bytes"
+                    raise StoreError(f"{self._path}: damaged: shard {shard.name} has {said}. Make it again.")
                 # One string for all shards of a split.
-                value["split"] = splits.setdefault(value["split"], value["split"])
-                yield Shard(**value)
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"{self._path}: damaged manifest ({error}).") from None
+                object.__setattr__(shard, "split", splits.setdefault(shard.split, shard.split))
+                yield shard
 
-    def _values(self) -> Iterator[Any]:
+    def _blocks(self) -> Iterator[Any]:
+        """Some shards at a time."""
         if self._range is None:
-            yield from self._whole()["shards"]
+            yield TOKENS.parse(self._data[:], self._path).get("shards")
             return
         at, stop = self._range
         while at < stop:
             end = self._data.find(_BEHIND_A_SHARD, at + _BLOCK_BYTES, stop)
             end = stop if end < 0 else end + len(_BEHIND_A_SHARD) - 2
             try:
-                values = json.loads(b"[" + self._data[at:end] + b"]")
-            except ValueError:
-                self._whole()  # says where
-                raise StoreError(f"{self._path}: damaged manifest (shards).") from None
-            yield from values
+                yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
+            except StoreError:
+                parse_json(self._data[:], self._path)  # says where
+                raise
             at = end + 2
-
-    def _whole(self) -> Any:
-        try:
-            return json.loads(self._data[:])
-        except ValueError as error:
-            raise StoreError(f"{self._path}: can't be read ({error}).") from None
 
 
 def _mapped(path: Path) -> mmap.mmap | None:

@@ -10,17 +10,12 @@ import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from milldam.errors import StoreError
-from milldam.manifests import QA_MANIFEST, TABLE_MANIFEST
+from milldam.manifests import TOKENS, FileRecord
 
 BLOCK_BYTES = 1 << 20
-OTHER_KINDS = {
-    TABLE_MANIFEST: ("a table that milldam.map made", '`milldam.Table("{0}")` opens it, and its `.to_hf()`.'),
-    QA_MANIFEST: ("a store of question-answering features", '`milldam.qa.FeatureStore("{0}")` opens it.'),
-}
-"""Manifests of what else milldam makes: what it is, and what opens it."""
 
 
 class Origin(Protocol):
@@ -83,14 +78,14 @@ class Place(Protocol):
     def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
         """A file to read several times, at its begin; what had to be copied for it is gone afterwards."""
 
-    def local(self, file: str, record: dict[str, Any]) -> Path:
+    def local(self, file: str, record: FileRecord) -> Path:
         """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""
 
-    def map(self, file: str, record: dict[str, Any]) -> mmap.mmap:
+    def map(self, file: str, record: FileRecord) -> mmap.mmap:
         """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
 
-    def not_a_store(self, manifest: str) -> str:
-        """Why there is no store here, when there is no manifest of that name."""
+    def not_a_store(self) -> str:
+        """Why there is no store of tokens here, when there is no manifest of one."""
 
 
 class Folder:
@@ -113,7 +108,7 @@ class Folder:
     def read(self, file: str) -> bytes | None:
         try:
             return (self.folder / file).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise StoreError(f"{self.folder / file}: can't be read ({error}).") from None
@@ -130,20 +125,12 @@ class Folder:
     def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
         return (self.folder / file).open("rb")
 
-    def local(self, file: str, record: dict[str, Any]) -> Path:
+    def local(self, file: str, record: FileRecord) -> Path:
         return self.folder / file
 
-    def map(self, file: str, record: dict[str, Any]) -> mmap.mmap:
+    def map(self, file: str, record: FileRecord) -> mmap.mmap:
         with (self.folder / file).open("rb") as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def not_a_store(self, manifest: str) -> str:
-        if not self.folder.exists():
-            return f"{self.folder}: no such folder."
-        for other, what in OTHER_KINDS.items():
-            if (self.folder / other).exists():
-                return f"{self.folder}: {what[0]}, not a store of tokens. {what[1].format(self.folder)}"
-        if (self.folder / "run").exists():
-            how = f"`milldam status {self.folder}` says how to go on."
-            return f"{self.folder}: unfinished: a run was interrupted here. {how}"
-        return f"{self.folder}: not a store (no {manifest} in it)."
+    def not_a_store(self) -> str:
+        return TOKENS.missing_in(self.folder)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError, StoreError, did_you_mean
+from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.store.format import Index
 from milldam.store.manifest import Manifest, Shard
@@ -50,11 +51,8 @@ class _MappedShard:
     """Bytes of both files."""
 
     def document(self, number: int) -> TokenArray:
-        first, last = self.index.documents[number], self.index.documents[number + 1] - 1
-        width = self.tokens.itemsize
-        start = int(self.index.offsets[first]) // width
-        stop = int(self.index.offsets[last]) // width + int(self.index.lengths[last])
-        return self.tokens[start:stop]
+        begin, end = self.index.extent(number)
+        return self.tokens[begin:end]
 
 
 class Store:
@@ -145,13 +143,16 @@ class Store:
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
         """Tokens per document, an array a shard."""
         for shard in self.shards:
-            index = self._open_index(shard)
+            index = self.open_index(shard)
             if len(index.lengths):
-                yield index.document_lengths()
+                yield np.concatenate(list(index.length_blocks()))
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Text of token ids, special tokens included, by the tokenizer that lies in the store."""
-        return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False))
+        try:
+            return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False))
+        except (OverflowError, TypeError):
+            raise StoreError(f"{self.name}: no tokens have such ids. `milldam verify` checks it.") from None
 
     @property
     def tokenizer(self) -> Any:
@@ -163,9 +164,7 @@ class Store:
                     f"{self.name}: has no {TOKENIZER}, so its tokens can't be turned into text. Decode them with the "
                     "tokenizer that made them."
                 )
-            import tokenizers
-
-            self._tokenizer = tokenizers.Tokenizer.from_str(data.decode())
+            self._tokenizer = parse_tokenizer(data, f"{self.name}/{TOKENIZER}")
         return self._tokenizer
 
     def _map(self, k: int) -> _MappedShard:
@@ -195,17 +194,23 @@ class Store:
             while self._mapped and held > limit:
                 held -= self._mapped.popitem(last=False)[1].size
 
-    def _open_index(self, shard: Shard) -> Index:
+    def open_index(self, shard: Shard) -> Index:
+        """The index of a shard, mapped; its ends are those of the shard."""
         name = f"{shard.name}.idx"
         try:
             buffer = self.place.map(name, shard.idx)
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.name}/{name}: can't be read as an index ({error}).") from None
-        return Index.parse(buffer, Path(self.name) / name)
+        index = Index.parse(buffer, f"{self.name}/{name}")
+        index.check_ends(shard.bin["bytes"])
+        if index.dtype != self.dtype or len(index.documents) != shard.documents + 1:
+            found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
+            raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self.dtype}")
+        return index
 
     def _open_shard(self, shard: Shard) -> _MappedShard:
         name = f"{shard.name}.bin"
-        index = self._open_index(shard)
+        index = self.open_index(shard)
         if shard.tokens == 0:
             return _MappedShard(np.empty(0, self.manifest.dtype), index, _size(shard))
         try:
@@ -232,10 +237,9 @@ class Store:
         return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
 
     def __repr__(self) -> str:
-        facts = self._facts()
         split = "" if self.split_name is None else f", split {self.split_name}"
-        counted = f"{facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']}"
-        return f"Store({self.name!r}{split}: {counted})"
+        figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
+        return f"Store({self.name!r}{split}: {figures})"
 
     def _repr_html_(self) -> str:
         import html
@@ -244,8 +248,18 @@ class Store:
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
 
+def parse_tokenizer(data: bytes, path: str) -> Any:
+    """A `tokenizers.Tokenizer` from the bytes of its file."""
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # whatever is in it, tokenizers raises plain ones
+        raise StoreError(f"{path}: can't be read as a tokenizer ({error}). Make the store again.") from None
+
+
 def _size(shard: Shard) -> int:
-    return int(shard.bin["bytes"]) + int(shard.idx["bytes"])
+    return int(shard.bin["bytes"] + shard.idx["bytes"])
 
 
 def _reopen(kind: type[Store], path: Path, split: str | None) -> Store:

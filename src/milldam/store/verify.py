@@ -16,18 +16,18 @@ import xxhash
 
 from milldam.errors import StoreError
 from milldam.files import hash_bytes
-from milldam.store.format import Index
-from milldam.store.manifest import Manifest, Shard
+from milldam.store.format import BLOCK_DOCUMENTS, Index
+from milldam.store.manifest import NAME, Manifest, ManifestText, Shard
 from milldam.store.place import BLOCK_BYTES, Folder, Place
 
 _TOKENIZER = "tokenizer.json"
-_BLOCK_DOCUMENTS = 1 << 17
 
 
 def verify(folder: Path | Place) -> Iterator[str]:
     """Every problem found; none means that the store is whole."""
     place = Folder(folder) if isinstance(folder, Path) else folder
     manifest = Manifest.read_at(place)
+    yield from _verify_head(place, manifest)
     yield from _verify_tokenizer(place, manifest)
     for shard in manifest.shards:
         tokens, index = _Tokens(place, shard, manifest), f"{shard.name}.idx"
@@ -35,6 +35,15 @@ def verify(folder: Path | Place) -> Iterator[str]:
         yield from problems or tokens.verify()
         if not problems:
             yield from _verify_index(place, index, shard, manifest.dtype)
+
+
+def _verify_head(place: Place, manifest: Manifest) -> Iterator[str]:
+    """What the manifest says of all shards follows from them."""
+    head, totals = ManifestText.at(place).head(), ("documents", "tokens", "text_bytes")
+    if head.get("totals") != {name: getattr(manifest, name) for name in totals}:
+        yield f"{place.name}/{NAME}: totals are not the sums over its shards"
+    if head.get("fingerprint") != manifest.fingerprint:
+        yield f"{place.name}/{NAME}: the fingerprint is not that of its shards"
 
 
 def _verify_tokenizer(place: Place, manifest: Manifest) -> Iterator[str]:
@@ -57,7 +66,7 @@ def _verify_size(place: Place, name: str, record: dict[str, Any]) -> Iterator[st
         yield f"{place.name}/{name}: {size:,} bytes where the manifest says {record['bytes']:,}"
 
 
-_CHANGED = "its bytes have changed since it was written (hash differs)"
+CHANGED = "its bytes have changed since it was written (hash differs)"
 
 
 class _Tokens:
@@ -75,7 +84,7 @@ class _Tokens:
             self._look_at(block)
         path = f"{self._place.name}/{self.name}"
         if digest.hexdigest() != self._record["xxh3"]:
-            yield f"{path}: {_CHANGED}"
+            yield f"{path}: {CHANGED}"
         elif self._wrong is not None:
             yield f"{path}: token id {self._wrong} outside the vocabulary of {self._manifest.vocab_size:,}"
 
@@ -95,35 +104,41 @@ def _verify_index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
         if digest.hexdigest() != shard.idx["xxh3"]:
-            yield f"{place.name}/{name}: {_CHANGED}"
+            yield f"{place.name}/{name}: {CHANGED}"
             return
         try:
             index = Index.parse(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
         except (StoreError, ValueError) as error:
             yield str(error)
             return
-        yield from _verify_arrays(f"{place.name}/{name}", index, shard, dtype)
+        if index.dtype != np.dtype(dtype):
+            yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
+        if not bool(np.all(index.documents[1:] > index.documents[:-1])):
+            yield f"{path}: a document without a sequence"
+        yield from verify_arrays(str(path), index, shard.documents, shard.tokens)
 
 
-def _verify_arrays(path: str, index: Index, shard: Shard, dtype: str) -> Iterator[str]:
-    if index.dtype != np.dtype(dtype):
-        yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
-    if len(index.documents) != shard.documents + 1:
-        yield f"{path}: {len(index.documents) - 1:,} documents where the manifest says {shard.documents:,}"
-    ascending = bool(np.all(index.documents[1:] > index.documents[:-1]))
+def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Iterator[str]:
+    """What is wrong with an index of so many documents and tokens."""
+    if len(index.documents) != documents + 1:
+        yield f"{path}: {len(index.documents) - 1:,} documents where the manifest says {documents:,}"
+    ascending = bool(np.all(index.documents[1:] >= index.documents[:-1]))
     if index.documents[0] != 0 or index.documents[-1] != len(index.lengths) or not ascending:
         yield f"{path}: document indices do not cover all sequences in order"
-    yield from _verify_offsets(path, index, shard)
+    yield from _verify_offsets(path, index, tokens)
 
 
-def _verify_offsets(path: str, index: Index, shard: Shard) -> Iterator[str]:
+def _verify_offsets(path: str, index: Index, tokens: int) -> Iterator[str]:
     position = 0
-    for start in range(0, len(index.lengths), _BLOCK_DOCUMENTS):
-        lengths = index.lengths[start : start + _BLOCK_DOCUMENTS].astype(np.int64)
+    for start in range(0, len(index.lengths), BLOCK_DOCUMENTS):
+        lengths = index.lengths[start : start + BLOCK_DOCUMENTS].astype(np.int64)
+        if lengths.min() < 0:
+            yield f"{path}: a length below 0 near document {start:,}"
+            return
         expected = position + np.concatenate(([0], np.cumsum(lengths)))
-        if not np.array_equal(index.offsets[start : start + _BLOCK_DOCUMENTS], expected[:-1] * index.dtype.itemsize):
+        if not np.array_equal(index.offsets[start : start + BLOCK_DOCUMENTS], expected[:-1] * index.dtype.itemsize):
             yield f"{path}: offsets do not follow from the lengths near document {start:,}"
             return
         position = int(expected[-1])
-    if position != shard.tokens:
-        yield f"{path}: lengths add up to {position:,} tokens where the manifest says {shard.tokens:,}"
+    if position != tokens:
+        yield f"{path}: lengths add up to {position:,} tokens where there are {tokens:,}"

@@ -7,21 +7,19 @@ granted later (names, counts) is checked when it is read. Reading it needs no py
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milldam.checked import checked
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
-from milldam.manifests import QA_MANIFEST, STORE_MANIFEST, TABLE_MANIFEST
+from milldam.manifests import TABLE, InputFacts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NAME = TABLE_MANIFEST
-FORMAT = "milldam table"
-FORMAT_VERSION = 1
+NAME = TABLE.manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,17 @@ class TableSchema:
         ipc = base64.b64encode(schema.serialize().to_pybytes()).decode()
         return cls({field.name: str(field.type) for field in schema}, ipc)
 
-    def to_arrow(self) -> pa.Schema:
+    def to_arrow(self, path: str | Path = "schema") -> pa.Schema:
+        """The columns; StoreError when they can't be read, or are not those for people."""
         import pyarrow as pa
 
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.ipc)))
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.ipc, validate=True)))
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path}: damaged: schema.ipc can't be read ({error}). Make the table again.") from None
+        if TableSchema.of(schema).columns != self.columns:
+            raise StoreError(f"{path}: damaged: schema.columns are not those of schema.ipc. Make the table again.")
+        return schema
 
     @property
     def hash(self) -> str:
@@ -79,10 +84,8 @@ class MadeUnit:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> MadeUnit:
-        shard = value["shard"]
-        made = TableShard(**shard) if shard is not None else None
-        return cls(value["key"], value["read"], made, value["rejected"])
+    def from_json(cls, value: dict[str, Any], path: str | Path = "unit") -> MadeUnit:
+        return checked(cls, value, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class TableManifest:
     """What the function's result depends on: its name, hash, and the hashes of its parts."""
     settings: dict[str, Any]
     """Every setting that changes the rows or how they are cut into units."""
-    input: dict[str, Any]
+    input: InputFacts
     """Number, size and fingerprint of what was read."""
     probe: dict[str, Any]
     """What the schema was inferred from."""
@@ -130,8 +133,8 @@ class TableManifest:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format": TABLE.format,
+            "format_version": TABLE.version,
             "totals": {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)},
             "fingerprint": self.fingerprint,
             "schema": asdict(self.schema),
@@ -146,58 +149,8 @@ class TableManifest:
     @classmethod
     def read(cls, folder: Path, name: str = NAME) -> TableManifest:
         path = folder / name
-        try:
-            value = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            raise StoreError(_not_a_table(folder)) from None
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: can't be read ({error}).") from None
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise StoreError(f"{path}: not the manifest of a table.")
-        if value.get("format_version") != FORMAT_VERSION:
-            raise StoreError(
-                f"{path}: table format {value.get('format_version')}; this milldam reads format {FORMAT_VERSION}. "
-                "Upgrade milldam, or make the table again with overwrite."
-            )
-        try:
-            return cls._parse(value)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreError(f"{path}: damaged manifest ({error}).") from None
-
-    @classmethod
-    def _parse(cls, value: dict[str, Any]) -> TableManifest:
-        units = tuple(MadeUnit.from_json(unit) for unit in value["units"])
-        for unit in units:
-            _check_unit(unit)
-        facts = {name: value[name] for name in ("function", "settings", "input", "probe")}
-        return cls(schema=TableSchema(**value["schema"]), units=units, **facts)
-
-
-def _check_unit(unit: MadeUnit) -> None:
-    """Its shard is a file of this folder, and its counts are counts."""
-    shard = unit.shard
-    if not _is_count(unit.read):
-        raise ValueError(f"a unit that read {unit.read} rows")
-    if shard is None:
-        return
-    name = shard.name
-    if not stays_in_folder(name):
-        raise ValueError(f'the shard name "{name}" leaves the folder')
-    if not (_is_count(shard.rows) and _is_count(shard.bytes)):
-        raise ValueError(f"{name} has sizes that are no counts")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _not_a_table(folder: Path) -> str:
-    if not folder.exists():
-        return f"{folder}: no such folder."
-    if (folder / STORE_MANIFEST).exists():
-        return f"{folder}: a store of tokens, not a table. `milldam.open` opens it."
-    if (folder / QA_MANIFEST).exists():
-        return f"{folder}: a store of question-answering features, not a table. `milldam.qa.FeatureStore` opens it."
-    if (folder / "run").exists():
-        return f"{folder}: unfinished: a run was interrupted here. Run the same command again to go on."
-    return f"{folder}: not a table (no {NAME} in it). `milldam.map` makes one."
+        manifest = checked(cls, TABLE.read(folder, name), path)
+        for shard in manifest.shards:
+            if not stays_in_folder(shard.name):
+                raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
+        return manifest

@@ -19,7 +19,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
 from milldam.memory import format_size
 from milldam.table.formats import FORMATS, columns_as
-from milldam.table.manifest import TableManifest
+from milldam.table.manifest import NAME, TableManifest
 from milldam.table.summary import MapSummary
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Table:
         self.manifest = TableManifest.read(self.path)
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
         self._open: OrderedDict[int, pa.Table] = OrderedDict()
+        self._seen: dict[int, set[int]] = {}
+        """Batches of each shard that were looked through."""
         self.report: MapSummary | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
@@ -87,7 +89,7 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        return self.manifest.schema.to_arrow()
+        return self.manifest.schema.to_arrow(self.path / NAME)
 
     @property
     def fingerprint(self) -> str:
@@ -123,11 +125,33 @@ class Table:
                 table = pa.ipc.open_stream(file).read_all()
         except FileNotFoundError:
             raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
-        except pa.ArrowInvalid as error:
-            raise StoreError(f"{path}: damaged ({error}). `milldam verify {self.path}` tells more.") from None
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(path, error) from None
         if table.num_rows != shard.rows:
             raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+        if not table.schema.equals(self.schema):
+            raise self._damaged(path, "other columns than the manifest says")
         return table
+
+    def _damaged(self, path: Path, what: object) -> StoreError:
+        return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
+
+    def _touch(self, number: int, begin: int, rows: int) -> pa.Table:
+        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
+        each batch is checked whole when a row of it is first asked for."""
+        import pyarrow as pa
+
+        table, seen = self.shard(number), self._seen.setdefault(number, set())
+        at = 0
+        for k, batch in enumerate(table.to_batches()) if len(seen) < _batches(table) else ():
+            if at < begin + rows and at + batch.num_rows > begin and k not in seen:
+                try:
+                    batch.validate(full=True)
+                except pa.ArrowException as error:
+                    raise self._damaged(self.path / self.manifest.shards[number].name, error) from None
+                seen.add(k)
+            at += batch.num_rows
+        return table.slice(begin, rows)
 
     # ---- rows ----
 
@@ -184,7 +208,7 @@ class Table:
             number = bisect.bisect_right(self._ends, begin)
             start = self._ends[number - 1] if number else 0
             stop = min(end, self._ends[number])
-            found.append(self.shard(number).slice(begin - start, stop - begin))
+            found.append(self._touch(number, begin - start, stop - begin))
             begin = stop
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
@@ -228,3 +252,7 @@ class Table:
             self._map(number)  # says which file is missing or damaged, better than datasets would
         parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
+
+
+def _batches(table: pa.Table) -> int:
+    return max((column.num_chunks for column in table.columns), default=0)

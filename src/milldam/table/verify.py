@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.files import hash_file
-from milldam.table.manifest import TableManifest, TableShard
+from milldam.table.manifest import NAME, TableManifest, TableShard
 
 
 def verify(path: str | Path) -> Iterator[str]:
     """Every problem found; none means that the table is whole."""
     folder = Path(path)
     manifest = TableManifest.read(folder)
-    schema = manifest.schema.to_arrow()
+    schema = manifest.schema.to_arrow(folder / NAME)
     for shard in dict.fromkeys(manifest.shards):
         problem = _wrong_bytes(folder / shard.name, shard) or _wrong_rows(folder / shard.name, shard, schema)
         if problem is not None:
@@ -46,7 +46,7 @@ def _wrong_rows(path: Path, shard: TableShard, schema: pa.Schema) -> str | None:
             for batch in reader:
                 batch.validate(full=True)
                 rows += batch.num_rows
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         return f"{path}: can't be read ({error})"
     return f"{path}: {rows:,} rows where the manifest says {shard.rows:,}" if rows != shard.rows else None
 

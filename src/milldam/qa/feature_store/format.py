@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from milldam.manifests import TokenDtype
 from milldam.qa import features
 from milldam.qa.examples import Example
 from milldam.qa.spans import Chosen
 
-TOKEN_DTYPES = ("uint16", "int32")
 NUMBERS = (*features.NUMBERS, "example")
 """The int32 of a row of `numbers`, in order. `example` counts in the shard; a store adds the examples before it."""
 
@@ -66,8 +66,7 @@ class FeatureForm:
     """What all windows of a store have in common."""
 
     max_seq_length: int
-    token_dtype: str
-    """uint16 or int32."""
+    token_dtype: TokenDtype
     pad_id: int
     pad_type: int
     pad_left: bool

@@ -37,6 +37,8 @@ from milldam.qa.feature_store.format import (
 from milldam.qa.feature_store.manifest import FeatureManifest
 from milldam.qa.memory_tokens import MemoryTokens
 from milldam.qa.window_rows import attention_mask
+from milldam.store.place import Folder
+from milldam.store.reader import TOKENIZER, parse_tokenizer
 
 Array = npt.NDArray[Any]
 
@@ -112,9 +114,11 @@ class FeatureStore:
     def tokenizer(self) -> Any:
         """The store's tokenizer, memory tokens included, as a `tokenizers.Tokenizer`."""
         if self._tokenizer is None:
-            import tokenizers
-
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(self.path / "tokenizer.json"))
+            path = self.path / TOKENIZER
+            data = Folder(self.path).read(TOKENIZER)
+            if data is None:
+                raise StoreError(f"{path}: missing. Make the store again.")
+            self._tokenizer = parse_tokenizer(data, str(path))
         return self._tokenizer
 
     # ---- windows ----
@@ -154,6 +158,10 @@ class FeatureStore:
         rows = self._gather(self._columns["numbers"], wanted)
         found: dict[str, Array] = {name: rows[:, at].copy() for at, name in enumerate(NUMBERS)}
         shard = _shard_of(self._window_begins, wanted)
+        counts = self._example_begins[shard + 1] - self._example_begins[shard]
+        wrong = (found["example"] < 0) | (found["example"] >= counts)
+        if wrong.any():
+            raise self._damaged(f"numbers.bin: window {int(wanted[wrong.argmax()]):,}: its example is not there")
         found["example"] = found["example"] + self._example_begins[shard]
         return found
 

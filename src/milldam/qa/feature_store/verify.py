@@ -87,11 +87,14 @@ def _verify_windows(store: FeatureStore) -> Iterator[str]:
     vocab_size = store.manifest.tokenizer.get("vocab_size")
     for begin in range(0, len(store), _BLOCK):
         numbers = np.arange(begin, min(begin + _BLOCK, len(store)))
-        checks = _wrong_windows(store, numbers, vocab_size)
-        for what, wrong in checks:
-            if wrong.any():
-                yield f"{store.path}: window {begin + int(wrong.argmax()):,}: {what}"
-                return
+        try:
+            for what, wrong in _wrong_windows(store, numbers, vocab_size):
+                if wrong.any():
+                    yield f"{store.path}: window {begin + int(wrong.argmax()):,}: {what}"
+                    return
+        except StoreError as error:
+            yield str(error)
+            return
 
 
 def _wrong_windows(store: FeatureStore, numbers: Int64s, vocab_size: int | None) -> Iterator[tuple[str, Any]]:

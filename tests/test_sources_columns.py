@@ -51,7 +51,7 @@ def find(*paths: Path, wanted: str | None = None) -> str | None:
         ({"id": "1", "meta": {"text": "b"}}, "meta.text"),
         ({"n": 1, "meta": {"deep": {"er": "b"}}}, "meta.deep.er"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str) -> None:
     """ "text" before all, then the one field with a usual name, then the only field that holds text."""
@@ -67,7 +67,7 @@ def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str
         ({"a": {"text": "x"}, "b": {"text": "yy"}}, '"a.text", "b.text"', "b.text"),
         ({"id": "a1", "Artikel (de)": "Ein Satz.", "day": "1. 2. 2024"}, '"id", "Artikel (de)"', "Artikel (de)"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_several_candidates_are_an_error_that_proposes_the_one_with_most_text(
     tmp_path: Path, record: Any, names: str, most: str
@@ -237,7 +237,7 @@ CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}]
         ("a.jsonl", json.dumps(CHAT).encode(), 'its records are conversations: "conversations" is a list of turns'),
         ("a.json", json.dumps([{"messages": [{"role": "user", "content": "a"}]}]).encode(), '"messages" is a list of'),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_reason_why_there_is_no_text_is_named(tmp_path: Path, name: str, data: bytes, why: str) -> None:
     """The true one, of those that people meet."""

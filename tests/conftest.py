@@ -6,6 +6,7 @@ import collections
 import itertools
 import json
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ import tokenizers
 from hypothesis import HealthCheck, settings
 
 from token_pieces import TokenizerJson
+
+# What is started in the background (`nohup make test &`) ignores Ctrl-C, and so would everything that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).parents[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def stage(out: Path, shards: list[list[Document]], datasets: list[int] | None = 
             shelf.add(Tokens(flat, lengths), facts)
             made = [asdict(shard) for shard in shelf.commit()]
         record = PartRecord(unit=unit, part=0, shards=made, dropped={}, batches=1, last=True)
-        staged.append(Staged(record, datasets[unit] if datasets else 0))
+        staged.append(Staged(replace(record, dataset=datasets[unit] if datasets else 0)))
     return staged
 
 
@@ -170,14 +170,14 @@ def test_splits_are_taken_from_what_a_cap_leaves(documents: list[Document], cap:
         (staged,) = stage(Path(folder), [documents])
         limit, _ = find_cap(Path(folder), staged, cap)
         # Tokens count up from 0: those behind the cap are the last ones.
-        assert_arranged(Path(folder), [Staged(staged.record, 0, limit)], [kept], {"val": wanted})
+        assert_arranged(Path(folder), [Staged(staged.record, limit)], [kept], {"val": wanted})
 
 
 def test_a_cap_of_no_documents_gives_no_shard(tmp_path: Path) -> None:
     """A data set that is full before a unit leaves nothing of it."""
     (staged,) = stage(tmp_path, [[(5, 1), (6, 2)]])
     assert find_cap(tmp_path, staged, 0) == (Cap(0), 0)
-    assert arrange(tmp_path, [Staged(staged.record, 0, Cap(0))], {}) == {}
+    assert arrange(tmp_path, [Staged(staged.record, Cap(0))], {}) == {}
 
 
 def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,7 +364,7 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
         "tokenize-1-of-2": "failed",
     }
     shown = invoke("status", tmp_path / "out").output
-    assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 shares are done" in shown
+    assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 share done" in shown
 
 
 def test_status_shows_shares_at_work(counted: Job) -> None:

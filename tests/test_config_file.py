@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,6 +185,12 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         ("dedup:\n  normalise: yes", 'config.yaml:5: dedup.normalise: no such key. Did you mean "normalize"?'),
         ("dedup:\n  treshold: 1", 'config.yaml:5: dedup.treshold: no such key. Did you mean "threshold" under dedup.n'),
         ("weight: 2", 'config.yaml:4: weight: no such key. Did you mean "weight" under datasets?'),
+        ("shuffle: true", "config.yaml:4: shuffle: no such key. The order is made when training, from a seed: store."),
+        ("bos_token: x", 'config.yaml:4: bos_token: no such key. Did you mean "bos" under tokenizer?'),
+        ("num_proc: 2", 'config.yaml:4: num_proc: no such key. Did you mean "workers"?'),
+        ("output_dir: x", 'config.yaml:4: output_dir: no such key. Did you mean "out"?'),
+        ("test_size: 0.1", 'config.yaml:4: test_size: no such key. Did you mean "val" under splits?'),
+        ("validation: {path: x, text_field: y}", 'config.yaml:4: validation.text_field: no such key. Did you mean "t'),
         ("clean: {sed: 2}", 'config.yaml:4: clean.sed: no such key. Did you mean "seed" at the top level?'),
         ("dedup: exct", 'config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not "exct". Did'),
         ("invalid_utf8: x", 'config.yaml:4: invalid_utf8: must be drop, reject, replace or strict, not "x".'),
@@ -205,16 +213,38 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         # What Config itself finds out.
         ("splits: {val: 3}", "config.yaml:4: splits: val: 3.0 is no share"),
         ("limit: 0", "config.yaml:4: limit: must be at least 1."),
-        ("validation: {path: x, weight: 0}", "config.yaml:4: validation.weight: 0.0: must be more than 0."),
+        ("validation: {path: x, weight: 0}", "config.yaml:4: validation.weight: must be at least 1e-09."),
         ("seed: 1\nmemory: 5XB", 'config.yaml:5: memory: "5XB" is not a size.'),
         ("packing: wrapped", "config.yaml:4: packing: needs sequence_len"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(complaint: Callable[..., str], text: str, said: str) -> None:
-    """File, line, key, what is wrong, and the nearest right word."""
+    """File, line, key, what is wrong, and the nearest right word, or the one for what other tools call so."""
     message = complaint(BASE + text)
     assert message.startswith(said)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("key", ["name", "checkpoint", "optimizer", "x", "block", "stream_of_words"])
+def test_where_no_key_is_near_none_is_suggested(complaint: Callable[..., str], key: str) -> None:
+    """A hint that leads astray is worse than none."""
+    assert complaint(f"{BASE}{key}: 1") == f"config.yaml:4: {key}: no such key."
+
+
+@pytest.mark.parametrize("weight", ["1e18", "1000.5", "-1", "0", "1e-18", ".inf", ".nan", "many"])
+def test_a_weight_that_nobody_can_mean_is_refused_at_once(complaint: Callable[..., str], weight: str) -> None:
+    """With its place: a plan would have that many repetitions, or no document."""
+    said = complaint(f"{BASE}validation: {{path: x, weight: {weight}}}")
+    assert re.match(r"config\.yaml:4: validation\.weight: must be (at most 1000|at least 1e-09|a number, not)", said)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("key", ["weight", "max_documents"])
+def test_numbers_that_yaml_does_not_have_are_refused_in_a_dict(key: str, number: float) -> None:
+    """They come from Python only."""
+    given = {"datasets": [{"path": "a", key: number}], "tokenizer": "t", "out": "o"}
+    with pytest.raises(ConfigError, match=rf"^config: datasets\.0\.{key}: "):
+        parse_config(given)
 
 
 @pytest.mark.parametrize(

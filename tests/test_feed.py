@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from jobs import invoke, run_milldam
 from milldam.errors import ConfigError
+from milldam.loader import measuring
 from milldam.loader.batches import Batches
 from milldam.loader.measuring import measure
 from token_stores import write_store
@@ -47,10 +49,8 @@ def test_all_that_was_delivered_is_counted(folder: Path) -> None:
 
 def test_it_ends_when_the_time_is_up(folder: Path) -> None:
     """A loader without an end is stopped."""
-    begun = time.perf_counter()
     figures = measure(lambda: loader(folder, epochs=None), seconds=0.1)
-    assert figures.ended == "seconds" and figures.delivered > 4
-    assert 0.1 <= time.perf_counter() - begun < 5
+    assert figures.ended == "seconds" and figures.delivered > 0
 
 
 def slowly(batches: Iterable[Any]) -> Iterator[Any]:
@@ -69,15 +69,18 @@ def test_rates_are_those_of_the_waiting(folder: Path) -> None:
     assert figures.samples_per_second <= 400
 
 
-def test_opening_is_part_of_the_time_to_the_first_batch(folder: Path) -> None:
+def test_opening_is_part_of_the_time_to_the_first_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `make` does is counted there, and not in the rate."""
+    clock = itertools.count()
+    monkeypatch.setattr(measuring, "perf_counter", lambda: next(clock))
 
     def make() -> Batches:
-        time.sleep(0.5)
+        for _ in range(1_000_000):
+            next(clock)
         return loader(folder)
 
     figures = measure(make)
-    assert figures.first_batch_seconds >= 0.5 > figures.steady_seconds
+    assert figures.first_batch_seconds >= 1_000_000 > figures.steady_seconds
 
 
 def test_memory_is_what_came_on_top(folder: Path) -> None:

@@ -787,3 +787,62 @@ def test_what_cloudpickle_carries_by_value_is_the_same() -> None:
     for kind in run(source, "kinds", __package__=None):
         known = identify(kind)
         assert known.differences(identify(cloudpickle.loads(cloudpickle.dumps(kind)))) == []
+
+
+# ---- functions and modules that torch compiled ----
+
+COMPILED = """
+    import torch
+    def f(x): return x * {factor}
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((2,), {weight}))
+        def forward(self, x): return f(x) * self.scale
+    compiled = torch.compile({what}, backend="{backend}")
+    def uses(batch): return compiled(batch)
+"""
+
+
+@pytest.mark.parametrize("what", ["f", "Model()", "Model().forward"])
+def test_what_torch_compile_made_is_known_by_what_it_was_given(what: str) -> None:
+    """Equal ones are equal, also after a call; other code, weights and compilers count, in it and where it is used."""
+
+    def made(**changes: Any) -> tuple[Any, FunctionIdentity]:
+        told = {"what": what, "factor": 2, "weight": 1.0, "backend": "eager"} | changes
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(textwrap.dedent(COMPILED).format(**told), scope)
+        return scope["compiled"], identify(scope["uses"])
+
+    compiled, used = made()
+    known = identify(compiled)
+    compiled(torch.ones(2))
+    assert identify(compiled) == known == identify(made()[0]) and made()[1] == used
+    changes: list[dict[str, Any]] = [{"factor": 3}, {"backend": "aot_eager"}, {"weight": 2.0}]
+    for change in changes[: 2 if what == "f" else 3]:
+        other, used_other = made(**change)
+        assert identify(other).hash != known.hash and used_other.hash != used.hash and not known.unhashable
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_what_torchscript_made_is_named_as_having_no_hash() -> None:
+    """A line for a module, not one for each of its parts."""
+    scripted, traced = torch.jit.script(torch.nn.Linear(2, 2)), torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+    for value in (scripted, traced, torch.jit.trace(lambda x: x + 1, torch.ones(2))):
+        assert len(holding(value).unhashable) == 1 and "torch.jit" in holding(value).unhashable[0]
+
+
+def test_a_wrapped_function_counts_through_its_wrapper() -> None:
+    """`functools.wraps`, and the decorators of torch."""
+    source = """
+        import functools, torch
+        def wrap(inner):
+            @functools.wraps(inner)
+            def outer(*values): return inner(*values)
+            return outer
+        @{decorator}
+        def f(x): return x + {number}
+    """
+    for decorator in ("wrap", "torch.no_grad()", "torch.inference_mode()", "torch.compiler.disable"):
+        hashes = [identity(source.format(decorator=decorator, number=number)).hash for number in (1, 1, 2)]
+        assert hashes[0] == hashes[1] != hashes[2], decorator

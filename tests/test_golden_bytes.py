@@ -26,7 +26,7 @@ from preprocess_jobs import giant_text, texts_with_copies, write_parquet, zstd
 from qa_recipe import WORDS, tokenizer_json
 
 GOLDEN = Path(__file__).with_name("golden_bytes.json")
-NOT_FROZEN = ("run", ".milldam-export.json", "tokenizer.json")
+NOT_FROZEN = {"run", "tokenizer.json"}
 """Work, not results; and what carries versions or paths."""
 MANIFESTS = ("milldam.json", "milldam-table.json", "milldam-qa.json")
 
@@ -159,11 +159,11 @@ def frozen(out: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
-        if not path.is_file() or name.split("/")[0] in NOT_FROZEN or path.name in NOT_FROZEN:
+        if not path.is_file() or {name.split("/")[0], path.name} & NOT_FROZEN or name.endswith("milldam-export.json"):
             continue
         if path.name in MANIFESTS:
             manifest = json.loads(path.read_bytes())
-            found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "dropped")})
+            found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "sources")})
         elif path.suffix == ".parquet":
             found[name] = _rows_of_parquet(path)
         else:

@@ -35,6 +35,7 @@ from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
 from milldam.qa.feature_store.verify import verify as verify_features
 from milldam.store.manifest import Manifest
+from milldam.store.tally import Tally
 from milldam.store.verify import verify as verify_tokens
 from milldam.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.table.verify import verify as verify_table
@@ -76,7 +77,7 @@ def token_store(folder: Path, shards: list[list[int]], splits: list[str] | None 
         tokenizer=tokenizer,
         settings={"clean": {"function": "/home/anna/clean.py:fix"}, "seed": 0},
         input={"files": 3, "bytes": 1234, "fingerprint": "f" * 32},
-        dropped={"empty": 2, "too_short": 1},
+        sources=(Tally("a.jsonl", 5, {"bad_json": 2}, {"filter": {"too_short": 1}}),),
     )
     manifest.write(folder)
     (folder / "run").mkdir(exist_ok=True)
@@ -263,7 +264,7 @@ def kill_at(hub: HubServer, pattern: str, command: str, *arguments: str | Path, 
     """SIGKILL when the server is at a request."""
     mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
     process = start(hub, command, *arguments)
-    assert mishap.reached.wait(20), process.communicate(timeout=5)[0]
+    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert mishap.stall is not None
@@ -309,7 +310,7 @@ def test_an_interrupt_ends_it_at_once(hub: HubServer, tmp_path: Path, number: si
     process = start(hub, "push", tokens(tmp_path / "made"), REPO)
     assert mishap.reached.wait(20)
     process.send_signal(number)
-    told = process.communicate(timeout=5)[0]
+    told = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "run the same command again" in told
 
 
@@ -396,7 +397,14 @@ def test_the_card_tells_the_figures(hub: HubServer, tmp_path: Path) -> None:
     text = hub.contents(REPO)[card.NAME].decode()
     header = yaml.safe_load(text.split("---\n")[1])
     assert header["viewer"] is False and header["size_categories"] == ["n<1K"] and "milldam" in header["tags"]
-    for told in ("| tokens | 80,018 |", "| val | 1 | 80,000 | 1 |", "| too_short | 1 |", "uint16", "IndexedDataset"):
+    for told in (
+        "| tokens | 80,018 |",
+        "| val | 1 | 80,000 | 1 |",
+        "| bad_json | 2 |",
+        "| too_short | 1 |",
+        "uint16",
+        "IndexedDataset",
+    ):
         assert told in text
     push(table_store(tmp_path / "table"), "anna/table")
     header = yaml.safe_load(hub.contents("anna/table")[card.NAME].decode().split("---\n")[1])

@@ -7,6 +7,7 @@ import gzip
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -134,7 +135,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     with started(*job.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr
     assert "Interrupted. Every finished shard is safe." in stderr
@@ -173,7 +174,7 @@ def test_ctrl_c_for_the_whole_group_is_one_message(plain: Job, tmp_path: Path) -
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert stderr.count("Interrupted") == 1 and "Traceback" not in stderr
 
@@ -188,9 +189,8 @@ def test_ctrl_c_while_standard_input_is_silent(tmp_path: Path) -> None:
         assert wait_until(lambda: (tmp_path / "s" / "run" / "plan.json").exists(), process)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        started_waiting = time.monotonic()
-        code = process.wait(timeout=8)
-        assert code == 130 and time.monotonic() - started_waiting < 5
+        # It would wait for the rest of its input for ever.
+        assert process.wait(timeout=60) == 130
 
 
 def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
@@ -217,9 +217,22 @@ def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
         workers = psutil.Process(process.pid).children()
         process.kill()
         process.wait()
-        _, alive = psutil.wait_procs(workers, timeout=5)
+        _, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
     run_milldam(*plain.command(out))
+    plain.assert_finished(out)
+
+
+def test_a_run_that_is_process_1_has_its_workers(plain: Job, tmp_path: Path) -> None:
+    """As in a container: a worker whose parent has the id 1 is no orphan."""
+    alone = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("a process of the id 1 needs root")
+    out = tmp_path / "s"
+    command = [*alone, MILLDAM, *(str(one) for one in plain.command(out))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "= 2 workers x" in done.stderr
     plain.assert_finished(out)
 
 

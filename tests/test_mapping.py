@@ -6,11 +6,11 @@ import gzip
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -239,16 +239,14 @@ def table_of(columns: dict[str, Any]) -> Callable[..., Any]:
 
 
 def test_a_second_run_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every unit is cached, in a moment, and the function is not called."""
+    """Every unit is cached, and the function is not called."""
     log = Log(tmp_path)
     options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
     first = summary_of(corpus, lengths, tmp_path / "out", **options)
     assert (first.units, first.cached, first.up_to_date) == (4, 0, False)
     log.calls()
-    begun = time.perf_counter()
     with caplog.at_level(logging.INFO, "milldam"):
         second = summary_of(corpus, lengths, tmp_path / "out", **options)
-    assert time.perf_counter() - begun < 1
     assert second.up_to_date and second.reuse == "cached: 4 of 4 units" and second.reuse in caplog.text
     assert log.calls() == []
 
@@ -385,6 +383,73 @@ def test_a_source_that_cant_be_identified_is_said(tmp_path: Path, caplog: pytest
     assert 'source_key="' in caplog.text
 
 
+# ---- functions that keep something from call to call ----
+
+
+def counting(kind: str) -> Callable[..., Any]:
+    """A function that numbers rows in the order in which it is called."""
+    if kind == "generator":
+        numbers = (number for number in range(10**6))  # can't be sent to other processes
+        return lambda rows: {"n": [next(numbers) for _ in rows["x"]]}
+    if kind == "closure":
+        last = -1
+
+        def closure(rows: dict[str, Any]) -> dict[str, Any]:
+            nonlocal last
+            first, last = last + 1, last + len(rows["x"])
+            return {"n": list(range(first, last + 1))}
+
+        return closure
+    return Counter() if kind == "object" else Counter().count
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        self.seen += len(rows["x"])
+        return {"n": list(range(self.seen - len(rows["x"]), self.seen))}
+
+    def count(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return self(rows)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("known", [0, 25, 45, 200])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "generator"])
+def test_a_function_that_counts_is_called_once_a_batch(kind: str, known: int, tmp_path: Path) -> None:
+    """Also where it takes several batches, or units, to see the type of a column (its first `known` rows are null)."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
+    table = map_rows(path, counting(kind), tmp_path / "out", batch_size=10, shards=7)
+    assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
+
+
+def test_a_global_that_a_function_fills_is_filled_once(corpus: Path, tmp_path: Path) -> None:
+    """Also where rows are set aside in the first batch."""
+
+    def noting(row: dict[str, Any]) -> dict[str, Any]:
+        SEEN.append(row["id"])
+        return {"n": 1 // (row["id"] - 3)}
+
+    SEEN.clear()
+    options: dict[str, Any] = {"batched": False, "on_error": "reject", "batch_size": 5, "shard_size": 1}
+    table = map_rows(corpus, noting, tmp_path / "out", **options)
+    assert table.report is not None and table.report.rejected == {"function_failed": 1}
+    # The batch that fails stops at the row that does; then each of its rows is tried by itself.
+    assert SEEN[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 4] and SEEN[9:] == table["id"].to_pylist()[4:]
+
+
+def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
+    """The program's own object stays as it is; each unit here is the first of a worker, or goes on from another."""
+    counter = Counter()
+    rows = map_rows(corpus, lambda rows: counter({"x": rows["id"]}), tmp_path / "out", workers=2, shards=2)
+    assert counter.seen == 0 and rows[0]["n"] == 0
+
+
 # ---- errors ----
 
 
@@ -441,10 +506,49 @@ def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Pa
         map_rows(tmp_path / "a.jsonl", lengths, tmp_path / "out")
 
 
-def test_no_rows_are_no_table(corpus: Path, tmp_path: Path) -> None:
-    """A function that drops everything is told so."""
-    with pytest.raises(InputError, match="No rows came out of"):
-        map_rows(corpus, lambda batch: {"n": []}, tmp_path / "out", remove_columns="all")
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_leaves_no_rows_makes_an_empty_table(source: str, workers: int, tmp_path: Path) -> None:
+    """Its columns are the input's, with their types, and those that the function returns."""
+    pq.write_table(pa.table({"id": pa.array(range(9), pa.int16()), "text": ["a"] * 9}), tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "a"}\n' * 9)
+    path, number = tmp_path / f"in.{source}", pa.int16() if source == "parquet" else pa.int64()
+
+    def none(row: dict[str, Any]) -> list[Any]:
+        return []
+
+    for out in ("a", "a"):
+        table = map_rows(path, none, tmp_path / out, batched=False, workers=workers)
+        assert (len(table), table.columns, table.schema.field("id").type) == (0, ["id", "text"], number)
+        assert table.report is not None and table.report.read == 9 and list(verify(tmp_path / out)) == []
+    assert table.report.up_to_date and table["text"].to_pylist() == [] == list(table) and len(table.to_hf()) == 0
+    table = map_rows(path, lambda rows: {"id": [], "n": []}, tmp_path / "b", remove_columns="all")
+    assert table.schema.equals(pa.schema([("id", number), ("n", pa.null())]))
+    schema = pa.schema([("n", pa.int8())])
+    given = map_rows(path, lambda rows: {"n": []}, tmp_path / "c", remove_columns="all", schema=schema)
+    assert given.schema.equals(schema) and len(given) == 0
+
+
+def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus: Path, tmp_path: Path) -> None:
+    """An empty table, data set or parquet file; empty JSON lines name no columns, and are refused."""
+    datasets = pytest.importorskip("datasets")
+    empty = map_rows(corpus, lambda row: [], tmp_path / "empty", batched=False)
+    pq.write_table(empty.to_arrow(), tmp_path / "empty.parquet")
+    sources = [empty, tmp_path / "empty", tmp_path / "empty.parquet", empty.to_arrow(), empty.to_hf()]
+    for number, source in enumerate(sources):
+        assert not isinstance(source, datasets.IterableDataset)
+        table = map_rows(source, lengths, tmp_path / str(number), remove_columns=["text"])
+        assert (len(table), table.schema.names, table.schema.field("id").type) == (0, ["id"], pa.int64())
+    (tmp_path / "empty.jsonl").write_text("")
+    for source in (tmp_path / "empty.jsonl", []):
+        with pytest.raises(InputError, match="No rows in the input"):
+            map_rows(source, lengths, tmp_path / "out")
+
+
+def test_rows_that_all_failed_are_no_empty_table(corpus: Path, tmp_path: Path) -> None:
+    """That is a function to mend, not a result."""
+    with pytest.raises(InputError, match=r"No rows came out of .*function_failed 160"):
+        map_rows(corpus, lambda rows: rows["none"], tmp_path / "out", on_error="reject")
 
 
 def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:
@@ -664,6 +768,53 @@ def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_p
         """)
     )
     assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 600 * 10**6
+
+
+LARGE = """
+import sys
+from milldam.errors import ResourceError
+from milldam.mapping import run_map
+from milldam.mapping.settings import settings_of
+from milldam.mapping.turns import PeakMeter
+
+def work(batch):
+    return {"n": [len(text) for text in batch["text"]]}
+
+given = {"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": sys.argv[3]}
+with PeakMeter() as meter:
+    try:
+        print("rows", run_map(settings_of(given)).rows)
+    except ResourceError as error:
+        print("refused", error)
+print("peak", meter.peak)
+"""
+LARGE_TEXT = "words as they come, " * 3_000_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "numbers", "wide", "txt", "parquet", "arrow"])
+def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str, tmp_path: Path) -> None:
+    """File, row, its size and the memory that would do, which then does."""
+    text = LARGE_TEXT + ("\N{CJK UNIFIED IDEOGRAPH-4E00}" if kind == "wide" else "")
+    row = {"text": "a", "x": [n / 7 for n in range(1_500_000)]} if kind == "numbers" else {"text": text, "x": [0.5]}
+    path = tmp_path / f"in.{kind if kind in ('txt', 'parquet', 'arrow') else 'jsonl'}"
+    columns = {"text": ["short", row["text"], "last"]}
+    if kind == "txt":
+        path.write_text(text)
+    elif kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(str(path), pa.schema([("text", pa.string())])) as stream:
+            stream.write_table(pa.table({"text": ["short", text * 2, "last"]}))
+    else:
+        path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in ({"text": "a", "x": [0.5]}, row)))
+    (tmp_path / "script.py").write_text(LARGE)
+    refused, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", "150MB", code=0).splitlines()
+    assert int(peak.split()[1]) < 150 * 10**6
+    where = "rows 0 to 2" if kind == "parquet" else f"row {int(kind != 'txt')}"
+    assert refused.startswith(f"refused {where} of {path}")
+    least = re.findall(r'at least memory="(\d+)MB"', refused)[0]
+    done, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", f"{least}MB", code=0).splitlines()
+    assert done.startswith("rows") and int(peak.split()[1]) < int(least) * 10**6
 
 
 # ---- workers run the code that the keys were made of ----

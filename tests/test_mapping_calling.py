@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_columns_that_pass_through_keep_their_arrow_type() -> None:
     """A 16-bit column is not widened on its way past a function, in batches or in rows."""
     assert call(lambda batch: {"n": [1, 2, 3]})["id"].type == pa.int16()
     assert call(lambda row: {"n": 1}, batched=False)["id"].type == pa.int16()
-    assert call(lambda row: [{"n": 1}] * row["id"], batched=False)["id"].type == pa.int16()
+    assert call(lambda row: [{"n": 1}] if row["id"] > 1 else [], batched=False)["id"].type == pa.int16()
 
 
 def test_removed_columns_are_given_but_not_kept() -> None:
@@ -131,9 +132,25 @@ def test_a_column_that_is_not_there_is_named(option: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rows", [ROWS, ARROW])
 def test_a_row_may_become_none_one_or_several(rows: Any) -> None:
-    """A list of dicts is that many rows; the input's columns are repeated beside them."""
-    made = call(lambda row: [{"n": number} for number in range(row["id"] - 1)], rows, batched=False)
-    assert values(made) == {"text": ["bb", "ccc", "ccc"], "id": [2, 3, 3], "n": [0, 0, 1]}
+    """A list of dicts is that many rows."""
+
+    def parts(row: Any) -> Any:
+        return [{"id": row["id"], "n": number} for number in range(row["id"] - 1)]
+
+    made = call(parts, rows, batched=False, remove_columns=("text",))
+    assert values(made) == {"id": [2, 3, 3], "n": [0, 0, 1]}
+
+
+@pytest.mark.parametrize("rows", [ROWS, ARROW])
+def test_columns_of_the_input_are_not_repeated_beside_several_rows(rows: Any) -> None:
+    """As for batches: leave them out, or return values for them. One row for one, and none, keep them."""
+    with pytest.raises(
+        ResultError, match=r"2 rows were returned for 1, and columns of the input stay: text, id"
+    ) as told:
+        call(lambda row: [{"n": 0}] * (row["id"] - 1), rows, batched=False)
+    assert told.value.row == 2
+    made = call(lambda row: [{"n": 0}] * (row["id"] % 2), rows, batched=False)
+    assert values(made) == {"text": ["a", "ccc"], "id": [1, 3], "n": [0, 0]}
 
 
 def test_a_row_left_as_it_is_keeps_the_values_that_others_replace() -> None:
@@ -152,6 +169,56 @@ def test_a_filter_is_told_how_to_drop_rows() -> None:
     """True and False mean nothing to map."""
     with pytest.raises(ResultError, match=r"To drop a row return \[\], to keep it None"):
         call(lambda row: row["id"] > 1, batched=False)
+
+
+# ---- async functions ----
+
+
+def test_async_functions_are_awaited_in_batches_and_rows() -> None:
+    """Rows run concurrently: each waits for the last one here; results keep the order of the rows."""
+
+    async def lengths(batch: Any) -> Any:
+        await asyncio.sleep(0)
+        return {"n": [len(text) for text in batch["text"]]}
+
+    last = asyncio.Event()
+
+    async def length(row: Any, number: int) -> Any:
+        last.set() if row["id"] == 3 else await last.wait()
+        return {"n": number}
+
+    class Callable:
+        async def __call__(self, row: Any) -> Any:
+            return [] if row["id"] == 2 else {"n": row["id"]}
+
+    assert values(call(lengths))["n"] == [1, 2, 3]
+    assert values(call(length, batched=False, with_indices=True, first_row=5))["n"] == [5, 6, 7]
+    assert values(call(Callable(), batched=False))["id"] == [1, 3]
+
+
+def test_async_functions_work_inside_a_running_loop() -> None:
+    """As in a notebook; every call is in the same loop, so that a client stays connected."""
+
+    async def loop_of(row: Any) -> Any:
+        return {"loop": id(asyncio.get_running_loop())}
+
+    async def notebook() -> Any:
+        return values(call(loop_of, batched=False))["loop"] + values(call(loop_of, batched=False))["loop"]
+
+    assert len(set(asyncio.run(notebook()))) == 1
+
+
+def test_an_async_function_that_fails_is_shown_with_its_row_and_lines() -> None:
+    """The first row that fails, and the user's lines alone."""
+
+    async def broken(row: Any) -> Any:
+        return {"n": 1 // (row["id"] - 2)}
+
+    with pytest.raises(FunctionError) as caught:
+        call(broken, batched=False)
+    assert caught.value.row == 1
+    assert str(caught.value).splitlines()[-2:] == ['    return {"n": 1 // (row["id"] - 2)}'.rstrip(), caught.value.said]
+    assert str(caught.value).count("File ") == 1
 
 
 # ---- what it raises ----

@@ -488,9 +488,9 @@ def test_a_store_opens_as_before(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
     """A hint at a sibling of about that name, or at what was prepared from what is gone."""
     write_npy(tmp_path)
-    with pytest.raises(StoreError, match=r'corps\.npy: no such file or folder\. Did you mean "corpus\.npy"\?'):
+    with pytest.raises(StoreError, match=r'corps\.npy: no such file or folder\. Did you mean ".*/corpus\.npy"\?'):
         milldam.open(tmp_path / "corps.npy")
-    with pytest.raises(StoreError, match=r'corpus\.txt: no such file or folder\. Did you mean "corpus\.npy"\?'):
+    with pytest.raises(StoreError, match=r'corpus\.txt: no such file or folder\. Did you mean ".*/corpus\.npy"\?'):
         milldam.open(tmp_path / "corpus.txt")
     with pytest.raises(StoreError, match=r"no such file or folder\.$"):
         milldam.open(tmp_path / "nowhere" / "at.all")

@@ -695,7 +695,7 @@ def test_the_report_names_what_was_dropped(tmp_path: Path) -> None:
     texts = ["", *fresh_texts(20), *fresh_texts(3), "tiny", "<script>alert(1)</script> and more text to be long enough"]
     store = lines_job(tmp_path, texts, filters={"min_characters": 10})
     page = (store.path / "run" / "report.html").read_text(encoding="utf-8")
-    for reason in store.manifest.dropped:
+    for reason in store.manifest.tally.reasons:
         assert reason in page or reason.replace("_", " ") in page, reason
     assert "<script>alert" not in page
     (store.path / "run" / "report.html").unlink()
@@ -787,7 +787,7 @@ def test_equal_documents_are_in_one_split_in_tokens_too(tmp_path: Path, settings
     train = [document.tolist() for document in milldam.open(store.path, split="train")]
     for document in milldam.open(store.path, split="val"):
         assert not any(other[: len(document)] == document.tolist() for other in train)
-    assert len(store) + store.manifest.dropped.get("equal_to_cut", 0) == 120
+    assert len(store) + store.manifest.tally.reasons.get("equal_to_cut", 0) == 120
 
 
 def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:

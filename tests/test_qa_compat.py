@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ def test_the_three_workflows(squad: Path, tmp_path: Path, tokenizer: Any, monkey
             for step in time_step_batches:
                 assert step["input_ids"].dtype == torch.int64
                 rows = step["input_ids"][step["document_mask"]]
-                assert all((rows == token).any(dim=1).all() for token in (*memory.read, *memory.write))
+                assert all((rows == token).any(dim=1).all() for token in itertools.chain(*memory.values()))
         assert sorted(seen) == ["a", "b", "c", "d", "e"]
     processor = StreamingSquadProcessor(
         tokenizer=tokenizer, max_seq_length=48, doc_stride=8, streaming_chunk_size=1000, max_memory_gb=6.0
@@ -131,7 +133,7 @@ def test_rows_stay_in_place_and_padding_is_the_pad_token(squad: Path, cache: Pat
     (steps,) = create_dataloader(dataset, 5, shuffle=False)
     assert len(steps) == max(segments)
     for number, step in enumerate(steps):
-        assert step["example_id"] == ["a", "b", "c", "d", "e"]
+        assert step["example_id"] == step["example_ids"] == ["a", "b", "c", "d", "e"]
         assert step["document_mask"].tolist() == [number < count for count in segments]
         ended = ~np.asarray(step["document_mask"])
         assert (np.asarray(step["input_ids"])[ended] == tokenizer.token_to_id("[PAD]")).all()
@@ -141,7 +143,7 @@ def test_rows_stay_in_place_and_padding_is_the_pad_token(squad: Path, cache: Pat
     wanted = {
         "input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "offset_mapping",
         "cls_index", "has_answer", "chosen_answer_text", "chosen_answer_char_span", "context", "question",
-        "segment_index", "total_segments", "example_id", "document_mask",
+        "segment_index", "total_segments", "example_id", "example_ids", "document_mask",
     }  # fmt: skip
     assert set(steps[0]) == wanted | set(COLUMNS) - {"example"}, "what batches have, no column lost"
     if "window" in COLUMNS:
@@ -372,6 +374,55 @@ def test_plain_batches_have_windows_as_rows(squad: Path, cache: Path, tokenizer:
     assert sum(len(batch["input_ids"]) for batch in batches) == total
     ids = [id for batch in batches for id in batch["example_id"]]
     assert ids == [dataset[number]["example_id"] for number in range(total)]
+    assert all(np.asarray(batch["document_mask"]).all() for batch in batches)
+
+
+def test_windows_come_with_their_texts(squad: Path, cache: Path, tokenizer: Any) -> None:
+    """`dataset[i]` has every field that scripts index, as a batch has it; the tokens of an answer read as it."""
+    process(squad, cache, tokenizer)
+    dataset = pickle.loads(pickle.dumps(opened(squad, cache, tokenizer)))
+    (batch,) = create_dataloader(dataset, len(dataset), shuffle=False, use_time_step_major=False)
+    answered = []
+    for number in range(len(dataset)):
+        window = dataset[number]
+        assert set(window) == set(batch) - {"window", "document_mask", "example_ids"}
+        for name, value in window.items():
+            assert np.array_equal(np.asarray(value), np.asarray(batch[name][number])), name
+        given = next(one for one in EXAMPLES if one["id"] == window["example_id"])
+        assert (window["context"], window["question"]) == (given["context"], given["question"])
+        begin, end = window["chosen_answer_char_span"]
+        assert (window["chosen_answer_text"] or None, begin) == next(
+            zip(given["answers"]["text"], given["answers"]["answer_start"], strict=True), (None, -1)
+        )
+        if window["has_answer"]:
+            places = (
+                window["offset_mapping"][window["start_positions"]],
+                window["offset_mapping"][window["end_positions"]],
+            )
+            assert window["context"][places[0][0] : places[1][1]] == window["context"][begin:end]
+            answered.append(window["example_id"])
+    assert set(answered) == {"a", "b", "d", "e"}
+    assert dataset[-1]["segment_index"] == dataset[len(dataset) - 1]["segment_index"]
+    assert dataset.get_all_documents() == ["a", "b", "c", "d", "e"]
+    of = [dataset.get_document_segments(id) for id in (*dataset.get_all_documents(), "z")]
+    assert [one for numbers in of for one in numbers] == list(range(len(dataset)))
+    assert of[-1] == []
+
+
+def test_offsets_reach_over_dropped_marks(tmp_path: Path, tokenizer: Any) -> None:
+    """In a window and in batches, so that an answer that a script cuts out keeps its accents."""
+    context = "the cafe\u0301 in France"
+    answers = {"text": ["cafe\u0301"], "answer_start": [4]}
+    path = tmp_path / "d.jsonl"
+    path.write_text(json.dumps({"id": "a", "context": context, "question": "Where?", "answers": answers}) + "\n")
+    process(path, tmp_path / "cache", tokenizer)
+    dataset = opened(path, tmp_path / "cache", tokenizer)
+    (steps,) = create_dataloader(dataset, 1)
+    (batch,) = create_dataloader(dataset, 1, use_time_step_major=False)
+    rows = [{name: value[0] for name, value in one.items()} for one in (steps[0], batch)]
+    for window in (dataset[0], *rows):
+        first, last = (window["offset_mapping"][window[f"{name}_positions"]] for name in ("start", "end"))
+        assert window["context"][first[0] : last[1]] == window["chosen_answer_text"] == "cafe\u0301"
 
 
 def test_without_torch_batches_are_arrays(
@@ -391,7 +442,11 @@ def test_memory_tokens_are_added_once(tokenizer: Any) -> None:
     memory = configure_memory_tokens(tokenizer, 3)
     assert memory == configure_memory_tokens(tokenizer, 3)
     assert tokenizer.get_vocab_size() == size + 6
-    assert [tokenizer.id_to_token(token) for token in memory.read] == ["[MEM_READ_0]", "[MEM_READ_1]", "[MEM_READ_2]"]
+    named = {kind: [tokenizer.id_to_token(token) for token in tokens] for kind, tokens in memory.items()}
+    assert named == {
+        "mem_read_ids": ["[MEM_READ_0]", "[MEM_READ_1]", "[MEM_READ_2]"],
+        "mem_write_ids": ["[MEM_WRITE_0]", "[MEM_WRITE_1]", "[MEM_WRITE_2]"],
+    }
     with pytest.raises(ConfigError, match="3 memory tokens already"):
         configure_memory_tokens(tokenizer, 2)
     with pytest.raises(ConfigError, match="use 0 or more"):

@@ -28,9 +28,10 @@ from jobs import (
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
 from milldam.qa.feature_store import FeatureStore, verify
-from milldam.qa.job import QARun, prepare
+from milldam.qa.job import WINDOWS_BYTES, QARun, prepare
 from milldam.qa.sources import examples_of
 from milldam.qa.tokenizer import load_qa_tokenizer
+from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
 
 SIZES = ("--max-seq-length", 64, "--overlap", 16)
@@ -314,15 +315,51 @@ def test_the_budget_holds(many: Path, tmp_path: Path) -> None:
     assert summary["memory"]["peak"] < summary["memory"]["budget"] == 400_000_000
 
 
-def test_an_example_that_the_budget_can_not_hold_is_refused(tmp_path: Path) -> None:
-    """A context is encoded whole: a giant one asks for more memory beforehand, and gets by with what is named."""
+def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> None:
+    """A context is encoded whole. A giant one is rejected by name, the rest is made, and what is named suffices."""
+    few = [{"id": str(number), "question": "?", "context": "a few words", "answers": None} for number in range(3)]
+    large = few[0] | {"id": "large", "context": "word and word " * 60_000}
+    giant = few[0] | {"id": "giant", "context": "word and word " * 600_000}
+    lines = [json.dumps(record) + "\n" for record in (few[0], large, few[1], giant, few[2])]
+    (tmp_path / "e.jsonl").write_text("".join(lines))
+    asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
+    run = json.loads(run_milldam(*asked("--memory", "200MB", "--json")).stdout)
+    assert (run["examples"], run["counts"]["rejected"]) == (3, {"too_large": 2})
+    assert run["memory"]["peak"] < run["memory"]["budget"]
+    told = [json.loads(line) for line in (tmp_path / "s/rejects.jsonl").read_text().splitlines()]
+    assert [one["where"] for one in told] == ["line 2", "line 4"]
+    assert 'question "large" with its context and answers has 840 KB: too much' in told[0]["detail"]
+    assert '"context" of question "giant" has 8.4 MB: too much for a budget of 200 MB' in told[1]["detail"]
+    named = told[0]["detail"].partition("--memory ")[2].split()[0]
+    run = json.loads(run_milldam(*asked("--memory", named, "--overwrite", "--json")).stdout)
+    assert (run["examples"], run["counts"]["rejected"]) == (4, {"too_large": 1})
+    assert run["memory"]["peak"] < run["memory"]["budget"]
+
+
+def test_a_giant_example_alone_is_read_again_with_more_memory(tmp_path: Path) -> None:
+    """Nothing came of the run before: the same command with the memory that is named makes it."""
     record = {"id": "1", "question": "?", "context": "word and word " * 60_000, "answers": None}
     (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
-    refused = run_milldam(*command(tmp_path / "e.jsonl", tmp_path / "s", "--memory", "200MB"), code=4).stderr
-    assert "The longest example has 840 KB." in refused
-    named = refused.rpartition("--memory ")[2].split(".")[0]
-    run = run_milldam(*command(tmp_path / "e.jsonl", tmp_path / "s", "--memory", named, "--json"))
-    assert json.loads(run.stdout)["memory"]["peak"] < json.loads(run.stdout)["memory"]["budget"]
+    asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
+    assert "No examples left: too_large 1." in run_milldam(*asked("--memory", "200MB"), code=3).stderr
+    detail = json.loads((tmp_path / "s/rejects.jsonl").read_text())["detail"]
+    run_milldam(*asked("--memory", detail.partition("--memory ")[2].split()[0]))
+    assert FeatureStore(tmp_path / "s").examples == 1
+
+
+@pytest.mark.parametrize("text", ["! ? ", "word and word ", "\u0939\u093f\u0928\u094d\u0926\u0940 ", "\U0001f44d"])
+def test_examples_weigh_at_least_what_windows_of_them_take(text: str, tmp_path: Path) -> None:
+    """What is expected of a long example is no less than what it is measured to take, whatever its text."""
+    record = {"id": "1", "question": "?", "context": text * (600_000 // len(text.encode())), "answers": None}
+    (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
+    run = json.loads(run_milldam(*command(tmp_path / "e.jsonl", tmp_path / "s", "--memory", "2GB", "--json")).stdout)
+    rules = _rules(QARun(tmp_path / "s").identity().settings)
+    made = load_qa_tokenizer(str(TOKENIZER), rules)
+    row_bytes = sum(column.row_bytes for column in made.form(rules).columns)
+    (example,) = examples_of(tmp_path / "e.jsonl")
+    expected = Scale(made.json, rules, made.template, row_bytes).weigh(example.size_bytes, example)
+    stages = run["memory"]["stages"]
+    assert stages["window"]["peak"] - stages["window"]["start"] < expected + WINDOWS_BYTES
 
 
 def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
@@ -451,7 +488,7 @@ def test_an_interrupted_run_says_how_to_go_on(many: Path, reference: Path, tmp_p
     with started(*command(many, out, "--workers", 1)) as process:
         assert wait_until(lambda: recorded(out) >= 2, process)
         process.terminate()
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in stderr
     assert stderr.rstrip().splitlines()[-1].startswith("  milldam qa ")
     with pytest.raises(Exception, match="unfinished"):

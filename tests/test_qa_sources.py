@@ -8,6 +8,7 @@ import io
 import json
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
 from milldam.qa.examples import Answer, Example
-from milldam.qa.listing import kind_of
-from milldam.qa.sources import Reject, examples_of
-from milldam.sources.json_stream import JsonError, JsonStream
+from milldam.qa.listing import kind_of, list_files
+from milldam.qa.sources import Limits, Reject, examples_of, read_examples
+from milldam.sources.json_stream import JsonError, JsonStream, TooLarge
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
 EXAMPLES = [
@@ -283,6 +284,73 @@ def test_values_are_cut_out_as_they_are(values: list[Any], size: int, ascii: boo
     stream = JsonStream(lambda _: text.read(size))
     assert [stream.value() for _ in stream.items()] == values
     assert stream.peek() == ""
+
+
+def kept(value: Any, found: Any, largest: int) -> bool:
+    """Whether a value was read as it is, but for strings and lists that are larger than they may be."""
+    if isinstance(found, TooLarge):
+        return isinstance(value, str | list) and len(json.dumps(value).encode()) == found.bytes > largest
+    if isinstance(value, dict) and isinstance(found, dict):
+        return value.keys() == found.keys() and all(kept(value[key], found[key], largest) for key in value)
+    if isinstance(value, list) and isinstance(found, list):
+        return len(value) == len(found) and all(map(kept, value, found, [largest] * len(value)))
+    return bool(value == found) and type(value) is type(found)
+
+
+@given(st.lists(JSON, max_size=6), st.integers(1, 40), st.integers(80, 200))
+def test_what_is_too_large_is_passed_over(values: list[Any], size: int, largest: int) -> None:
+    """Strings and lists alone are left out, with their size in their place; everything behind them is read."""
+    values = [*values, ["word " * 40, {"long": '\\"' * 200, "short": "é"}], [[7] * 100, "end"], 5]
+    text = json.dumps(values).encode()
+    source = io.BytesIO(text)
+    stream = JsonStream(lambda _: source.read(size), largest)
+    found = [stream.value() for _ in stream.items()]
+    assert kept(values, found, largest)
+    assert kept('\\"' * 200, found[-3][1]["long"], largest) and isinstance(found[-3][1]["long"], TooLarge)
+    assert isinstance(found[-2][0], TooLarge) and found[-2][1] == "end"
+    source = io.BytesIO(text)
+    stream = JsonStream(lambda _: source.read(size), largest)
+    for number in stream.items():
+        if number < len(values) - 1:
+            stream.skip()
+        else:
+            assert stream.value() == 5
+    assert stream.peek() == ""
+
+
+GIANT = "word " * 10_000
+
+
+@pytest.mark.parametrize("form", ["squad", "squad, titles last", "list", "lines", "parquet", "arrow"])
+def test_a_giant_record_costs_itself_alone(tmp_path: Path, form: str) -> None:
+    """A context, question, title or list of answers: rejected with its id and size; the others are read."""
+    first, other, last = EXAMPLES
+    giants = [
+        replace(other, id="context", context=GIANT),
+        replace(other, id="question", question=GIANT),
+        replace(other, id="title", title=GIANT),
+        replace(first, id="answers", answers=first.answers * 3000),
+    ]
+    given = [first, *giants, last]
+    path = tmp_path / f"e.{ {'lines': 'jsonl', 'parquet': 'parquet', 'arrow': 'arrow'}.get(form, 'json') }"
+    if form.startswith("squad"):
+        path.write_text(json.dumps(squad(given, title_first=form == "squad")))
+    elif form in ("list", "lines"):
+        records = [{"html": GIANT} | record for record in flat(given)]
+        path.write_text(json.dumps(records) if form == "list" else lines(records))
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(flat(given)), path)
+    else:
+        with pa.ipc.new_file(path, pa.Table.from_pylist(flat(given)).schema) as file:
+            file.write_table(pa.Table.from_pylist(flat(given)))
+    told: list[Reject] = []
+    files = list_files([str(path)], "train")
+    assert list(read_examples(files, limits=Limits(20_000), on_reject=told.append)) == [first, last]
+    assert {one.reason for one in told} == {"too_large"}
+    for name in ("context", "question", "title"):
+        assert any(f'"{name}" of question "{name}" has 50 KB: more than is read at once' in one.detail for one in told)
+    assert any('of question "answers" has ' in one.detail for one in told)
+    assert len(told) == 4 and all(len(one.record) <= 4096 for one in told)
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=5), st.integers(1, 40))

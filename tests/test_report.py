@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import TOKENIZER, demo_texts, invoke
-from milldam import markup
+from milldam import config, markup
+from milldam.cli import progress, terminal
 from milldam.errors import StoreError
 from milldam.markup import escape, escape_plain
 from milldam.report import lengths, write_report
@@ -35,12 +36,13 @@ from milldam.report.samples import sample_dropped
 from milldam.report.timeline import POINTS, read_timeline
 from milldam.store import ShardWriter, format
 from milldam.store.manifest import Manifest, Shard
+from milldam.store.tally import Tally
 from milldam.store.writer import Tokens
 
 HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
 MB = 10**6
 SECTIONS = ("memory", "throughput", "flow", "lengths", "splits", "samples", "configuration", "versions")
-ALL_SECTIONS = {*SECTIONS, "packing", "duplicates"}
+ALL_SECTIONS = {*SECTIONS, "packing", "duplicates", "sources"}
 
 # Each of these would change the title or the body if it ran.
 HOSTILE = (
@@ -73,7 +75,7 @@ def write_manifest(folder: Path, shards: list[Shard], **changed: Any) -> None:
         "engine": "gigatoken 0.10.1",
         "settings": {"eos": "<|endoftext|>", "datasets": [{"weight": 1.0, "split": None}], "seed": 0},
         "input": {"files": 3, "bytes": 1_234_567, "fingerprint": "ab12"},
-        "dropped": {},
+        "sources": (),
     }
     Manifest(shards=tuple(shards), **(values | changed)).write(folder)
 
@@ -122,7 +124,6 @@ def full_summary() -> dict[str, Any]:
     return {
         "seconds": 176.4,
         "workers": 4,
-        "read": 1_250_000,
         "stages": {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4},
         "wall": {name: float(seconds) for name, seconds in STAGES},
         "memory": {
@@ -136,24 +137,6 @@ def full_summary() -> dict[str, Any]:
                 for k, (name, _) in enumerate(STAGES[:5])
             },
         },
-        "flow": [
-            {"stage": "read", "documents_in": 1_250_000, "documents_out": 1_249_312, "dropped": {"bad_json": 688}},
-            {"stage": "clean", "documents_in": 1_249_312, "documents_out": 1_249_312, "dropped": {}},
-            {
-                "stage": "dedup",
-                "documents_in": 1_249_312,
-                "documents_out": 968_401,
-                "dropped": {"duplicate": 214_009, "near_duplicate": 66_902},
-            },
-            {
-                "stage": "filter",
-                "documents_in": 968_401,
-                "documents_out": 871_220,
-                "dropped": {"too_short": 61_404, "repeated_lines": 22_911, "symbol_ratio": 9_760, "stop_words": 3_106},
-            },
-            {"stage": "encode", "documents_in": 871_220, "documents_out": 871_220, "dropped": {}},
-            {"stage": "split", "documents_in": 871_220, "documents_out": 871_220, "dropped": {}},
-        ],
         "dedup": {
             "documents": 1_249_312,
             "distinct": 1_035_303,
@@ -188,9 +171,17 @@ def full_summary() -> dict[str, Any]:
     }
 
 
+def two_sources() -> tuple[Tally, ...]:
+    """What became of the records of two data sets."""
+    filtered = {"too_short": 61_404, "repeated_lines": 22_911, "symbol_ratio": 9_760, "stop_words": 3_106}
+    duplicates = {"duplicate": 214_009, "near_duplicate": 66_902}
+    books = Tally("books", 1_150_000, {"bad_json": 688}, {"dedup": duplicates, "filter": filtered}, 771_220, 600_000)
+    return books, Tally("web/*.jsonl", 100_000, documents=100_000, tokens=200_000)
+
+
 def make_full_store(folder: Path, texts: list[str]) -> Path:
     """A store that has everything a report can show."""
-    out = make_store(folder, {"train": texts, "val": texts[1::4]}, dropped={"bad_json": 688})
+    out = make_store(folder, {"train": texts, "val": texts[1::4]}, sources=two_sources())
     write_run(out, full_summary(), a_run())
     return out
 
@@ -272,6 +263,9 @@ def test_a_full_run_gives_every_section(full: Path) -> None:
     for shown in (
         "1,249,312",
         "near_duplicate 66,902",
+        "871,220 of 1,250,000 records are in the store; 378,092 were dropped, 688 rejected",
+        "books 1,150,000 688 378,092 771,220 600,000",
+        "web/*.jsonl 100,000 0 0 100,000 200,000",
         "402 MB",
         "512 MB budget",
         "best fit",
@@ -284,10 +278,12 @@ def test_a_full_run_gives_every_section(full: Path) -> None:
 
 def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
     """Without summary or timeline there is a page of what the store itself tells, and no empty section."""
-    out = make_store(tmp_path / "s", {"train": ["one document", "another"]}, dropped={"no_text": 3})
+    counted = Tally("a.jsonl", 5, {"no_text": 2}, {"clean": {"empty": 1}}, 2, 9)
+    out = make_store(tmp_path / "s", {"train": ["one document", "another"]}, sources=(counted,))
     page = read_page(out)
     assert page.ids == set(SECTIONS)
-    assert "3 of 5 dropped" in page.text and "no_text 3" in page.text and "another" in page.text
+    assert "of 5 read 1 dropped, 2 rejected" in page.text and "no_text 2" in page.text and "another" in page.text
+    assert "2 of 5 records are in the store; 1 were dropped, 2 rejected" in page.text
 
 
 def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
@@ -373,7 +369,7 @@ def make_hostile_store(folder: Path) -> Path:
     out = make_store(
         folder,
         {"train": list(HOSTILE), "val": [evil]},
-        dropped={one: k + 1 for k, one in enumerate(HOSTILE)},
+        sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
         engine=evil,
         settings={evil: [evil, {"a": evil}]},
         tokenizer={"name": evil},
@@ -384,7 +380,6 @@ def make_hostile_store(folder: Path) -> Path:
     manifest["shards"][1]["split"] = HOSTILE[2]
     (out / "milldam.json").write_text(json.dumps(manifest))
     summary = full_summary()
-    summary["flow"][2] = {"stage": evil, "documents_in": 9, "documents_out": 3, "dropped": {evil: 6}}
     summary["packing"]["strategy"] = evil
     summary |= {"config": {evil: evil}, "machine": {evil: evil}, "versions": {evil: evil}}
     summary["wall"] = summary["stages"] = {evil: 4.0}
@@ -430,7 +425,7 @@ def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
     assert escape_plain(character) == f"⟨U+{ord(character):04X}⟩"
 
 
-@pytest.mark.parametrize("module", [lengths, markup])
+@pytest.mark.parametrize("module", [lengths, markup, terminal, progress, config])
 def test_examples_in_docstrings_hold(module: ModuleType) -> None:
     """What a docstring shows is what comes out."""
     failed, attempted = doctest.testmod(module)

@@ -420,6 +420,14 @@ def test_each_changed_setting_is_named_with_both_values(name: str, value: Any) -
     assert before.differences(after) == [f"{name}: {json.dumps(value)} (made with {json.dumps(SETTINGS.get(name))})"]
 
 
+def test_a_changed_tokenizer_is_named_before_its_hash() -> None:
+    """And another name for the same one is no change."""
+    before, after = Identity(SETTINGS, INPUT, "bert"), Identity(SETTINGS | {"tokenizer": "xyz"}, INPUT, "gpt2")
+    made_with = json.dumps(SETTINGS["tokenizer"])
+    assert before.differences(after) == [f'tokenizer: "gpt2", hash "xyz" (made with "bert", hash {made_with})']
+    assert Identity(SETTINGS, INPUT, "gpt2").differences(before) == []
+
+
 def test_all_differences_are_named_at_once() -> None:
     """Nobody has to find them one by one."""
     after = Identity(SETTINGS | {"tokenizer": "x", "eos": "y", "limit": 1}, INPUT | {"files": 2, "bytes": 10**6})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -58,18 +59,43 @@ def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str
 
 
 @pytest.mark.parametrize(
-    ("record", "names"),
+    ("record", "names", "most"),
     [
-        ({"content": "a", "body": "b"}, '"content", "body"'),
-        ({"question": "a", "answer": "b"}, '"question", "answer"'),
-        ({"a": {"text": "x"}, "b": {"text": "y"}}, '"a.text", "b.text"'),
+        ({"content": "a", "body": "bb"}, '"content", "body"', "body"),
+        ({"question": "a", "answer": "bb"}, '"question", "answer"', "answer"),
+        ({"prompt": "a long question", "completion": "b"}, '"prompt", "completion"', "prompt"),
+        ({"a": {"text": "x"}, "b": {"text": "yy"}}, '"a.text", "b.text"', "b.text"),
+        ({"id": "a1", "Artikel (de)": "Ein Satz.", "day": "1. 2. 2024"}, '"id", "Artikel (de)"', "Artikel (de)"),
     ],
     ids=str,
 )
-def test_several_candidates_are_an_error_that_names_them(tmp_path: Path, record: Any, names: str) -> None:
-    """With the option that settles it."""
-    with pytest.raises(InputError, match=f"several fields hold text: {names}. Say which one: set text_column"):
+def test_several_candidates_are_an_error_that_proposes_the_one_with_most_text(
+    tmp_path: Path, record: Any, names: str, most: str
+) -> None:
+    """It names them and what to type; a usual name that another candidate equals is no reason to choose."""
+    expected = re.escape(f"several fields hold text: {names}. Say which one, such as: text_column={most!r}")
+    with pytest.raises(InputError, match=expected):
         column_of(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    "other", ["17", "-1.5e-3", "2024-01-31", "2024-01-31T12:30:00.5Z", "31/01/2024", "12:30", "50 %"]
+)
+def test_numbers_and_dates_are_no_text(tmp_path: Path, other: str) -> None:
+    """In JSON and in CSV."""
+    assert column_of(tmp_path, {"other": other, "words": "a b"}) == "words"
+    (tmp_path / "a.csv").write_text(f"other,words\n{other},a b\n,17\n")
+    assert find(tmp_path / "a.csv") == "words"
+
+
+def test_where_there_are_only_numbers_nothing_is_taken_for_text(tmp_path: Path) -> None:
+    """Unless it is asked for."""
+    with pytest.raises(
+        InputError, match=r'numbers, dates or bytes in "id", "day"\. To take one .*: text_column=\'id\''
+    ):
+        column_of(tmp_path, {"id": "17", "day": "2024-01-31"})
+    assert column_of(tmp_path, {"id": "17", "day": "2024-01-31"}, wanted="day") == "day"
+    assert column_of(tmp_path, {"id": "17", "text": "18"}) == "text"
 
 
 def test_a_wanted_column_that_is_there_is_taken(tmp_path: Path) -> None:
@@ -251,6 +277,26 @@ def test_a_json_file_that_describes_the_data_beside_it_does_not_choose_the_colum
     (tmp_path / "about.json").write_text('{"title": "a", "licence": "b"}')
     (tmp_path / "data.jsonl").write_text('{"body": "x"}\n')
     assert find(tmp_path) == "body"
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_of_several_columns_of_a_table_the_largest_is_proposed(tmp_path: Path, format: str) -> None:
+    """Bytes are passed over where there is text."""
+    columns = {"id": ["a1", "a2"], "picture": [b"x" * 500] * 2, "meta": [{"note": "some words"}, {"note": "and more"}]}
+    path = tmp_path / f"a.{format}"
+    write_table(pa.table(columns), path)
+    with pytest.raises(InputError, match=r'"id", "meta\.note"\. Say which one, such as: text_column=\'meta\.note\''):
+        find(path)
+    write_table(pa.table(columns).select(["picture", "id"]), path)
+    assert find(path) == "id"
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
 
 
 # ---- standard input ----

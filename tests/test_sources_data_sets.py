@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
+from milldam.sources import data_sets
 from milldam.sources.batch import TextRules
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import list_inputs
@@ -411,6 +412,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("datasets")
     module.load_dataset_builder = load_dataset_builder  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(data_sets, "why_no_hub", lambda *asked, **of: None)
     return there
 
 

@@ -157,7 +157,9 @@ def test_a_block_of_blank_fields_is_rows_all_the_same(tmp_path: Path) -> None:
 
 def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
     """And the option that says which one to take."""
-    with pytest.raises(InputError, match=r'no column "text"; found "id", "body"\. Set text_column'):
+    with pytest.raises(
+        InputError, match=r'no text in a field "text"; found text in "id", "body"\. Choose one with text_column'
+    ):
         read_csv(tmp_path, "id,body\n1,a\n")
 
 

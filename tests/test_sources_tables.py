@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from milldam.errors import InputError
 from milldam.sources import arrays, tables
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
+from milldam.sources.parquet_pages import pages_of
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Slice
 from source_reading import TEXT, plan, read
@@ -197,7 +199,7 @@ def test_strict_names_the_first_row_too(tmp_path: Path) -> None:
 def test_a_column_that_is_not_text_names_those_that_are(tmp_path: Path, format: str, column: str) -> None:
     """Missing, of another type, or a way into something that has no inside."""
     path = write(tmp_path, text_table(["a"]), format)
-    with pytest.raises(InputError, match=rf'no text column "{column}"; its text columns: "text"\. Set text_column'):
+    with pytest.raises(InputError, match=rf'no text in a field "{column}"; found text in "text"\. .* text_column'):
         read(path, TextRules(text_column=column))
 
 
@@ -290,3 +292,25 @@ def test_the_text_column_is_found_by_the_schema_alone(tmp_path: Path, format: st
     """A table without rows has a text column too."""
     path = write(tmp_path, text_table([]), format)
     assert find_text_column([Slice(str(path), format, None)], None, None) == "text"
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_pages_are_told_from_their_headers(version: str, dictionary: bool, compression: str, tmp_path: Path) -> None:
+    """Every value is on one of them, and they take the bytes of the column; damage is told as Arrow tells it."""
+    texts = pa.table({"text": [None if n % 7 == 3 else f"text {n} " * (n % 50) for n in range(3000)], "n": range(3000)})
+    path = tmp_path / "a.parquet"
+    options = {"use_dictionary": dictionary, "compression": compression, "data_page_version": version}
+    pq.write_table(texts, path, data_page_size=4096, **options)
+    metadata = pq.ParquetFile(path).metadata.row_group(0)
+    with pa.memory_map(str(path)) as source:
+        for number in range(2):
+            chunk = metadata.column(number)
+            pages = list(pages_of(source, chunk))
+            assert sum(page.values for page in pages) == 3000 and len(pages) > 1
+            assert [page.first for page in pages] == list(accumulate([0, *(page.values for page in pages[:-1])]))
+            assert 0 < chunk.total_uncompressed_size - sum(page.unpacked_bytes for page in pages) < 2000 * len(pages)
+    path.write_bytes(path.read_bytes()[:4] + bytes([0x1F] * 5000) + path.read_bytes()[5004:])
+    with pa.memory_map(str(path)) as source, pytest.raises(pa.ArrowInvalid, match="page header at byte 4"):
+        list(pages_of(source, metadata.column(0)))

@@ -89,7 +89,7 @@ def test_a_larger_corpus_comes_out_in_order_without_its_broken_lines(corpus: Cor
     store = milldam.open(reference)
     assert len(store.manifest.shards) > 10
     assert documents(store) == expected_ids(corpus.texts)
-    assert store.manifest.dropped == Counter(reason for _, reason in corpus.broken)
+    assert store.manifest.tally.rejected == Counter(reason for _, reason in corpus.broken)
     assert list(verify(reference)) == []
     assert store.manifest.characters == sum(map(len, corpus.texts))
     assert store.manifest.text_bytes == sum(len(text.encode()) for text in corpus.texts)
@@ -191,7 +191,7 @@ def test_documents_without_tokens_are_counted_as_empty(tmp_path: Path) -> None:
     """An empty text is no document; it is counted, not kept as a lone EOS."""
     store = tokenize(write_lines(tmp_path / "c.jsonl", ["a", "", "b", ""]), tmp_path / "s")
     assert documents(store) == expected_ids(["a", "b"])
-    assert store.manifest.dropped == {"empty": 2}
+    assert store.manifest.tally.reasons == {"empty": 2}
 
 
 # ---- limit ----
@@ -239,7 +239,8 @@ def test_a_second_run_leaves_a_finished_store_alone(tmp_path: Path, lines: Path)
     again = invoke(*_job(lines, tmp_path / "s"), "--memory", "1GB", "--workers", 2)
     assert again.exit_code == 0
     tokens = milldam.open(tmp_path / "s").tokens
-    assert again.stdout == f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens.\n"
+    done = f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens."
+    assert again.stdout == f'{done}\nText:   field "text"\n'
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()} == before
 
 
@@ -573,7 +574,7 @@ def test_a_large_file_found_to_be_broken_at_its_end_leaves_no_trace(tmp_path: Pa
     whole, mended = tokenize(tmp_path / "without", tmp_path / "a"), tokenize(tmp_path / "with", tmp_path / "b")
     assert documents(mended) == expected_ids(["before", "after"])
     assert mended.manifest.shards == whole.manifest.shards
-    assert mended.manifest.dropped == {"not_utf8": 1}
+    assert mended.manifest.tally.rejected == {"not_utf8": 1}
     reject = json.loads((tmp_path / "b" / "rejects.jsonl").read_text())
     assert (reject["file"], reject["reason"]) == (str(tmp_path / "with" / "1.txt"), "not_utf8")
 
@@ -584,7 +585,7 @@ def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> N
     path.write_bytes(b"good\ncaf\xe9\nend\n")
     rejected = tokenize(path, tmp_path / "a", documents="line")
     assert documents(rejected) == expected_ids(["good", "end"])
-    assert rejected.manifest.dropped == {"not_utf8": 1}
+    assert rejected.manifest.tally.rejected == {"not_utf8": 1}
     (reject,) = [json.loads(line) for line in (tmp_path / "a" / "rejects.jsonl").read_text().splitlines()]
     assert (reject["line"], reject["reason"], reject["record"]) == (2, "not_utf8", r"caf\xe9")
     replaced = tokenize(path, tmp_path / "b", documents="line", invalid_utf8="replace")
@@ -669,14 +670,14 @@ def fail(*arguments: object, code: int) -> str:
 def test_a_missing_file_is_an_input_error_with_a_hint(tmp_path: Path, lines: Path) -> None:
     """A misspelt name is answered with the name that is there, and no folder is left behind."""
     said = fail(*_job(tmp_path / "corpsu.jsonl", tmp_path / "s"), code=3)
-    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "corpus.jsonl"?' in said
+    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "{tmp_path / "corpus.jsonl"}"?' in said
     assert not (tmp_path / "s").exists()
 
 
 def test_a_wrong_column_is_an_input_error_with_what_there_is(tmp_path: Path, lines: Path) -> None:
     """A field that no record has is answered with those that they have."""
     said = fail(*_job(lines, tmp_path / "s", "--text-column", "txet"), code=3)
-    assert 'no text in a field "txet"; found text in "text". Did you mean "text"?' in said
+    assert 'no text in a field "txet"; found text in "text". Did you mean --text-column text?' in said
 
 
 def test_several_candidates_for_the_text_are_listed(tmp_path: Path) -> None:
@@ -899,7 +900,8 @@ def test_npy_of_many_shards_is_their_stream(corpus: Corpus, reference: Path, tmp
     assert np.array_equal(np.load(tmp_path / "x.npy", mmap_mode="r"), np.concatenate(list(store.shard_tokens())))
     facts = json.loads((tmp_path / "x.npy.json").read_bytes())
     assert (facts["tokens"], facts["documents"]) == (store.tokens, len(store))
-    assert facts["dropped"] == store.manifest.dropped
+    (ours,), (theirs,) = facts["sources"], store.manifest.sources
+    assert ours | {"name": ""} == dataclasses.asdict(theirs) | {"name": ""}
     assert facts["settings"] == store.manifest.settings
 
 

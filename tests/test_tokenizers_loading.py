@@ -133,7 +133,11 @@ def cached_model(home: Path, name: str, files: dict[str, str]) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-def load_elsewhere(spec: str, home: Path) -> tuple[int, str]:
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+"""A port that nobody listens at."""
+
+
+def load_elsewhere(spec: str, home: Path, cwd: Path | None = None, **environment: str) -> tuple[int, str]:
     """Exit status and output of loading in a process of its own, since the cache's place is read at import."""
     program = (
         "import sys; from milldam.errors import InputError; from milldam.tokenizers.loading import load_tokenizer\n"
@@ -141,9 +145,10 @@ def load_elsewhere(spec: str, home: Path) -> tuple[int, str]:
         "except InputError as error: sys.exit(f'InputError: {error}')\n"
         "print(loaded.name, loaded.vocab_size, loaded.named.eos)"
     )
-    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", **environment}
     environment.pop("HF_HUB_CACHE", None)
-    run = subprocess.run([sys.executable, "-c", program, spec], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", program, spec]
+    run = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
     return run.returncode, run.stdout + run.stderr
 
 
@@ -161,9 +166,32 @@ def test_a_hub_name_that_is_not_cached_is_a_short_error(tmp_path: Path, name: st
     """It says that it is neither a file nor in the cache, and what can be given."""
     status, output = load_elsewhere(name, tmp_path)
     assert status == 1
-    assert f'InputError: "{name}" is neither a file here nor a tokenizer in the Hub cache' in output
+    assert output.startswith(
+        f"InputError: {name}: no such tokenizer file or folder.\nNor is a tokenizer of that name in"
+    )
+    assert "HF_HUB_OFFLINE" in output
     assert "Give a folder with tokenizer.json" in output
     assert "Traceback" not in output
+
+
+def test_a_mistyped_path_names_its_neighbour_and_the_hub_is_asked_once(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Without a line of retries, and with the whole of the message."""
+    shutil.copytree(demo_tokenizer.parent, tmp_path / "tokenizers/english")
+    status, output = load_elsewhere("tokenizers/englihs", tmp_path, cwd=tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
+    assert status == 1
+    first, second, third = output.splitlines()
+    assert first == (
+        'InputError: tokenizers/englihs: no such tokenizer file or folder. Did you mean "tokenizers/english"?'
+    )
+    assert "the Hub does not answer" in second
+    assert third.endswith("or a Hub name such as openai-community/gpt2.")
+
+
+def test_a_cached_tokenizer_needs_no_hub_that_answers(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """What else could be fetched is not waited for."""
+    cached_model(tmp_path, "someone/model", {"tokenizer.json": demo_tokenizer.read_text()})
+    loaded = load_elsewhere("someone/model", tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
+    assert loaded == (0, "someone/model 4096 None\n")
 
 
 @pytest.mark.parametrize("name", ["some--model", "some..model", "someone/model.git"])

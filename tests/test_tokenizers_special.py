@@ -87,7 +87,7 @@ def test_a_token_by_name_goes_before_everything() -> None:
 def test_an_unknown_token_is_a_setting_that_is_wrong(option: str) -> None:
     """With the token that was probably meant."""
     settings = {"bos": "none", "eos": "none"} | {option: "<|endoftxt|>"}
-    with pytest.raises(ConfigError, match=rf'--{option} "<\|endoftxt\|>": .*Did you mean "<\|endoftext\|>"\?'):
+    with pytest.raises(ConfigError, match=rf'^{option} "<\|endoftxt\|>": .*Did you mean "<\|endoftext\|>"\?'):
         choose_special_tokens(with_tokens("<|endoftext|>"), NamedTokens(), **settings)
 
 

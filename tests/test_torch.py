@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, random_split  # noqa: E402
 
 import milldam  # noqa: E402
 from milldam.errors import ConfigError, MismatchError  # noqa: E402
@@ -628,10 +628,60 @@ def test_workers_do_not_grow_from_epoch_to_epoch(tmp_path: Path, kind: str) -> N
     assert held[2] - held[0] < 2 << 20, held
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("verb", ["windows", "packed"])
+@pytest.mark.parametrize("form", ["plain", "hf"])
+def test_samples_go_into_a_data_loader_as_they_are(tmp_path: Path, verb: str, form: str, workers: int) -> None:
+    """All samples, as int64: alone, in a Subset or split, one after another, with a sampler for ranks."""
+    store = write_store(tmp_path / "s", [[40] * 9, [300]])
+    samples = getattr(store, verb)(8, **({"form": "hf"} if form == "hf" else {}))
+    ids: Any = "input_ids" if verb == "packed" or form == "hf" else 0
+    wanted = samples.read(np.arange(len(samples)))[ids].tolist()
+    halves = random_split(samples, [0.5, 0.5])
+    for one in (samples, Subset(samples, range(len(samples))), ConcatDataset([samples]), ConcatDataset(halves)):
+        batches = [batch[ids] for batch in DataLoader(one, batch_size=4, num_workers=workers)]
+        assert {batch.dtype for batch in batches} == {torch.int64}
+        assert sorted(torch.cat(batches).tolist()) == sorted(wanted)
+    ranks = [DistributedSampler(samples, 2, rank) for rank in range(2)]
+    shared = [batch[ids] for sampler in ranks for batch in DataLoader(samples, 4, sampler=sampler)]
+    assert {tuple(row) for row in torch.cat(shared).tolist()} == {tuple(row) for row in wanted}
+
+
+def test_a_trainer_of_transformers_takes_windows_and_rows(tmp_path: Path) -> None:
+    """`form="hf"`, without a data set around them."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    store = write_store(tmp_path / "s", [[40] * 9, [300]])
+    config = transformers.GPT2Config(vocab_size=1000, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    options = {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    for samples in (store.windows(8, form="hf"), store.packed(8, form="hf")):
+        arguments = transformers.TrainingArguments(output_dir=str(tmp_path / "out"), **options)
+        model = transformers.GPT2LMHeadModel(config)
+        assert transformers.Trainer(model=model, args=arguments, train_dataset=samples).train().global_step == 2
+
+
+def test_what_a_data_loader_can_not_take_is_refused_with_the_line_to_write(tmp_path: Path) -> None:
+    """At its first batch: documents of a store, batches, streams in batches, a mixture."""
+    store = write_store(tmp_path / "s", [[40] * 9, [300]])
+    windows, streams = store.windows(8), store.streams(4, 8)
+    mixed = milldam.mix({windows: 1, store.windows(8, stride=4): 9})
+    for handed, line in (
+        (store, r"\.windows\(1024\) or \.packed\(1024\)"),
+        (windows.batches(4), r"milldam\.torch\.tensors\(batches\)"),
+        (streams, r"DataLoader\(streams, batch_size=None\)"),
+        (mixed, r"DataLoader\(BatchDataset\(mixed, batch_size\), batch_size=None\)"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            next(iter(DataLoader(handed, batch_size=4)))
+    for batch, (x, y) in zip(DataLoader(streams, batch_size=None), streams, strict=True):
+        assert batch[0].tolist() == x.tolist() and batch[1].tolist() == y.tolist()
+    assert len(next(iter(DataLoader(BatchDataset(mixed, 4), batch_size=None)))[0]) == 4
+
+
 def test_what_a_data_set_can_not_keep_is_refused(tmp_path: Path) -> None:
-    """A sampler would ignore a mixture's weights, and workers can't share streams."""
+    """A sampler would come back to the same samples of a mixture, and workers can't share streams."""
     store = write_store(tmp_path / "s", [[400], [300]])
-    with pytest.raises(ConfigError, match="ignore the weights"):
+    with pytest.raises(ConfigError, match="never get beyond the first epoch"):
         MapDataset(milldam.mix({store.windows(8): 1, store.windows(8, stride=4): 9}))
     for make in (MapDataset, lambda streams: BatchDataset(streams, 4)):
         with pytest.raises(ConfigError, match="streams come in one order"):

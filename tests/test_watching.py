@@ -90,10 +90,8 @@ def test_a_process_that_leaves_its_parents_is_followed(tmp_path: Path) -> None:
 
 def test_what_the_command_leaves_running_is_named_and_left_alone() -> None:
     """The watch ends with the command, not with what it left behind."""
-    code = "import subprocess; print(subprocess.Popen(['sleep', '30']).pid)"
-    began = time.monotonic()
+    code = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)"
     watched = watch(python(code), every=0.05)
-    assert time.monotonic() - began < 10
     (left,) = watched.still_running
     os.kill(left, 9)
     os.waitpid(left, 0)

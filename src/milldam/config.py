@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from milldam.dedup.rules import DedupRules, NearRules
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.filters.rules import FilterRules
 from milldam.memory import parse_size
 from milldam.packing.rules import PackingRules
@@ -45,8 +47,9 @@ class DataSet:
     """In .txt files: documents end at this text."""
     input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
     """What the files are, when their names do not say."""
-    weight: float = 1.0
-    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again."""
+    weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
+    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again. At most
+    1000."""
     max_documents: int | None = None
     """Take the first so many documents only."""
     max_tokens: int | None = None
@@ -57,6 +60,20 @@ class DataSet:
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+    @property
+    def name(self) -> str:
+        """What people know it by: not the folders above it, which say nothing of the data.
+
+        >>> DataSet(path="/data/books/*.jsonl").name, DataSet(path=("a.txt", "b.txt"), split="train[:10%]").name
+        ('books/*.jsonl', 'a.txt and 1 more, train[:10%]')
+        """
+        parts = [part for part in re.split(r"[\\/]+", self.paths[0]) if part]
+        shown = "/".join(parts[-2:] if parts and "*" in parts[-1] else parts[-1:])
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        named = ", ".join(filter(None, (shown + more, self.subset, self.split)))
+        # A path need not be UTF-8.
+        return named.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +257,21 @@ def _set_settings(one: DataSet) -> dict[str, Any]:
     return given | {"documents": one.documents if one.separator is None else "separator"}
 
 
+def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
+    """The text column of every data set, by its place in the configuration, out of settings that are settled.
+
+    >>> text_columns({"datasets": [{"text_column": "body"}, {"text_column": None}], "validation": []})
+    {'datasets.0': 'body', 'datasets.1': None}
+    """
+    several = ((kind, settings.get(kind)) for kind in ("datasets", "validation"))
+    return {
+        f"{kind}.{number}": one.get("text_column")
+        for kind, sets in several
+        for number, one in enumerate(sets if isinstance(sets, list) else [])
+        if isinstance(one, dict)
+    }
+
+
 # ---- what can be seen to be wrong without looking at any data ----
 
 
@@ -289,7 +321,7 @@ def _check_limit(config: Config) -> None:
 
 def _check_engine(config: Config, paths: list[str]) -> None:
     if config.engine == "local" and config.address is not None:
-        raise ConfigError("address is for engine: ray.")
+        raise ConfigError(Setting("address"), " is for engine: ray.")
     seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
     if config.engine == "ray" and seen_here_alone:
         raise ConfigError(
@@ -310,22 +342,20 @@ def _check_rules(config: Config) -> None:
 
 def _check_data_set(one: DataSet) -> None:
     if one.separator == "":
-        raise ConfigError("separator is empty.")
-    if not one.weight > 0:
-        raise ConfigError(f"weight {one.weight}: must be more than 0.")
+        raise ConfigError(Setting("separator"), " is empty.")
     for name in ("max_documents", "max_tokens"):
         value = getattr(one, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1.")
+            raise ConfigError(Setting(name), " must be at least 1.")
 
 
 def _check_numbers(config: Config) -> None:
     for name in ("limit", "workers", "sequence_len"):
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1.")
+            raise ConfigError(Setting(name), " must be at least 1.")
     if config.shard_bytes is not None and config.shard_bytes < SMALLEST_SHARD_SIZE:
-        raise ConfigError("shard_size is too small: at least 100KB.")
+        raise ConfigError(Setting("shard_size"), " is too small: at least 100KB.")
     if config.memory is not None:
         parse_size(config.memory)
 

@@ -10,20 +10,53 @@
     ├── ResourceError                     4   memory or disk is not enough
     └── WorkerError                       4   a worker process died twice on the same unit
 
-A message says what, where and what to do, in a few lines; the command line prints it as it is and
-exits with the code. Anything else that escapes is a bug in milldam.
+A message says what, where and what to do, in a few lines; the command line prints it and exits with the code. A
+setting in it is a `Setting`, which the command line spells as an option and the library as an argument. Anything else
+that escapes is a bug in milldam.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_NEAR = 0.75
+"""Of the letters of two words: so many in common, in order, are a slip. Fewer are another word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting in a message, by its place in a configuration, with the value to give it; whoever shows it spells it.
+
+    >>> str(Setting("datasets.0.text_column", "body")), str(Setting("limit"))
+    ("text_column='body'", 'limit')
+    """
+
+    path: str
+    value: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
 
 
 class MilldamError(Exception):
-    """The root: catch this to catch everything milldam reports."""
+    """The root: catch this to catch everything milldam reports. Its arguments are the parts of the message."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return self.spelled(str)
+
+    def spelled(self, spell: Callable[[Setting], str]) -> str:
+        """The message, each setting in it as `spell` writes it."""
+        return "".join(spell(part) if isinstance(part, Setting) else str(part) for part in self.args)
 
 
 class ConfigError(MilldamError):
@@ -64,5 +97,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("txet", ["text", "id"])
     ' Did you mean "text"?'
     """
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    near = nearest(word, known)
+    return "" if near is None else f' Did you mean "{near}"?'
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a mistyped one is near to, or has all letters or all parts in common with; else None.
+
+    >>> nearest("treshold", ["threshold"]), nearest("vla", ["val"]), nearest("num_workers", ["workers"])
+    ('threshold', 'val', 'workers')
+    >>> nearest("shuffle", ["buffer"])
+    """
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=_NEAR)
+    if not near:
+        parts = _parts(word)
+        alike = [name for name in names if parts <= _parts(name) or _parts(name) <= parts]
+        alike += [name for name in names if sorted(name) == sorted(word)]
+        near = difflib.get_close_matches(word, alike, n=1, cutoff=0.0)
+    return near[0] if near else None
+
+
+def _parts(word: str) -> set[str]:
+    return set(re.findall(r"[^\W_]+", word.lower())) or {word}

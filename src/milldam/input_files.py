@@ -1,5 +1,5 @@
 """Which files are input, and what names their state: for who reads them, and for who asks whether what was made of them
-is fresh.
+is fresh. Of names that are not here: what is like them, and whether the Hub can be asked.
 
 No file is opened but the manifest of a table: a `stat` for each, and the names of one folder at a time are all that is
 held.
@@ -7,6 +7,7 @@ held.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from milldam.checked import checked
-from milldam.errors import InputError, did_you_mean
+from milldam.errors import InputError, nearest
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.manifests import KINDS, TABLE
 
@@ -46,6 +47,8 @@ BOOKKEEPING = {
 """What lies beside the data in the folders of HF data sets and models: no input, unless it is named."""
 RUN_FOLDER = "run"
 _ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
+_NAMES_COMPARED = 10_000
+_HUB_SECONDS = 5.0
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
 
@@ -218,6 +221,31 @@ class InputState:
 
 
 def nearby(given: str) -> str:
-    """A hint at a file of about this name, to append to a message; empty when there is none."""
-    path = Path(given)
-    return did_you_mean(path.name, os.listdir(path.parent)) if path.parent.is_dir() else ""
+    """A hint at a file or folder of about this name, to append to a message; empty when there is none."""
+    path = Path(os.path.expanduser(given))
+    there = next((folder for folder in path.parents if folder.is_dir()), None)
+    if there is None or not os.access(there, os.R_OK):
+        return ""
+    missing, *below = path.relative_to(there).parts
+    near = nearest(missing, (entry.name for entry in itertools.islice(os.scandir(there), _NAMES_COMPARED)))
+    if near is None:
+        return ""
+    found = there / near
+    whole = found.joinpath(*below)
+    return f' Did you mean "{whole if whole.exists() else found}"?'
+
+
+def why_no_hub(name: str, file: str, *, repo_type: str = "model") -> str | None:
+    """Why nobody answers when asked for a file of this repository; None: there is an answer, whatever it is.
+
+    One short try, before huggingface_hub and datasets make six in half a minute and tell of each.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=repo_type), timeout=_HUB_SECONDS)
+    except (errors.HfHubHTTPError, ValueError):
+        return None
+    except Exception as error:  # the network has error types of its own, which change with huggingface_hub
+        return f"the Hub does not answer ({' '.join(str(error).split()) or type(error).__name__})"
+    return None

@@ -59,6 +59,10 @@ class Kind:
         if (folder / "run").exists():
             how = f"`milldam status {folder}` says how to go on."
             return f"{folder}: unfinished: a run was interrupted here. {how}"
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
+        if splits:
+            named = f"Name {folder / splits[0]}, say."
+            return f"{folder}: not {self.phrase} itself, but there is one of each split: {', '.join(splits)}. {named}"
         return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
 
 

@@ -62,6 +62,14 @@ def short_count(number: float) -> str:
     return f"{int(number):,}"
 
 
+def counted(count: int, noun: str) -> str:
+    """
+    >>> counted(1, "document"), counted(2_000, "document")
+    ('1 document', '2,000 documents')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def share(part: float, whole: float) -> str:
     """
     >>> share(1, 3), share(1, 10**6), share(0, 5), share(9_999, 10_000), share(1, 0)

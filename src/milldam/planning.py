@@ -43,8 +43,12 @@ class WorkPlan:
     stages: tuple[str, ...] = ("tokenize",)
     left_out: str = ""
     """Files of the input's folders that are not read, and why."""
+    done_text_bytes: int = 0
+    """Text that was tokenized before."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that is read, by data set; None: plain text."""
 
 
 def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
@@ -65,16 +69,24 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
     Raises ResourceError with the smallest budget that would do when it holds none.
     """
     need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
-    alone = max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+    alone = least_bytes(parent_bytes, tokenizer_bytes)
     if budget.limit_bytes < alone:
-        # A process does not weigh the same twice: a little more, so that the size named is not refused in turn.
-        smallest = alone * 103 // 100 // 10**6 + 1
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
-            f"it takes at least --memory {smallest}MB."
+            f"it takes at least {memory_option(alone)}."
         )
     several = (budget.limit_bytes - parent_bytes) // need
     return max(1, min(wanted, several))
+
+
+def least_bytes(parent_bytes: int, tokenizer_bytes: int) -> int:
+    """What a run takes in which this process does the work itself."""
+    return max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+
+
+def memory_option(least: int) -> str:
+    """What to type for a budget that does; a process does not weigh the same twice, so it is a little more."""
+    return f"--memory {least * 103 // 100 // 10**6 + 1}MB"
 
 
 def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
@@ -83,7 +95,7 @@ def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
     if budget.limit_bytes < needed:
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: "
-            f"it takes at least --memory {needed * 103 // 100 // 10**6 + 1}MB."
+            f"it takes at least {memory_option(needed)}."
         )
 
 

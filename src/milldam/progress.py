@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from milldam.memory import format_size
 from milldam.planning import WorkPlan
+from milldam.store.tally import Tally
 
 log = logging.getLogger("milldam")
 
@@ -72,7 +73,16 @@ class Summary:
     tokens: int
     text_bytes: int
     characters: int
+    read: int
+    """Records that were read: documents kept, dropped and rejected together."""
+    rejected: dict[str, int]
+    """Records that could not be read, by reason."""
     dropped: dict[str, int]
+    """Documents that were dropped, by reason."""
+    flow: list[dict[str, Any]]
+    """Records into and out of each stage, with the reasons of what was lost there."""
+    sources: tuple[Tally, ...]
+    """The same figures by data set."""
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
@@ -80,10 +90,12 @@ class Summary:
     engine: str = ""
     inexact_cuts: int = 0
     damaged_files: int = 0
-    read: int = 0
-    """Documents that could be read."""
-    flow: list[dict[str, Any]] = field(default_factory=list)
-    """Documents into and out of each stage, with the reasons of what was dropped there."""
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that was read, by data set; None: plain text."""
+    output_bytes: int = 0
+    """Size of the result on disk, without what tells how it was made."""
+    session_text_bytes: int = 0
+    """Text that was tokenized in `seconds`: what a run that went on had done before is not in it."""
     wall: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
     dedup: dict[str, Any] = field(default_factory=dict)

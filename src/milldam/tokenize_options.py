@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config import Config, DataSet, TokenizerRules
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 
 ENCODERS = ("auto", "gigatoken", "huggingface")
 CHOICES = {
@@ -33,28 +33,19 @@ def tokenize_config(
     chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
     for name, allowed in CHOICES.items():
         if chosen.get(name, allowed[0]) not in allowed:
-            raise ConfigError(f'--{name.replace("_", "-")} "{chosen[name]}": must be one of {", ".join(allowed)}.')
+            raise ConfigError(Setting(name), f' "{chosen[name]}": must be one of {", ".join(allowed)}.')
     if chosen.get("engine") in ENCODERS:
         # What encodes was called the engine before there was a choice of where the work is done.
         chosen["encoder"] = chosen.pop("engine")
     encoder = {"engine": chosen["encoder"]} if "encoder" in chosen else {}
-    try:
-        return Config(
-            datasets=DataSet(path=tuple(str(one) for one in given), **_some(chosen, _OF_DATA_SET)),
-            tokenizer=TokenizerRules(path=str(tokenizer), **_some(chosen, _OF_TOKENIZER), **encoder),
-            out=str(out),
-            clean="off",
-            dedup="off",
-            **_some(chosen, _OF_JOB),
-        )
-    except ConfigError as error:
-        raise ConfigError(_as_option(str(error))) from None
-
-
-def _as_option(message: str) -> str:
-    """A message about a key, as one about the option of the same name."""
-    key, _, rest = message.partition(" ")
-    return f"--{key.replace('_', '-')} {rest}" if key in OPTIONS else message
+    return Config(
+        datasets=DataSet(path=tuple(str(one) for one in given), **_some(chosen, _OF_DATA_SET)),
+        tokenizer=TokenizerRules(path=str(tokenizer), **_some(chosen, _OF_TOKENIZER), **encoder),
+        out=str(out),
+        clean="off",
+        dedup="off",
+        **_some(chosen, _OF_JOB),
+    )
 
 
 def _some(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -86,25 +86,19 @@ class Workforce:
     def elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def enter(self, stage: str) -> None:
-        """Book what follows under another stage."""
+    def enter(self, stage: str, units: int = 0, done: int = 0, input_bytes: int = 0) -> None:
+        """Book what follows under another stage, and say so."""
         now = time.monotonic()
         self._wall[self.monitor.stage] += now - self._stage_started
         self._stage_started = now
         self.monitor.enter_stage(stage)
+        budget = self._snapshot.budget_bytes
+        self._snapshot = Snapshot(stage, units, units_done=done, input_total=input_bytes, budget_bytes=budget)
+        self._tell(force=True)
 
     def work(self, stage: Stage, staff: Staff, on_part: Callable[[Any], None]) -> None:
         """Have every unit of a stage done. `on_part` gets what workers finish."""
-        self.enter(stage.name)
-        units, done, size = self._expected(stage)
-        self._snapshot = Snapshot(
-            stage=stage.name,
-            units=units,
-            units_done=done,
-            input_total=size,
-            budget_bytes=self._snapshot.budget_bytes,
-        )
-        self._stage_started = time.monotonic()
+        self.enter(stage.name, *self._expected(stage))
         with _thread_limit(staff):
             self.crew.executor(stage.name, staff).run(
                 stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import click
 
 from milldam import __version__
+from milldam.cli.cache import cache
 from milldam.cli.completion import completion
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
@@ -23,6 +25,7 @@ from milldam.cli.inspect import inspect
 from milldam.cli.interrupting import EXIT_INTERRUPTED
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
+from milldam.cli.naming import as_option, explained
 from milldam.cli.preprocess import plan, preprocess
 from milldam.cli.pull import pull
 from milldam.cli.push import push
@@ -48,12 +51,15 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise explained(error) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except MilldamError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(visible(f"milldam: {error}"), err=True)
+            command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
+            click.echo(visible(f"milldam: {error.spelled(partial(as_option, command))}"), err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.
@@ -83,8 +89,8 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push, qa,
-    qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
+    cache, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push,
+    qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from milldam.markup import counted
+
 
 @click.command("dedup-index")
 @click.argument("index", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -31,6 +33,6 @@ def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
         click.echo(json.dumps([asdict(run) for run in runs]))
         return
     for run in runs:
-        click.echo(f"{run.id}  {run.documents:,} documents, {run.hashes:,} new  {run.out}")
+        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new  {run.out}")
     if not runs:
         click.echo(f"{index}: no runs.")

@@ -12,6 +12,7 @@ import click
 from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.terminal import visible
 from milldam.exporters import EXPORTERS
+from milldam.markup import counted
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def export(store: str, to: str, out: Path, as_json: bool, **options: Any) -> Non
 
 def summary_lines(summary: ExportSummary) -> list[str]:
     """The closing lines: what was made, of what size, at what rate."""
-    made = f"{summary.documents:,} documents, {summary.tokens:,} tokens"
+    made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}"
     if summary.up_to_date:
         return [f"{summary.out} is up to date: {made}."]
-    files = "1 file" if summary.files == 1 else f"{summary.files:,} files"
+    files = counted(summary.files, "file")
     rate = summary.bytes / max(summary.seconds, 1e-9) / 1e6
     # Of a resumed export, only a part was written in these seconds.
     pace = "" if summary.resumed else f", {rate:,.0f} MB/s"
@@ -64,7 +65,7 @@ def summary_lines(summary: ExportSummary) -> list[str]:
         f"{files}, {format_size(summary.bytes)}, {summary.seconds:.1f} s{pace}",
     ]
     if "rows" in summary.counts:
-        lines.append(f"{summary.counts['rows']:,} rows")
+        lines.append(counted(summary.counts["rows"], "row"))
     if summary.counts.get("tokens_left_out"):
         lines.append(f"{summary.counts['tokens_left_out']:,} tokens at the end fill no row and are left out")
     return lines

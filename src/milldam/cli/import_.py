@@ -12,6 +12,7 @@ import click
 from milldam.cli.interrupting import as_interrupt
 from milldam.cli.terminal import visible
 from milldam.importers import FORMATS
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.importers.job import ImportSummary
@@ -56,16 +57,16 @@ def import_(sources: tuple[str, ...], out: str, as_json: bool, **options: Any) -
 
 
 def _lines(summary: ImportSummary, out: Path) -> list[str]:
-    made = f"{summary.documents:,} documents, {summary.tokens:,} tokens, {summary.dtype}"
+    made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}, {summary.dtype}"
     if summary.up_to_date:
         return [f"{out} is up to date: {made}."]
     rate = summary.tokens / max(summary.seconds, 1e-9) / 1e6
     lines = [
         f"{out}: {made}, vocabulary {summary.vocab_size:,}",
-        f"from {summary.files:,} files ({', '.join(summary.formats)}) in {summary.seconds:.1f} s, "
+        f"from {counted(summary.files, 'file')} ({', '.join(summary.formats)}) in {summary.seconds:.1f} s, "
         f"{rate:.1f}M tokens/s" + (", resumed" if summary.resumed else ""),
     ]
     if len(summary.splits) > 1:
         for name, one in summary.splits.items():
-            lines.append(f"  {name}: {one['documents']:,} documents, {one['tokens']:,} tokens")
+            lines.append(f"  {name}: {counted(one['documents'], 'document')}, {counted(one['tokens'], 'token')}")
     return lines

@@ -17,6 +17,7 @@ from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.memory_lines import memory_lines
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError, MilldamError
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.progress import Observer
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("function", metavar="SCRIPT.PY:FUNCTION")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder for the table.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Folder for the table. [default: in the cache, by its key]"
+)
 @click.option("--rows", "rows", is_flag=True, help="The function takes and returns one row, not a batch.")
 @click.option("--batch-size", type=int, metavar="N", help="Rows a call. [default: 1000]")
 @click.option("--batch-bytes", metavar="SIZE", help="Bytes a call, at most. [default: 8MB]")
@@ -77,25 +80,39 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     milldam map clean.py:clean books/ -o clean.table
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
+
+    Without -o the table is in the cache (`milldam cache`). A data set with several splits becomes a table for each, in
+    folders of OUT, unless --split names one.
     """
+    from milldam.mapping.sources import each_split
+
+    try:
+        said = {"source": list(inputs), "function": function, **_said(options)}
+        splits = each_split(said)
+        made = {name: _summary_of(one, quiet=quiet) for name, one in (splits or {"": said}).items()}
+    except MilldamError as error:
+        raise type(error)(_as_options(str(error))) from error
+    if as_json:
+        told = {name: summary.as_json() for name, summary in made.items()}
+        click.echo(json.dumps(told if splits is not None else told[""]))
+    elif not quiet:
+        click.echo(visible("\n".join(line for summary in made.values() for line in summary_lines(summary))))
+
+
+def _summary_of(said: dict[str, Any], *, quiet: bool) -> MapSummary:
+    """Make one table."""
     from milldam.cli.progress import make_observer
     from milldam.mapping import run_map
     from milldam.mapping.settings import settings_of
 
+    settings = settings_of(said)
+    signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        settings = settings_of({"source": list(inputs), "function": function, **_said(options)})
-        signal.signal(signal.SIGTERM, as_interrupt)
         # What the function prints goes where that of worker processes goes: standard output is for the summary.
         with make_observer(quiet=quiet) as observer, contextlib.redirect_stdout(sys.stderr):
-            summary = run_map(settings, _InOptions(observer))
+            return run_map(settings, _InOptions(observer))
     except KeyboardInterrupt:
-        _explain_interrupt(Path(options["out"]))
-    except MilldamError as error:
-        raise type(error)(_as_options(str(error))) from error
-    if as_json:
-        click.echo(json.dumps(summary.as_json()))
-    elif not quiet:
-        click.echo(visible("\n".join(summary_lines(summary))))
+        _explain_interrupt(settings.out)
 
 
 class _InOptions:
@@ -176,10 +193,11 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _explain_interrupt(out: Path) -> NoReturn:
+def _explain_interrupt(out: str | None) -> NoReturn:
     from milldam.mapping.map_run import MapRun
 
-    end_interrupted(f"Every finished unit is safe.\n{len(MapRun(out).made())} units are done.")
+    done = "" if out is None else f"\n{counted(len(MapRun(Path(out)).made()), 'unit')} done."
+    end_interrupted(f"Every finished unit is safe.{done}")
 
 
 def summary_lines(summary: MapSummary) -> list[str]:
@@ -187,15 +205,15 @@ def summary_lines(summary: MapSummary) -> list[str]:
     from milldam.memory import format_size
 
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {summary.rows:,} rows; {summary.reuse}."]
-    counts = f"{summary.rows:,} rows"
+        return [f"{summary.out} is up to date: {counted(summary.rows, 'row')}; {summary.reuse}."]
+    counts = counted(summary.rows, "row")
     if summary.read != summary.rows:
-        counts = f"{summary.read:,} rows in, {summary.rows:,} out"
+        counts = f"{counted(summary.read, 'row')} in, {summary.rows:,} out"
     columns = ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items())
     lines = [
         f"{summary.out}: {counts}, {format_size(summary.bytes)}; {summary.reuse}",
         f"Columns: {columns}",
-        f"{summary.seconds:.1f} s, {summary.workers} workers",
+        f"{summary.seconds:.1f} s, {counted(summary.workers, 'worker')}",
     ]
     lines += [f"Changed: {what}" for what in summary.changed]
     if summary.rejected:

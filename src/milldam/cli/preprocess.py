@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.engine import engine_options
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.config import Config
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from milldam.job.stages import PlannedJob
     from milldam.sources.listed import Listing
 
+_SAMPLE_TOKENS = 120
 _config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
 _set = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file: --set dedup.near.rows=8."
@@ -60,7 +63,20 @@ def preprocess(
     if dry_run:
         _show_plan(loaded, as_json=as_json)
         return
-    run_and_show(partial(run_job, loaded), Path(loaded.out), as_json=as_json, quiet=quiet)
+    summary = run_and_show(partial(run_job, loaded), Path(loaded.out), as_json=as_json, quiet=quiet)
+    if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
+        _show_sample(summary.out)
+
+
+def _show_sample(out: Path) -> None:
+    """What a model will see first: the first row where rows were written, else the first document."""
+    from milldam.cli.inspect import show_tokens
+    from milldam.run import PACKED_FOLDER
+    from milldam.store import Store
+
+    rows = out / PACKED_FOLDER
+    packed = rows.exists()
+    show_tokens(Store(rows if packed else out), 0, _SAMPLE_TOKENS, called="row" if packed else "document")
 
 
 @click.command()
@@ -148,15 +164,16 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
         f"Output: {config.out} ({planned.state})",
         *(f"Simulated {line}" for line in planned.simulated),
         "Estimated from a sample:" if not planned.simulated else "Estimated, for what is simulated:",
-        f"  documents {guess.documents:,}, text {format_size(guess.text_bytes)}, tokens {guess.tokens:,}"
+        f"  about {counted(guess.documents, 'document')}, {format_size(guess.text_bytes)} of text,"
+        f" {counted(guess.tokens, 'token')}"
         " (before anything is dropped)",
         f"  units {planned.plan.units:,}, shards {needs.shards:,}, manifest {format_size(needs.manifest_bytes)},"
         f" run folder {format_size(needs.run_folder_bytes)}",
         *_dedup_lines(needs),
         *_disk_lines(guess, needs, told=not planned.simulated),
-        f"  time on {machines.nodes} x {machines.workers} workers: {_duration(guess.seconds)}"
+        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(guess.seconds)}"
         + (f" ({time})" if "," in time else ""),
-        f"  memory: at least {format_size(planned.memory_bytes)} a machine for {machines.workers} workers",
+        f"  memory: at least {format_size(planned.memory_bytes)} a machine for {counted(machines.workers, 'worker')}",
         f"  loader: first batch after {_duration(loader['first_batch_seconds'])},"
         f" {format_size(loader['memory_bytes'])} a process",
     ]
@@ -165,8 +182,8 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
 def _dedup_lines(needs: Needs) -> list[str]:
     from milldam.memory import format_size
 
-    steps = {"partitions of hashes": needs.partitions, "steps of bands": needs.band_steps}
-    told = [f"{number:,} {name}" for name, number in steps.items() if number]
+    steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
+    told = [counted(number, one) + f" of {what}" for (one, what), number in steps.items() if number]
     if needs.dedup_index_bytes:
         told.append(f"{format_size(needs.dedup_index_bytes)} for the index across runs")
     return [f"  dedup: {', '.join(told)}"] if told else []

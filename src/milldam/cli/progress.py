@@ -1,4 +1,4 @@
-"""How a run is shown while it works: a live line on a terminal, a plain line every 30 seconds elsewhere."""
+"""How a run is shown while it works: two live lines on a terminal, a plain line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from milldam.cli.terminal import visible
+from milldam.markup import counted
 from milldam.memory import format_size
+from milldam.progress import Snapshot
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.console import Console
+    from rich.text import Text
 
     from milldam.planning import WorkPlan
-    from milldam.progress import Observer, Snapshot
+    from milldam.progress import Observer
 
 PLAIN_SECONDS = 30.0
 
@@ -36,9 +39,9 @@ def make_observer(*, quiet: bool) -> Iterator[Observer]:
 def _live() -> Iterator[Observer]:
     from rich.console import Console
 
-    console = Console(stderr=True)
-    with console.status("reading the input ...", spinner="line") as status:
-        yield LiveDisplay(status)
+    display = LiveDisplay(Console(stderr=True))
+    with display.live:
+        yield display
 
 
 class QuietDisplay:
@@ -70,32 +73,47 @@ class PlainDisplay(QuietDisplay):
 
 
 class LiveDisplay(QuietDisplay):
-    """The plan, then one line that changes."""
+    """The plan, then two lines that change in place; their clock goes on also while nobody reports."""
 
-    def __init__(self, status: Status) -> None:
-        self._status = status
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._snapshot = Snapshot("reading the input")
+        self._heard = time.monotonic()
+        self.live = Live(get_renderable=self.render, console=console, refresh_per_second=4, transient=True)
 
     def planned(self, plan: WorkPlan) -> None:
-        self._status.console.print("\n".join(plan_lines(plan)), highlight=False, markup=False)
+        self.progress(Snapshot(plan.stages[0], budget_bytes=plan.budget.limit_bytes))
+        self.live.refresh()  # first: what is printed goes above the lines as they were last drawn
+        self._console.print("\n".join(plan_lines(plan)), highlight=False, markup=False)
 
     def progress(self, snapshot: Snapshot) -> None:
-        from rich.text import Text
-
-        self._status.update(Text(f"{_bar(_share(snapshot))} {progress_line(snapshot)}"))
+        self._snapshot, self._heard = snapshot, time.monotonic()
 
     def warn(self, message: str) -> None:
-        self._status.console.print(visible(f"Warning: {message}"), style="yellow", markup=False)
+        self._console.print(visible(f"Warning: {message}"), style="yellow", markup=False)
+
+    def render(self) -> Text:
+        from rich.text import Text
+
+        snapshot, heard = self._snapshot, self._heard
+        seconds = snapshot.elapsed + time.monotonic() - heard
+        lines = live_lines(snapshot, seconds, self._console.width)
+        return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
 
 def plan_lines(plan: WorkPlan) -> list[str]:
     """What will be done and in how much memory."""
     lines = [
         f"Memory: {format_size(plan.budget.limit_bytes)} ({plan.budget.origin})"
-        f" = {plan.workers} workers x {format_size(plan.share_bytes)}" + (f"; {plan.note}" if plan.note else ""),
-        f"Input:  {format_size(plan.input_bytes)} in {plan.units} units of about {format_size(plan.shard_size)}"
-        + (f", {plan.done} of them done before" if plan.done else ""),
+        f" = {counted(plan.workers, 'worker')} x {format_size(plan.share_bytes)}"
+        + (f"; {plan.note}" if plan.note else ""),
+        f"Input:  {format_size(plan.input_bytes)} in {counted(plan.units, 'unit')}"
+        f" of about {format_size(plan.shard_size)}" + (f", {plan.done} of them done before" if plan.done else ""),
         f"Engine: {plan.engine} ({plan.engine_note})",
     ]
+    lines[2:2] = column_lines(plan.text_columns)
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:
@@ -105,17 +123,73 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     return lines
 
 
+def column_lines(columns: dict[str, str | None]) -> list[str]:
+    """The field that the text comes from, and where there are several the data sets of each; none for plain text.
+
+    >>> column_lines({"datasets.0": "text", "datasets.1": "body"})
+    ['Text:   field "text" of datasets.0; field "body" of datasets.1']
+    """
+    fields: dict[str | None, list[str]] = {}
+    for data_set, column in columns.items():
+        fields.setdefault(column, []).append(data_set)
+    if set(fields) <= {None}:
+        return []
+    told = {f'field "{visible(column)}"' if column else "plain text": sets for column, sets in fields.items()}
+    which = (field if len(told) == 1 else f"{field} of {', '.join(sets)}" for field, sets in told.items())
+    return [f"Text:   {'; '.join(which)}"]
+
+
 def progress_line(snapshot: Snapshot) -> str:
-    counts, elapsed = snapshot.counts, max(snapshot.elapsed, 1e-9)
-    tokens, characters = counts["tokens"], counts["characters"]
-    told = f", {tokens / elapsed / 1e6:.1f}M tokens/s, {characters / tokens:.2f} chars/token" if tokens else ""
-    size = counts["text_bytes"] or counts["input_bytes"]
-    return (
-        f"{snapshot.stage} {_share(snapshot):.0%} {format_size(size)}, {format_size(size / elapsed)}/s, "
-        f"{counts['documents']:,} documents{told}, "
-        f"unit {snapshot.units_done}/{snapshot.units}{_remaining(snapshot)}, "
-        f"memory {format_size(snapshot.anonymous_bytes)} of {format_size(snapshot.budget_bytes)}"
+    """All in one line."""
+    return ", ".join(
+        [f"{snapshot.stage} {_share(snapshot):.0%}", *_pace(snapshot, snapshot.elapsed), *_amounts(snapshot)]
     )
+
+
+def live_lines(snapshot: Snapshot, seconds: float, width: int) -> tuple[str, str]:
+    """Two lines that fit into a terminal: what is done of the stage, and what came of it."""
+    share = _share(snapshot)
+    bar = f" {_bar(share, 20 if width >= 100 else 10)} {share:.0%}" if snapshot.input_total else ""
+    return _fit([snapshot.stage + bar, *_pace(snapshot, seconds)], width), _fit(_amounts(snapshot), width)
+
+
+def _fit(figures: list[str], width: int) -> str:
+    """As many figures, the most important first, as a line of so many columns holds."""
+    line = figures[0]
+    for figure in figures[1:]:
+        if len(line) + len(figure) + 2 >= width:
+            break
+        line += f", {figure}"
+    # A full line would wrap on some terminals.
+    return line[: width - 1]
+
+
+def _pace(snapshot: Snapshot, seconds: float) -> list[str]:
+    """The time, and how much of the stage is left."""
+    share, units = _share(snapshot), f"unit {snapshot.units_done:,}/{snapshot.units:,}"
+    left = [f"{_clock(snapshot.elapsed / share - snapshot.elapsed)} left"] if share >= 0.01 else []
+    return [_clock(seconds), *left, *([units] if snapshot.units else [])]
+
+
+def _amounts(snapshot: Snapshot) -> list[str]:
+    """What has come of the stage, and the memory."""
+    counts, elapsed = snapshot.counts, max(snapshot.elapsed, 1e-9)
+    size, documents, tokens = counts["text_bytes"] or counts["input_bytes"], counts["documents"], counts["tokens"]
+    memory = f"memory {format_size(snapshot.anonymous_bytes)} of {format_size(snapshot.budget_bytes)}"
+    figures = [f"{format_size(size)} at {format_size(size / elapsed)}/s"] if size else []
+    figures += [memory] if snapshot.budget_bytes else []
+    figures += [f"{_short(documents)} document{'' if documents == 1 else 's'}"] if documents else []
+    if tokens:
+        figures += [f"{_short(tokens / elapsed)} tokens/s", f"{counts['characters'] / tokens:.2f} chars/token"]
+    return figures or [""]
+
+
+def _short(count: float) -> str:
+    """
+    >>> _short(950), _short(1_500), _short(24_100_000)
+    ('950', '1.5K', '24.1M')
+    """
+    return format_size(count).removesuffix("B").replace(" ", "")
 
 
 def _share(snapshot: Snapshot) -> float:
@@ -124,14 +198,11 @@ def _share(snapshot: Snapshot) -> float:
     return min(1.0, snapshot.counts["input_bytes"] / snapshot.input_total)
 
 
-def _remaining(snapshot: Snapshot) -> str:
-    share = _share(snapshot)
-    if share < 0.01:
-        return ""
-    left = int(snapshot.elapsed / share - snapshot.elapsed)
-    return f", {left // 3600}:{left % 3600 // 60:02d}:{left % 60:02d} left"
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
-def _bar(share: float) -> str:
-    filled = int(share * 20)
-    return "█" * filled + "░" * (20 - filled)
+def _bar(share: float, width: int) -> str:
+    filled = int(share * width)
+    return "█" * filled + "░" * (width - filled)

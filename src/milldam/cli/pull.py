@@ -10,6 +10,7 @@ import click
 
 from milldam.cli.push import exit_at_interrupt, say
 from milldam.cli.terminal import visible
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.hub.pulling import PullSummary
@@ -45,11 +46,11 @@ def pull(repo: str, out: Path | None, revision: str | None, split: str | None, a
 def summary_lines(summary: PullSummary) -> list[str]:
     from milldam.memory import format_size
 
-    whole = f"{summary.files} files, {format_size(summary.bytes)}"
+    whole = f"{counted(summary.files, 'file')}, {format_size(summary.bytes)}"
     if summary.up_to_date:
         return [f"{summary.out} is up to date: {whole}, as in {summary.repo} at {summary.commit[:8]}."]
     return [
         f"{summary.out}: {whole}, from {summary.repo} at {summary.commit[:8]}",
-        f"Fetched {summary.fetched} files, {format_size(summary.fetched_bytes)}; {summary.kept} were here"
+        f"Fetched {counted(summary.fetched, 'file')}, {format_size(summary.fetched_bytes)}; {summary.kept} were here"
         + (f"; {summary.removed} of an earlier pull removed" if summary.removed else ""),
     ]

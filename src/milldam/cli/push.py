@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from milldam.cli.terminal import visible
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.hub.pushing import PushSummary
@@ -66,11 +67,12 @@ def summary_lines(summary: PushSummary) -> list[str]:
 
     who = "private" if summary.private else "public"
     if summary.up_to_date:
-        return [f"{summary.url} is up to date: {summary.present} files, {who}."]
+        return [f"{summary.url} is up to date: {counted(summary.present, 'file')}, {who}."]
     sent, gone = ("Would send", "remove") if summary.dry_run else ("Sent", "removed")
     lines = [
         f"{summary.url} ({who}, {summary.revision})",
-        f"{sent} {summary.uploaded} files, {format_size(summary.uploaded_bytes)}; {summary.present} were there"
+        f"{sent} {counted(summary.uploaded, 'file')}, {format_size(summary.uploaded_bytes)};"
+        f" {summary.present} were there"
         + (f"; {gone} {len(summary.deleted)}, which the store no longer has" if summary.deleted else ""),
     ]
     if not summary.dry_run:

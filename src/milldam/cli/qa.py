@@ -14,6 +14,7 @@ from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.memory_lines import memory_lines
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.qa.job import QASummary
@@ -112,12 +113,12 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _explain_interrupt(out: Path) -> NoReturn:
     from milldam.qa.job import QARun
 
-    end_interrupted(f"Every finished shard is safe.\n{len(QARun(out).made())} units are done.")
+    end_interrupted(f"Every finished shard is safe.\n{counted(len(QARun(out).made()), 'unit')} done.")
 
 
 def summary_lines(summary: QASummary) -> list[str]:
     """The closing lines: what was made, what became of the answers, at what rate, in how much memory."""
-    made = f"{summary.examples:,} examples, {summary.windows:,} windows"
+    made = f"{counted(summary.examples, 'example')}, {counted(summary.windows, 'window')}"
     if summary.up_to_date:
         return [f"{summary.out} is up to date: {made}."]
     counts = summary.counts
@@ -125,9 +126,9 @@ def summary_lines(summary: QASummary) -> list[str]:
     lines = [
         f"{summary.out}: {made}, {counts['windows_with_answers']:,} of them with the answer",
         f"{summary.seconds:.1f} s, {summary.examples / seconds:,.0f} examples/s, "
-        f"{counts['tokens'] / seconds / 1e6:.2f}M tokens/s, {summary.workers} workers",
+        f"{counts['tokens'] / seconds / 1e6:.2f}M tokens/s, {counted(summary.workers, 'worker')}",
         f"Answers: {counts['answered']:,} found, {counts['repaired']:,} of them repaired; "
-        f"{counts['unrepairable']:,} unrepairable; {counts['unanswerable']:,} questions without one",
+        f"{counts['unrepairable']:,} unrepairable; {counted(counts['unanswerable'], 'question')} without one",
     ]
     for name in ("dropped", "rejected"):
         if counts[name]:

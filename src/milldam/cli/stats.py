@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from milldam.cli.source_lines import source_lines
+from milldam.cli.terminal import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,12 +36,14 @@ def stats(store: str, as_json: bool) -> None:
     """
     from milldam.api import open
     from milldam.store import Store
+    from milldam.store.tally import Tally
 
     opened = open(store)
     figures = collect(opened) if isinstance(opened, Store) else _collect_other(opened)
     if as_json:
         click.echo(json.dumps(figures))
         return
+    sources = source_lines([Tally(**one) for one in figures.pop("sources", [])])
     for name, value in figures.items():
         if isinstance(value, dict):
             click.echo(f"{name}:" if value else f"{name + ':':<22}none")
@@ -45,11 +51,15 @@ def stats(store: str, as_json: bool) -> None:
                 click.echo(f"  {key + ':':<20}{_shown(inner)}")
         else:
             click.echo(f"{name + ':':<22}{_shown(value)}")
+    for line in sources:
+        click.echo(visible(line))
 
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
-    manifest = store.manifest
+    from milldam.config import text_columns
+
+    manifest, tally = store.manifest, store.manifest.tally
     return {
         "store": store.name,
         "documents": len(store),
@@ -61,13 +71,17 @@ def collect(store: Store) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),
+        "text_columns": text_columns(manifest.settings),
         "eos": manifest.tokenizer.get("eos_token"),
         "bos": manifest.tokenizer.get("bos_token"),
         "engine": manifest.engine,
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
         "tokens_per_document": _quantiles(store.document_lengths(), store.tokens, len(store)),
-        "dropped": manifest.dropped,
+        "read": tally.read,
+        "rejected": tally.rejected,
+        "dropped": tally.reasons,
+        "sources": [asdict(one) for one in manifest.sources],
         "damaged_files": manifest.damaged_files,
     }
 

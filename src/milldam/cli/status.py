@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.markup import counted
+
 if TYPE_CHECKING:
     from milldam.run import Run
 
@@ -93,9 +95,10 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     from milldam.memory import format_size
 
     safe = found["safe"]
-    counted = [f"{count:,} {name}" for name, count in safe.items() if name != "units_done"]
-    kept = ", ".join([_units(safe["units_done"]), *counted])
-    units = f"{safe['units_done']}/{_units(found['units'])}" if found.get("units") else _units(safe["units_done"])
+    figures = [counted(count, name.removesuffix("s")) for name, count in safe.items() if name != "units_done"]
+    done, all_units = safe["units_done"], found.get("units")
+    kept = ", ".join([counted(done, "unit"), *figures])
+    units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]
     shares = _share_lines(found.get("shares", {}))
@@ -111,19 +114,15 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
         f"Memory: {format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}",
         f"Safe: {kept}.",
     ]
-    return lines + _worker_lines(found.get("workers", {}), "rows" if "rows" in safe else "documents") + shares
+    return lines + _worker_lines(found.get("workers", {}), "row" if "rows" in safe else "document") + shares
 
 
-def _units(count: int) -> str:
-    return f"{count} unit" + ("s" if count != 1 else "")
-
-
-def _worker_lines(workers: dict[str, Any], counted: str) -> list[str]:
+def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
     from milldam.memory import format_size
 
     return [
         f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-        f"{worker.get('documents', 0):,} {counted}, {format_size(worker.get('anonymous_bytes', 0))}, "
+        f"{counted(worker.get('documents', 0), noun)}, {format_size(worker.get('anonymous_bytes', 0))}, "
         f"heard {time.time() - worker['time']:.0f} s ago"
         for number, worker in sorted(workers.items())
     ]
@@ -133,7 +132,7 @@ def _share_lines(shares: dict[str, Any]) -> list[str]:
     """A line for each share that is not done, and one for all that are."""
     done = sum(told["state"] == "done" for told in shares.values())
     lines = [_share_line(label, told) for label, told in shares.items() if told["state"] != "done"]
-    return lines + ([f"  {done} shares are done"] if done else [])
+    return lines + ([f"  {counted(done, 'share')} done"] if done else [])
 
 
 def _share_line(label: str, told: dict[str, Any]) -> str:
@@ -145,6 +144,7 @@ def _share_line(label: str, told: dict[str, Any]) -> str:
     if "units" not in told:
         return line
     return (
-        f"{line}, process {told['pid']} on {told['host']}, {told['units_done']} of about {told['units']} units, "
+        f"{line}, process {told['pid']} on {told['host']},"
+        f" {told['units_done']} of about {counted(told['units'], 'unit')}, "
         f"{told['elapsed']:.0f} s, {format_size(told['anonymous_bytes'])} of {format_size(told['budget_bytes'])}"
     )

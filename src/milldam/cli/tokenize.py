@@ -15,7 +15,10 @@ import click
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.memory_lines import memory_lines
+from milldam.cli.source_lines import source_lines
+from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.progress import Observer, Summary
@@ -104,8 +107,7 @@ def tokenize(
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
-    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command goes on
-    where it stopped.
+    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command resumes.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/
@@ -128,7 +130,7 @@ def tokenize(
     run_and_show(partial(run_job, config, report=False), out, as_json=as_json, quiet=quiet)
 
 
-def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: bool, quiet: bool) -> None:
+def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: bool, quiet: bool) -> Summary:
     """Run a job with its progress shown; then its summary, or after an interruption how to go on."""
     from milldam.cli.progress import make_observer
 
@@ -139,34 +141,39 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
     except KeyboardInterrupt:
         _explain_interrupt(work)
     _show(summary, as_json=as_json, quiet=quiet)
+    return summary
 
 
 def _explain_interrupt(work: Path) -> NoReturn:
     from milldam.run import Run
 
     done = len({record.unit for record in Run(work).records() if record.last})
-    end_interrupted(f"Every finished shard is safe.\n{done} units are done, and what stages before them finished.")
+    units = counted(done, "unit")
+    end_interrupted(f"Every finished shard is safe.\n{units} done, and what the stages before them finished.")
 
 
 def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(summary) | {"out": str(summary.out)}))
     elif not quiet:
-        click.echo("\n".join(summary_lines(summary)))
+        click.echo(visible("\n".join(summary_lines(summary))))
 
 
 def summary_lines(summary: Summary) -> list[str]:
     """The closing lines: what was made, at what rate, in how much memory."""
+    from milldam.cli.progress import column_lines
     from milldam.memory import format_size
 
+    made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}"
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {summary.documents:,} documents, {summary.tokens:,} tokens."]
+        return [f"{summary.out} is up to date: {made}.", *column_lines(summary.text_columns)]
     ratio = summary.characters / max(1, summary.tokens)
-    rate = summary.text_bytes / max(summary.seconds, 1e-9)
     lines = [
-        f"{summary.out}: {summary.documents:,} documents, {summary.tokens:,} tokens"
-        f" from {format_size(summary.text_bytes)} of text ({ratio:.2f} characters a token)",
-        f"{summary.seconds:.1f} s, {format_size(rate)}/s, {summary.workers} workers, {summary.engine}",
+        f"{summary.out}: {made}, {format_size(summary.output_bytes)} on disk",
+        f"from {format_size(summary.text_bytes)} of text, {counted(summary.characters, 'character')}"
+        f" ({ratio:.2f} characters a token)",
+        *column_lines(summary.text_columns),
+        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.engine}",
     ]
     total = sum(summary.stages.values()) or 1.0
     lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
@@ -177,26 +184,42 @@ def summary_lines(summary: Summary) -> list[str]:
     if rejects.exists():
         lines.append(f"Rejected records are in {rejects}")
     if summary.inexact_cuts:
-        lines.append(f"Warning: {summary.inexact_cuts} cuts in giant documents could not be proved exact.")
+        cuts = counted(summary.inexact_cuts, "cut")
+        lines.append(f"Warning: {cuts} in giant documents could not be proved exact.")
     if summary.report is not None:
         lines.append(f"Report: {summary.report}")
     return lines
 
 
+def _speed(summary: Summary) -> str:
+    """The time of this session, and the rate at what it did: a run that went on had done the rest before."""
+    from milldam.memory import format_size
+
+    seconds, done = summary.seconds, summary.session_text_bytes
+    if not done:
+        return f"{seconds:.1f} s"
+    left = f" for {format_size(done)} that were left" if done < summary.text_bytes else ""
+    return f"{seconds:.1f} s{left}, {format_size(done / max(seconds, 1e-9))}/s"
+
+
 def _document_lines(summary: Summary) -> list[str]:
-    """What became of the documents: dropped, by stage and reason; kept, by split; packed."""
-    losses = [stage for stage in summary.flow if stage["dropped"]]
-    lines = [f"Dropped: {sum(summary.dropped.values()):,} of {summary.flow[0]['documents_in']:,}"] if losses else []
-    for stage in losses:
+    """What became of the records: lost, by stage and reason; kept, by source and split; packed."""
+    dropped, rejected = sum(summary.dropped.values()), sum(summary.rejected.values())
+    kept = f"{summary.documents:,} kept, {dropped:,} dropped, {rejected:,} rejected"
+    lines = [f"Read {counted(summary.read, 'record')}: {kept}"]
+    for stage in (stage for stage in summary.flow if stage["dropped"]):
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in stage["dropped"].items())
         lines.append(f"  {stage['stage']}: {reasons}")
+    lines += source_lines(summary.sources)
     if len(summary.splits) > 1:
-        splits = (f"{name} {one['documents']:,} ({one['tokens']:,} tokens)" for name, one in summary.splits.items())
+        splits = (
+            f"{name} {one['documents']:,} ({counted(one['tokens'], 'token')})" for name, one in summary.splits.items()
+        )
         lines.append(f"Splits: {', '.join(splits)}")
     for name, packed in summary.packing.items():
         lines.append(
-            f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {packed['rows']:,} rows, "
-            f"{packed['efficiency']:.2%} filled, {packed['cut_documents']:,} documents cut, "
-            f"{packed['tail']:,} tokens at the end left out"
+            f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
+            f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
+            f"{counted(packed['tail'], 'token')} at the end left out"
         )
     return lines

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.markup import counted
+
 if TYPE_CHECKING:
     from milldam.store.place import Place
 
@@ -39,11 +41,11 @@ def verify(store: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"ok": not problems, "problems": problems, **facts}))
     elif not problems:
-        counted = ", ".join(f"{count:,} {name}" for name, count in facts.items())
-        click.echo(f"{place.name}: whole. {counted}; all hashes, indexes and ids are right.")
+        figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
+        click.echo(f"{place.name}: whole. {figures}; all hashes, indexes and ids are right.")
     else:
         again = "Make it again with --overwrite." if folder is not None else "Push it again."
-        click.echo(f"{place.name}: {len(problems)} problems. {again}", err=True)
+        click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)
     sys.exit(1 if problems else 0)
 
 

@@ -6,7 +6,6 @@ YAML takes for booleans or null are understood where a word is wanted: `dedup: o
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -14,7 +13,8 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from milldam.config_file.lines import Document, KeyPath
-from milldam.errors import did_you_mean
+from milldam.config_file.other_words import meant_setting, said_of
+from milldam.errors import did_you_mean, nearest
 
 _OFF = ("off", "none")
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -124,14 +124,16 @@ class _Fitting:
         return made
 
     def _hint(self, key: str, keys: dict[str, Any]) -> str:
-        """The nearest key here, else the nearest one in any block."""
-        here = did_you_mean(key, keys)
+        """A key of another block, what other tools call so, or the nearest key, here or else in any block."""
         blocks = dict(reversed(list(all_keys(self._root))))
-        elsewhere = difflib.get_close_matches(key, blocks, n=1)
-        if here or not elsewhere:
-            return here
-        under = blocks[elsewhere[0]]
-        return f' Did you mean "{elsewhere[0]}" {f"under {under}" if under else "at the top level"}?'
+        said, meant = said_of(key), meant_setting(key)
+        if key not in blocks and said is not None:
+            return f" {said}"
+        if key not in blocks and meant is not None:
+            *above, near = (part for part in meant.split(".") if not part.isdecimal())
+            return _meant(near, ".".join(above), keys)
+        found = key if key in blocks else nearest(key, keys) or nearest(key, blocks)
+        return "" if found is None else _meant(found, blocks[found], keys)
 
     def _value(self, kinds: Kinds, value: Any, path: KeyPath, default: Any) -> Any:
         """The value as it must be. After a problem anything will do, since the whole is refused."""
@@ -192,12 +194,18 @@ class _Fitting:
         return _LEFT_OUT
 
 
+def _meant(key: str, under: str, keys: dict[str, Any]) -> str:
+    """A hint at a key, with the block that it is in unless that has these keys."""
+    where = "" if key in keys else f" under {under}" if under else " at the top level"
+    return f' Did you mean "{key}"{where}?'
+
+
 def _fitted_scalar(scalars: frozenset[type], value: Any, text: str) -> Any:
     """The value as one of the types, the narrowest first."""
     if isinstance(value, bool):
         return value if bool in scalars else text if str in scalars else _LEFT_OUT
     if isinstance(value, int | float):
-        if int in scalars and value == int(value):
+        if int in scalars and (isinstance(value, int) or value.is_integer()):
             return int(value)
         if float in scalars:
             return value

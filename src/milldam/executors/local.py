@@ -111,7 +111,7 @@ class _Job:
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"RAYON_NUM_THREADS": str(self._threads), "PYTHONPATH": path}
         # -P: what lies in the current folder must not stand in for an installed package.
-        command = [sys.executable, "-P", "-m", "milldam.executors.worker", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "milldam.executors.worker", str(theirs.fileno()), str(os.getpid())]
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=_STDERR
         )

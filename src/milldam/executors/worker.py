@@ -23,18 +23,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    connection = Connection(int(sys.argv[1]))
+    connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     # Ctrl-C reaches the whole group: only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    _die_with(parent)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _serve(connection)
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
+    # It may be gone already. Whether the parent is process 1 says nothing: in a container it is.
+    if os.getppid() != parent:
         sys.exit(1)
 
 

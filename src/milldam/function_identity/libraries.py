@@ -98,7 +98,31 @@ def _tensor(value: Any) -> Described:
     flat = plain.cpu().contiguous().reshape(-1).view(torch.uint8)
     content = hashlib.blake2b(memoryview(flat.numpy()), digest_size=16).digest()
     kind = None if type(value) is torch.Tensor else type(value)
-    return (str(value.dtype), tuple(value.shape), content, kind, _own(value))
+    # Not the marks of what was compiled with it.
+    own = tuple(pair for pair in _own(value) if not pair[0].startswith("_dynamo_"))
+    return (str(value.dtype), tuple(value.shape), content, kind, own)
+
+
+def compiled_from(value: Any) -> Described | None:
+    """What `torch.compile` was given, and its compiler with the options; None: the value is nothing that it made.
+
+    Its own wrapper holds addresses, and what it has compiled so far: neither says what it computes.
+    """
+    original = vars(value).get("_torchdynamo_orig_callable")
+    if original is None:
+        return None
+    context = vars(value).get("dynamo_ctx")  # of a module; of a function its wrapper's variables say it
+    code = getattr(value, "__code__", None)
+    cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True)) if code is not None else {}
+    compiler = cells["callback"].cell_contents if "callback" in cells else getattr(context, "callback", None)
+    while (inner := getattr(compiler, "_torchdynamo_orig_backend", None)) is not None:
+        compiler = inner
+    return (original, compiler)
+
+
+def _scripted(value: Any) -> Described:
+    """TorchScript's modules: the many compiled parts that they consist of have no content to go by."""
+    raise NoContentError
 
 
 def _by_text(value: Any) -> Described:
@@ -196,6 +220,8 @@ _KNOWN: dict[tuple[str, str], Callable[[Any], Described]] = {
     ("numpy", "generic"): _scalar,
     ("numpy", "dtype"): _dtype,
     ("torch", "Tensor"): _tensor,
+    ("torch", "OptimizedModule"): lambda value: compiled_from(value) or (),
+    ("torch", "ScriptModule"): _scripted,
     ("torch", "dtype"): _by_text,
     ("torch", "device"): _by_text,
     ("pyarrow", "DataType"): _arrow_type,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.function_identity.bytecode import Chain, Import, Uses, content, uses
+from milldam.function_identity.libraries import compiled_from
 from milldam.function_identity.origin import (
     is_library,
     is_library_file,
@@ -196,6 +197,10 @@ class Walk:
         code, owner = function.__code__, "" if label == CODE else f" of {label.removeprefix('function ')}"
         if code is _DISPATCH:
             self.parts[label] = self._values.pairs("dispatch", function.registry.items(), label).hex()  # type: ignore[attr-defined]
+            return
+        compiled = compiled_from(function)
+        if compiled is not None:
+            self.parts[label] = digest_of("compiled", self._values.digest(compiled, label)).hex()
             return
         found = uses(code)
         links = [self._captured(function, found, owner), self._defaults(function, owner)]

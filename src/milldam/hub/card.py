@@ -255,8 +255,11 @@ def _splits(manifest: Any) -> list[tuple[Any, ...]]:
 
 def _dropped(contents: Contents) -> list[tuple[Any, ...]]:
     manifest = contents.manifest
-    counts = manifest.dropped if contents.kind is TOKENS else manifest.counts.get(_LEFT_OUT[contents.kind.name], {})
-    return [(reason, f"{count:,}") for reason, count in counts.items()]
+    if contents.kind is TOKENS:
+        lost = [*manifest.tally.rejected.items(), *manifest.tally.reasons.items()]
+    else:
+        lost = list(manifest.counts.get(_LEFT_OUT[contents.kind.name], {}).items())
+    return [(reason, f"{count:,}") for reason, count in lost]
 
 
 _LEFT_OUT = {"features": "dropped", "table": "rejected"}

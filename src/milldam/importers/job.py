@@ -86,7 +86,8 @@ def run_import(settings: ImportSettings) -> ImportSummary:
     pieces = find_pieces(settings)
     tokenizer = _look_up_tokenizer(settings)
     with Run(settings.out) as run:
-        identity = Identity(_identity_settings(settings, tokenizer, pieces), _list_input(run, pieces))
+        asked = _identity_settings(settings, tokenizer, pieces)
+        identity = Identity(asked, _list_input(run, pieces), tokenizer.facts["name"])
         begin = _where_to_begin(run, identity, overwrite=settings.overwrite)
         if begin != FINISHED:
             resumed = begin == UNFINISHED and run.has_results()

@@ -61,8 +61,11 @@ class Staged:
     """One staged shard."""
 
     record: PartRecord
-    dataset: int
     cap: Cap | None = None
+
+    @property
+    def dataset(self) -> int:
+        return self.record.dataset
 
     @property
     def name(self) -> str:

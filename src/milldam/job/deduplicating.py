@@ -75,7 +75,7 @@ class Deduplication:
             spool=str(self.run.folder),
             threads=staff.threads,
             seed=self.config.seed,
-            keep_texts=keeps_texts(self.config, sum(Survey.of(self._units()).unpacked().values())),
+            keep_texts=keeps_texts(self.config, Survey.of(self._units()).unpacked_bytes),
         )
         size = self.run.bytes_of(todo)
         stage = Stage("fingerprint", task, iter(todo.tolist()), assign, total=len(todo), input_bytes=size)

@@ -1,8 +1,9 @@
 """What a job will take, before it begins: documents, tokens, disk, time.
 
-From a small sample spread over the input (at most a quarter of a megabyte of each of some sixteen units), or, for the
-check of the disk that every job begins with, from typical text. The figures are estimates and are called so; what
-follows from them is in needs.py.
+From a small sample of each data set (the heads of some sixteen stretches of files spread over the input, at most a
+quarter of a megabyte of each), or, for the check of the disk that every job begins with, from typical text. What fits
+into the sample is counted exactly; else the figures are estimates and are called so. What follows from them is in
+needs.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -25,10 +26,11 @@ from milldam.filters.judging import Filters
 from milldam.job.needs import Load, Machines, Needs, find_needs
 from milldam.job.preparing import Prepared, Source, wanted_rows
 from milldam.memory import format_size, release
-from milldam.passes.documents import Reading, UnitReader
+from milldam.passes.documents import Documents, Reading, UnitReader
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.opening import open_bytes
-from milldam.sources.units import Slice, Unit
+from milldam.sources.tables import row_count
+from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.store.format import token_dtype
 from milldam.text_arrays import byte_count
 from milldam.tokenizers.encoder import groups
@@ -36,17 +38,18 @@ from milldam.tokenizers.engines import Engine, make_engine
 from milldam.verdicts import Verdicts
 
 UNITS_SAMPLED = 8
-SAMPLE_BYTES = 256 << 10
+SAMPLE_BYTES, SMALLEST_SAMPLE = 256 << 10, 16 << 10
 TEXTS_PART_OF_DISK = 8
 """Texts are kept between the passes when they fit this many times on the free disk."""
 WARM_SHARE = 0.65
 """An engine that knows the words of a sample encodes it faster than new text by this factor."""
 WRITE_SECONDS = 1.4e-9
 """A byte of text, of one core: writing its tokens, with what is around it."""
+_UNIT_BYTES = 46
+"""A line of the list of units, beside its slices, with where it lies."""
 _LISTED_BYTES = 110
 """A line of the list of files, beside the path."""
 _UNPACKED_SAMPLE = 4 << 20
-_TYPICAL_RATIO = {"gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +69,51 @@ class Estimate:
 
 @dataclass(slots=True)
 class Sample:
-    """How much text, how many documents and tokens some input held, and how long what takes."""
+    """How much text, how many documents and tokens some input holds, and how long what takes."""
 
-    input_bytes: int = 0
-    text_bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
+    input_bytes: float = 0
+    text_bytes: float = 0
+    documents: float = 0
+    tokens: float = 0
     work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of one core by kind: read (and clean), hash, signatures, filter, encode, write."""
-    ratios: dict[str, float] = field(default_factory=lambda: dict(_TYPICAL_RATIO))
-    """How much larger than a file what it unpacks to is."""
+    slices: float = 0
+
+    def add(self, other: Sample, factor: float = 1.0) -> None:
+        """What another one holds, so many times."""
+        for name in ("input_bytes", "text_bytes", "documents", "tokens", "slices"):
+            setattr(self, name, getattr(self, name) + factor * getattr(other, name))
+        for kind, seconds in other.work.items():
+            self.work[kind] += factor * seconds
+
+
+Kind = tuple[int, str, str | None]
+"""Files that are alike: the number of their data set, their format, their compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What is known of the input, by kind: what is true of one data set need not be of another."""
+
+    other: Sample
+    """For what has no sample of its own; by bytes without compression."""
+    own: dict[Kind, Sample] = field(default_factory=dict)
+
+    def expect(self, kind: Kind, size: int, slices: int) -> Sample:
+        """What so many bytes of files of a kind hold, in so many slices."""
+        sample, ratio = self.own.get(kind), 1.0
+        if sample is None:
+            sample, ratio = self.other, _ratio(kind)
+        expected = Sample()
+        expected.add(sample, size * ratio / max(1, sample.input_bytes))
+        if sample.documents == sample.slices > 0:
+            expected.documents = slices  # a file is a document, however large
+        return expected
+
+
+def _ratio(kind: Kind) -> float:
+    """How much larger than a file what it unpacks to is, as is typical."""
+    return TYPICAL_RATIO.get(kind[2] or "", 1.0)
 
 
 # Measured (docs/scale.md): seconds for a gigabyte of English JSON lines, and for a document.
@@ -100,33 +138,32 @@ def estimate(
     config: Config,
     prepared: Prepared,
     survey: Survey,
-    sample: Sample,
+    samples: Samples,
     stages: tuple[str, ...],
     machines: Machines,
     *,
     documents: dict[int, int] | None = None,
     here: bool = True,
 ) -> Estimate:
-    """What so much input will take when it is like the sample.
+    """What so much input will take when each data set is like its sample.
 
     `documents`: of each data set, where they are known. `here`: the output goes to a disk that can be looked at.
     """
-    text, found = _amounts(prepared, survey, sample, documents or {})
-    scale = text / max(1, sample.text_bytes)
-    tokens = int(sample.tokens * scale)
+    job = _expected(prepared, survey, samples, documents or {})
+    tokens = int(job.tokens)
     width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
     free = _free_bytes(config)
     load = Load(
-        documents=int(found),
-        text_bytes=int(text),
+        documents=round(job.documents),
+        text_bytes=int(job.text_bytes),
         tokens=tokens,
         token_bytes=tokens * width,
         input_bytes=prepared.identity.input["bytes"],
         units=survey.units,
         plan_bytes=int(survey.plan_bytes + prepared.identity.input["files"] * _LISTED_BYTES),
         shard_size=prepared.shard_size,
-        keeps_texts=here and keeps_texts(config, text),
-        work={kind: seconds * scale for kind, seconds in sample.work.items()},
+        keeps_texts=here and keeps_texts(config, job.text_bytes),
+        work=dict(job.work),
     )
     needs = find_needs(config, load, stages, machines)
     store = {"tokens", "idx", "packed rows", "dedup index"}
@@ -146,15 +183,20 @@ def estimate(
     )
 
 
-def _amounts(prepared: Prepared, survey: Survey, sample: Sample, documents: dict[int, int]) -> tuple[float, float]:
-    """(bytes of text, documents) that are taken."""
-    text = found = 0.0
-    for number, size in survey.unpacked(sample.ratios).items():
-        there = documents.get(number) or size * sample.documents / max(1, sample.input_bytes)
-        taken = _wanted(prepared.sources[number], there)
-        found += taken
-        text += size * sample.text_bytes / max(1, sample.input_bytes) * taken / max(1.0, there)
-    return text, found
+def _expected(prepared: Prepared, survey: Survey, samples: Samples, documents: dict[int, int]) -> Sample:
+    """What is taken of all data sets."""
+    job = Sample()
+    for number, source in enumerate(prepared.sources):
+        held = Sample()
+        for kind, size in survey.sizes.items():
+            if kind[0] == number:
+                held.add(samples.expect(kind, size, survey.slices[kind]))
+        there = documents.get(number) or held.documents
+        taken = _wanted(source, there)
+        job.add(held, taken / max(1.0, there))
+        # Where documents are known, the sample need not have as many.
+        job.documents += taken - held.documents * taken / max(1.0, there)
+    return job
 
 
 def require_disk(needed: Estimate, out: str) -> None:
@@ -174,17 +216,16 @@ def _wanted(source: Source, documents: float) -> float:
 
 
 class Survey:
-    """The size of every data set by compression, and some units, spread evenly; holds few however many there are."""
+    """The size of every data set by compression, and some slices of each, spread evenly; holds few of however many."""
 
     def __init__(self) -> None:
         self.units = 0
-        self.some: list[Unit] = []
-        """For a sample; repetitions are none of them."""
+        self._spread: defaultdict[int, _Spread] = defaultdict(_Spread)
+        self.sizes: Counter[Kind] = Counter()
+        self.slices: Counter[Kind] = Counter()
+        """By kind of file."""
         self.dearest: tuple[int, Slice] | None = None
         """The slice that takes most memory to unpack, and its data set; None: none takes more than batches do."""
-        self._sizes: Counter[tuple[int, str | None]] = Counter()
-        self._first_copies = self._slices = 0
-        self._step = 1
 
     @classmethod
     def of(cls, units: Iterable[Unit]) -> Survey:
@@ -197,67 +238,125 @@ class Survey:
         """Look at units as they pass."""
         for unit in units:
             self.units += 1
-            self._slices += len(unit.slices)
             if not unit.copy:
                 self._add(unit)
             yield unit
 
     def _add(self, unit: Unit) -> None:
+        spread = self._spread[unit.dataset]
         for slice in unit.slices:
-            self._sizes[unit.dataset, slice.compression] += slice.size
+            kind = (unit.dataset, slice.format, slice.compression)
+            self.sizes[kind] += slice.size
+            self.slices[kind] += 1
+            spread.add(unit, slice)
             if slice.unpacking > (self.dearest[1].unpacking if self.dearest is not None else 0):
                 self.dearest = unit.dataset, slice
-        if self._first_copies % self._step == 0:
-            self.some.append(unit)
-            if len(self.some) > 2 * UNITS_SAMPLED:
-                self.some, self._step = self.some[::2], self._step * 2
-        self._first_copies += 1
+
+    @property
+    def some(self) -> list[Unit]:
+        """For a sample: units of one slice each, of every data set; repetitions are none of them."""
+        each = max(1, 2 * UNITS_SAMPLED // max(1, len(self._spread)))
+        return [unit for spread in self._spread.values() for unit in spread.some[:: -(-len(spread.some) // each)]]
 
     @property
     def plan_bytes(self) -> float:
         """About the size of the list of units, and of the paths in the list of files."""
-        lines = sum(len(json.dumps(unit.as_json())) + 17 for unit in self.some)
-        slices = sum(len(unit.slices) for unit in self.some)
-        paths = sum(len(slice.path) for unit in self.some for slice in unit.slices)
-        return (lines + paths) / max(1, slices) * self._slices
+        some = [unit.slices[0] for unit in self.some]
+        listed = sum(len(json.dumps(slice.as_json())) + 2 + len(slice.path) for slice in some)
+        return listed / max(1, len(some)) * self.slices.total() + _UNIT_BYTES * self.units
 
-    def unpacked(self, ratios: dict[str, float] = _TYPICAL_RATIO) -> dict[int, float]:
-        """About the size of each data set without compression."""
-        found: defaultdict[int, float] = defaultdict(float)
-        for (dataset, compression), size in self._sizes.items():
-            found[dataset] += size * (1.0 if compression is None else ratios.get(compression, 1.0))
-        return dict(found)
+    @property
+    def unpacked_bytes(self) -> float:
+        """About the size of all without compression."""
+        return sum(size * _ratio(kind) for kind, size in self.sizes.items())
 
 
-def unpacked_bytes(unit: Unit) -> float:
-    """About the size of its input without compression, as is typical."""
-    return sum(slice.size * _TYPICAL_RATIO.get(slice.compression or "", 1.0) for slice in unit.slices)
+@dataclass(slots=True)
+class _Spread:
+    """Some of many slices, each as a unit of its own."""
+
+    some: list[Unit] = field(default_factory=list)
+    seen: int = 0
+    step: int = 1
+
+    def add(self, unit: Unit, slice: Slice) -> None:
+        if self.seen % self.step == 0:
+            self.some.append(replace(unit, slices=(slice,)))
+            if len(self.some) > 2 * UNITS_SAMPLED:
+                self.some, self.step = self.some[::2], self.step * 2
+        self.seen += 1
 
 
-def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Sample:
-    """Read and encode the heads of some units, and do with them what the job will do."""
-    sample = Sample()
+def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Samples:
+    """Read and encode the heads of some units of one slice each, and do with them what the job will do."""
     plain = config.tokenizer_rules.special_text == "plain"
     engine = make_engine(engine_name, prepared.tokenizer_json, plain_specials=plain, threads=1)
-    first_pass, filters = _FirstPass(config), Filters(config.filters)
+    working = _Working(engine, _FirstPass(config), Filters(config.filters))
+    limit = max(SMALLEST_SAMPLE, min(SAMPLE_BYTES, 2 * UNITS_SAMPLED * SAMPLE_BYTES // max(1, len(units))))
+    samples = Samples(Sample())
     for unit in units:
-        for texts, bytes_read, seconds in _head(config, prepared, unit):
-            sample.input_bytes += bytes_read
-            sample.text_bytes += byte_count(texts)
-            sample.documents += len(texts)
-            sample.work["read"] += seconds
-            first_pass.work_on(texts, sample.work)
-            with _Timed(sample.work, "filter"):
-                filters.judge(texts, Verdicts(len(texts)))
-            for _ in _encoded(engine, texts):
-                pass  # what an engine learns from the first words is no measure of the millions that follow
-            with _Timed(sample.work, "encode", 1 / WARM_SHARE):
-                sample.tokens += sum(_encoded(engine, texts))
-    sample.work["write"] = sample.text_bytes * WRITE_SECONDS
-    sample.ratios |= _packed_ratios(units)
-    del engine
+        (slice,) = unit.slices
+        reading = Reading(unit, prepared.sets[unit.dataset].text, config.clean_rules)
+        head, whole = working.on_head(UnitReader(reading), limit)
+        size = slice.size * _packed_ratio(slice)
+        times = 1.0 if whole else _times(slice, head, size)
+        head.slices = 1 / times
+        if not whole:
+            head.documents = max(head.documents, 1 / times)  # the one that goes on behind the head
+        own = samples.own.setdefault((unit.dataset, slice.format, slice.compression), Sample())
+        for one, counted in ((own, slice.size), (samples.other, size)):
+            head.input_bytes = counted / times
+            one.add(head, times)
+    del working, engine
     release()
-    return sample
+    return samples
+
+
+def _times(slice: Slice, head: Sample, size: float) -> float:
+    """How many times more than its head a slice holds: by its rows where it has some, else by bytes."""
+    rows = row_count(slice)
+    if rows is not None and head.documents:
+        return max(1.0, rows / head.documents)
+    return max(1.0, size / max(1.0, head.input_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """What the job does with texts."""
+
+    engine: Engine
+    first_pass: _FirstPass
+    filters: Filters
+
+    def on_head(self, batches: Iterable[Documents], limit: int) -> tuple[Sample, bool]:
+        """What the first batches hold, the last one cut to what is wanted of it, and whether that was all."""
+        head = Sample()
+        started = time.process_time()
+        for documents in batches:
+            seconds, texts = time.process_time() - started, documents.texts
+            size = byte_count(texts)
+            wanted = max(1, int(len(texts) * (limit - head.text_bytes) / size)) if size else len(texts)
+            some = texts[:wanted]
+            part = byte_count(some) / size if size else 1.0
+            head.input_bytes += documents.bytes_read * part
+            head.text_bytes += byte_count(some)
+            head.documents += len(some) if documents.last else 0
+            head.work["read"] += seconds * part
+            self._work_on(some, head)
+            if wanted < len(texts) or head.text_bytes >= limit:
+                return head, False
+            started = time.process_time()
+        return head, True
+
+    def _work_on(self, texts: pa.LargeStringArray, head: Sample) -> None:
+        self.first_pass.work_on(texts, head.work)
+        with _Timed(head.work, "filter"):
+            self.filters.judge(texts, Verdicts(len(texts)))
+        for _ in _encoded(self.engine, texts):
+            pass  # what an engine learns from the first words is no measure of the millions that follow
+        with _Timed(head.work, "encode", 1 / WARM_SHARE):
+            head.tokens += sum(_encoded(self.engine, texts))
+        head.work["write"] += byte_count(texts) * WRITE_SECONDS
 
 
 class _Timed:
@@ -300,37 +399,14 @@ def _encoded(engine: Engine, texts: pa.LargeStringArray) -> Iterator[int]:
         yield len(flat) + len(group)
 
 
-def _head(config: Config, prepared: Prepared, unit: Unit) -> Iterator[tuple[pa.LargeStringArray, int, float]]:
-    """The first texts of a unit, up to the size of the sample, with the input they took and the time."""
-    read = 0
-    started = time.process_time()
-    for documents in UnitReader(Reading(unit, prepared.sets[unit.dataset].text, config.clean_rules)):
-        seconds = time.process_time() - started
-        texts, taken = documents.texts, documents.bytes_read
-        size = byte_count(texts)
-        if size > SAMPLE_BYTES and len(texts) > 1:
-            fewer = max(1, len(texts) * SAMPLE_BYTES // size)
-            texts = texts[:fewer]
-            part = byte_count(texts) / size
-            taken, seconds = int(taken * part), seconds * part
-        read += byte_count(texts)
-        yield texts, taken, seconds
-        if read >= SAMPLE_BYTES:
-            return
-        started = time.process_time()
-
-
-def _packed_ratios(units: list[Unit]) -> dict[str, float]:
-    """How much larger the heads of compressed files are than what they are packed in, by compression."""
-    packed: Counter[str] = Counter()
-    unpacked: Counter[str] = Counter()
-    for slice in (unit.slices[0] for unit in units):
-        if slice.compression is not None:
-            with open_bytes(slice.path) as file:
-                counted = _CountedReads(file)
-                unpacked[slice.compression] += _size_of_head(counted, slice.compression)
-                packed[slice.compression] += counted.size
-    return {kind: unpacked[kind] / size for kind, size in packed.items() if size and unpacked[kind]}
+def _packed_ratio(slice: Slice) -> float:
+    """How much larger the head of a compressed file is than what it is packed in."""
+    if slice.compression is None:
+        return 1.0
+    with open_bytes(slice.path) as file:
+        counted = _CountedReads(file)
+        size = _size_of_head(counted, slice.compression)
+    return size / counted.size if size and counted.size else 1.0
 
 
 def _size_of_head(file: _CountedReads, compression: str) -> int:

@@ -11,14 +11,14 @@ import platform
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from milldam.config import TRAIN, VAL, Config
+from milldam.config import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError
 from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
@@ -26,7 +26,6 @@ from milldam.job.preparing import Preparation, Prepared
 from milldam.job.rejects import first_reject, gather_rejects
 from milldam.memory import Monitor, format_size
 from milldam.packing.rows import pack
-from milldam.passes.pipeline import STAGES
 from milldam.passes.shelf import STAGED
 from milldam.planning import WorkPlan, cores
 from milldam.progress import Summary
@@ -44,6 +43,7 @@ from milldam.store.drafting import ShardSpool
 from milldam.store.format import token_dtype
 from milldam.store.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
 from milldam.store.place import Folder
+from milldam.store.tally import READ, Tally, total
 from milldam.workforce import Workforce
 
 DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
@@ -77,7 +77,8 @@ class Finish:
         gathered = _gather(run)
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
-            left = _nothing_left(self.config, run, gathered.tally.flow(), other_splits=other_splits)
+            lost = total(gathered.counts.tallies(self.config)).flow()
+            left = _nothing_left(self.config, run, lost, other_splits=other_splits)
             raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
@@ -88,7 +89,7 @@ class Finish:
             settings=prepared.identity.settings,
             input=prepared.identity.input,
             shards=(),
-            dropped=gathered.tally.all_dropped(),
+            sources=gathered.counts.tallies(self.config),
             inexact_cuts=gathered.inexact_cuts,
             damaged_files=damage.files,
         )
@@ -104,6 +105,8 @@ class Finish:
         summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
         self._write(summary)
         remove_intermediate(self.run)
+        summary = dataclasses.replace(summary, output_bytes=_output_bytes(self.run))
+        self._write(summary)
         if self.report:
             self.workforce.enter("report")
             make_report(self.run)
@@ -132,7 +135,6 @@ class Finish:
         }
 
     def _summary(self, draft: Draft) -> Summary:
-        flow = draft.gathered.tally.flow()
         summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         none = {"documents": 0, "tokens": 0}
@@ -141,14 +143,13 @@ class Finish:
             up_to_date=False,
             splits=summary.splits | {name: dict(none) for name in asked if name not in summary.splits},
             workers=self.plan.workers,
-            read=flow[0]["documents_out"],
-            flow=flow,
             dedup=self.workforce.dedup,
             near=self.workforce.near,
             config=_plain(dataclasses.asdict(self.config)),
             machine=_machine(),
             versions=_versions(),
             started=self.run.plan()["started"],
+            session_text_bytes=self.run.progress.text_bytes - self.plan.done_text_bytes,
             **self._measured(),
         )
 
@@ -164,7 +165,14 @@ def complete(config: Config, run: Run, *, report: bool) -> Summary:
     if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
         make_report(run)
     remove_intermediate(run)
-    return summary
+    return dataclasses.replace(summary, output_bytes=_output_bytes(run))
+
+
+def _output_bytes(run: Run) -> int:
+    """Every file of a result but those that tell how it was made."""
+    inside = (path for path in run.out.iterdir() if path != run.folder)
+    files = (file for path in inside for file in (path.rglob("*") if path.is_dir() else (path,)))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _packing_told(config: Config, run: Run) -> dict[str, Any]:
@@ -191,6 +199,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
     totals = Totals()
     for split in splits.values():
         totals.add(split)
+    tally = manifest.tally
     return Summary(
         out=out,
         up_to_date=True,
@@ -198,10 +207,15 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         tokens=totals.tokens,
         text_bytes=totals.text_bytes,
         characters=totals.characters,
-        dropped=manifest.dropped,
+        read=tally.read,
+        rejected=tally.rejected,
+        dropped=tally.reasons,
+        flow=tally.flow(),
+        sources=manifest.sources,
         engine=manifest.engine,
         inexact_cuts=manifest.inexact_cuts,
         damaged_files=manifest.damaged_files,
+        text_columns=text_columns(manifest.settings),
         splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
     )
 
@@ -242,37 +256,26 @@ def _gather_dropped(run: Run) -> None:
 # ---- what became of the documents ----
 
 
-class Tally:
-    """Documents that were read, and dropped by stage and reason."""
+class Counts:
+    """What was read, kept and lost, by data set."""
 
     def __init__(self) -> None:
-        self._read = 0
-        self._dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
+        self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
 
     def add(self, record: PartRecord) -> None:
-        self._read += record.read
-        for stage, counts in record.dropped.items():
-            dropped = self._dropped[stage]
-            for reason, count in counts.items():
-                dropped[reason] += count
+        counts, lost = self._counts[record.dataset], self._lost[record.dataset]
+        counts[READ] += record.read
+        for shard in record.shards:
+            counts["documents"] += shard["documents"]
+            counts["tokens"] += shard["tokens"]
+        for stage, reasons in record.dropped.items():
+            for reason, count in reasons.items():
+                lost[stage, reason] += count
 
-    def flow(self) -> list[dict[str, Any]]:
-        """Documents into and out of each stage, with the reasons of what was dropped there."""
-        documents = self._read + self._dropped[STAGES[0]].total()
-        flow = []
-        for stage, dropped in self._dropped.items():
-            left = documents - dropped.total()
-            reasons = dict(dropped.most_common())
-            flow.append({"stage": stage, "documents_in": documents, "documents_out": left, "dropped": reasons})
-            documents = left
-        return flow
-
-    def all_dropped(self) -> dict[str, int]:
-        """By reason alone."""
-        total: Counter[str] = Counter()
-        for dropped in self._dropped.values():
-            total.update(dropped)
-        return dict(sorted(total.items()))
+    def tallies(self, config: Config) -> tuple[Tally, ...]:
+        """Of every data set, in plan order."""
+        return tuple(Tally.of(one.name, self._counts[k], self._lost[k]) for k, one in enumerate(config.sources))
 
 
 @dataclass(slots=True)
@@ -280,7 +283,7 @@ class Gathered:
     """What the records tell."""
 
     shards: ShardSpool
-    tally: Tally
+    counts: Counts
     inexact_cuts: int = 0
 
 
@@ -298,11 +301,11 @@ class Draft:
 def _gather(run: Run) -> Gathered:
     """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them."""
     arranged = run.appended_files(ARRANGED)
-    gathered = Gathered(ShardSpool(run.folder), Tally())
+    gathered = Gathered(ShardSpool(run.folder), Counts())
 
     def shards() -> Iterator[Shard]:
         for record in in_plan_order(arranged or run.appended_files(RECORDS)):
-            gathered.tally.add(record)
+            gathered.counts.add(record)
             gathered.inexact_cuts += 0 if arranged else record.inexact_cuts
             yield from (Shard(**shard) for shard in record.shards)
 
@@ -310,7 +313,7 @@ def _gather(run: Run) -> Gathered:
     for record in run.records() if arranged else ():
         gathered.inexact_cuts += record.inexact_cuts
         if not record.shards:
-            gathered.tally.add(record)
+            gathered.counts.add(record)
     return gathered
 
 

@@ -8,14 +8,14 @@ whether the file is fresh. Disk: twice the file while it is joined.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from milldam.checked import checked, read_json
 from milldam.config import Config
-from milldam.errors import ConfigError, MilldamError, MismatchError
+from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
 from milldam.exporters.job import RECORD_NAME as EXPORT_RECORD
 from milldam.exporters.npy import npy_header
 from milldam.exporters.reading import token_blocks
@@ -27,7 +27,7 @@ from milldam.manifests import TOKENS
 from milldam.progress import Observer, Summary
 from milldam.run import RUN_FOLDER
 from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.manifest import Manifest, Shard
+from milldam.store.manifest import Manifest
 
 
 def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
@@ -64,7 +64,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
         write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
-    return dataclasses.replace(summary, out=npy)
+    return dataclasses.replace(summary, out=npy, output_bytes=npy.stat().st_size)
 
 
 def _clear_comparison(work: Path) -> None:
@@ -89,15 +89,13 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
     """Let the run compare itself with the file that exists, by the manifest kept beside it."""
     try:
-        facts = json.loads(sidecar.read_bytes())
-    except (OSError, ValueError):
+        manifest = checked(Manifest, read_json(sidecar), sidecar)
+    except (FileNotFoundError, StoreError):
         raise MismatchError(
             f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
         ) from None
-    names = {field.name for field in dataclasses.fields(Manifest)}
     (work / RUN_FOLDER).mkdir(parents=True)
-    shards = tuple(Shard(**shard) for shard in facts.pop("shards"))
-    Manifest(**{name: value for name, value in facts.items() if name in names}, shards=shards).write(work)
+    manifest.write(work)
 
 
 def _join(work: Path, npy: Path) -> None:

@@ -145,8 +145,10 @@ class Preparation:
         config, given = self._config, self._config.sources[number]
         rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
         slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
-        column = find_text_column(slices, given.text_column, str(self._run.folder))
-        split = VAL if number < len(config.validation_sets) else None
+        before = len(config.validation_sets)
+        place = f"validation.{number}" if number < before else f"datasets.{number - before}"
+        column = find_text_column(slices, given.text_column, str(self._run.folder), f"{place}.text_column")
+        split = VAL if number < before else None
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
 
@@ -182,7 +184,7 @@ class Preparation:
             vocab_size=tokenizer.vocab_size,
             sources=sources,
             shard_size=shard_size,
-            identity=Identity(settings, input_identity),
+            identity=Identity(settings, input_identity, tokenizer.name),
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

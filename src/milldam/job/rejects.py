@@ -77,7 +77,7 @@ def first_reject(out: Path) -> str:
     if not path.exists():
         return ""
     with path.open("rb") as lines:
-        reject = json.loads(next(lines))
+        reject = json.loads(lines.readline())
     return f"\nThe first is of {reject['file']}: {reject['detail']}. All rejected records are in {path}."
 
 

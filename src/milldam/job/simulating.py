@@ -12,6 +12,7 @@ from typing import Any
 
 from milldam.config import Config
 from milldam.errors import InputError
+from milldam.job.estimating import Survey
 from milldam.job.preparing import Preparation, Prepared, cut_units
 from milldam.run import Run
 from milldam.sources.data_sets import Resolved
@@ -20,8 +21,6 @@ from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.splits import parse_split
 from milldam.sources.units import SMALLEST_SHARD, Unit, plan_units
-
-_SAMPLE_UNITS = 64
 
 
 class SimulatedPreparation(Preparation):
@@ -67,12 +66,12 @@ class SimulatedPreparation(Preparation):
         return cut_units(files, slice_listed, prepared.sources, prepared.shard_size)
 
     def sample(self, prepared: Prepared, some: list[Unit]) -> list[Unit]:
-        """The first units of the sample files, by the rules of the last data set."""
+        """Some of the sample files, by the rules of the last data set."""
         last = len(prepared.sources) - 1
         rules = prepared.sources[last].rules.text
         files = self._heads(last)
         units = plan_units(files, SMALLEST_SHARD, lambda file, size: slice_file(file, size, rules), dataset=last)
-        return [unit for unit, _ in zip(units, range(_SAMPLE_UNITS), strict=False)]
+        return Survey.of(units).some
 
     def _files_of(self, number: int) -> Iterator[tuple[InputFile, int | None]]:
         one = self._config.sources[number]

@@ -19,9 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from milldam.config import Config
+from milldam.config import Config, text_columns
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError, ResourceError
 from milldam.executors.crews import Crew, LocalCrew
@@ -30,7 +28,7 @@ from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.arranging import ArrangeTask, Staged, find_boundaries, find_cap
 from milldam.job.counting import CountTask, RowCounts
 from milldam.job.deduplicating import Deduplication
-from milldam.job.estimating import TYPICAL, Estimate, Sample, Survey, estimate, measure, require_disk, typical
+from milldam.job.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk, typical
 from milldam.job.finishing import Finish, complete
 from milldam.job.needs import Machines
 from milldam.job.preparing import Preparation, pick_engine, planned_units
@@ -198,10 +196,10 @@ class Job:
         self._dearest = survey.dearest
         plan = self._plan_work(choice, survey.units)
         machines = Machines(nodes, plan.workers)
-        sample = self._sample(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
+        samples = self._samples(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
         documents = simulated.documents if simulated else {}
         needed = estimate(
-            config, self._prepared, survey, sample, plan.stages, machines, documents=documents, here=simulated is None
+            config, self._prepared, survey, samples, plan.stages, machines, documents=documents, here=simulated is None
         )
         if simulated is None:
             require_disk(needed, config.out)
@@ -210,13 +208,13 @@ class Job:
         memory = usage().anonymous + plan.workers * each
         return PlannedJob(plan, needed, state, machines, memory, told)
 
-    def _sample(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Sample:
-        """What some units hold; without any, typical text."""
+    def _samples(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Samples:
+        """What some units of each data set hold; without any, typical text."""
         if units or simulated is None:
             return measure(self._config, self._prepared, units, engine)
         documents = simulated.documents.total()
         size = self._prepared.identity.input["bytes"]
-        return typical(size, documents) if documents else TYPICAL
+        return Samples(typical(size, documents) if documents else TYPICAL)
 
     # ---- prepare and plan ----
 
@@ -304,10 +302,10 @@ class Job:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
         job = (self._config, self._prepared, survey)
         stages = self._stages(self._pieces(units))
-        first = estimate(*job, TYPICAL, stages, Machines())
+        first = estimate(*job, Samples(TYPICAL), stages, Machines())
         if first.disk_bytes > first.free_bytes:
-            sample = measure(self._config, self._prepared, survey.some, engine)
-            require_disk(estimate(*job, sample, stages, Machines()), self._config.out)
+            samples = measure(self._config, self._prepared, survey.some, engine)
+            require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
     @property
     def _out(self) -> str:
@@ -328,6 +326,7 @@ class Job:
             held_bytes=held,
             units=units,
             done=done,
+            done_text_bytes=self._run.progress.text_bytes,
             input_bytes=self._prepared.identity.input["bytes"],
             shard_size=self._prepared.shard_size,
             engine=choice.engine,
@@ -335,6 +334,7 @@ class Job:
             stages=self._stages(self._pieces(units)),
             pieces=self._pieces(units),
             left_out=self._left_out,
+            text_columns=text_columns(self._prepared.identity.settings),
         )
 
     def _pieces(self, units: int) -> dict[str, int]:
@@ -500,9 +500,8 @@ class Job:
         self._workforce.work(stage, self._readers(), keep)
 
     def _staged_shards(self) -> list[Staged]:
-        datasets = np.fromiter((unit.dataset for unit in self._units()), np.int64)
         records = in_plan_order(self._run.appended_files(RECORDS))
-        return [Staged(record, int(datasets[record.unit])) for record in records if record.shards]
+        return [Staged(record) for record in records if record.shards]
 
     def _capped(self, staged: list[Staged]) -> list[Staged]:
         rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}

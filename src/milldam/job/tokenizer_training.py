@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from milldam.config import Config, TrainingRules
 from milldam.errors import ConfigError, InputError, ResourceError
-from milldam.job.estimating import unpacked_bytes
 from milldam.job.preparing import Preparation, Source, planned_units
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.passes.documents import HEAD_BYTES, Reading, UnitReader
@@ -66,7 +65,7 @@ def _sample(config: Config, run: Run, sample_bytes: int) -> Iterator[pa.LargeStr
     preparation.list_input()
     sources = preparation.look_up_sources()
     units = _spread(run, sources, sample_bytes * READ_PER_SAMPLE)
-    available = sum(unpacked_bytes(unit) for unit in units)
+    available = sum(unit.unpacked_bytes for unit in units)
     share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
     chooser = Chooser(config.seed, HEAD_BYTES)
     taken = 0
@@ -85,7 +84,7 @@ def _sample(config: Config, run: Run, sample_bytes: int) -> Iterator[pa.LargeStr
 def _spread(run: Run, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
     """Units of training data, evenly spread over the input, of about so many bytes together."""
     units = [unit for unit in planned_units(run, sources, SMALLEST_SHARD) if _is_wanted(unit, sources)]
-    total = sum(unpacked_bytes(unit) for unit in units)
+    total = sum(unit.unpacked_bytes for unit in units)
     step = max(1, round(total / most_bytes))
     return units[::step]
 

@@ -149,6 +149,10 @@ class Batches:
     def dtype(self, dtype: npt.DTypeLike) -> None:
         self._dtype, self._running = wide_enough(dtype, self.samples), None
 
+    def __getitem__(self, number: int) -> Batch:
+        """torch's DataLoader asks; batches come in their own order."""
+        raise ConfigError("These are batches already. Instead of a DataLoader, use milldam.torch.tensors(batches).")
+
     def __iter__(self) -> Iterator[Batch]:
         left_open = self._running is not None
         batch = next(self, None)

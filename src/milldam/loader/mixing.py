@@ -4,7 +4,7 @@ Which source comes at a place follows from the weights (`schedule.py`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds one table of a schedule (650 KB) beside what the sources hold. A batch is one read for each source in it.
+Holds the tables of a schedule (3 MB at most) beside what the sources hold. A batch is one read for each source in it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
-from milldam.loader.samples import Array, Batch, Samples
-from milldam.loader.schedule import Schedule, schedule_of, shares_of, slots_of
+from milldam.loader.samples import Array, Batch, Samples, samples_of
+from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
 from milldam.loader.windows import Windows
@@ -83,7 +83,6 @@ class Mixture:
 
     def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
-        slots_of(self.weights)
 
     def windows(self, seq_len: int, **options: Any) -> MixedSamples:
         """Windows of every source; options as those of `store.windows`."""
@@ -118,18 +117,18 @@ class Mixture:
 class MixedSamples(Samples):
     """Samples of several sources by weight.
 
-    A sample's number counts through the sources end to end, so `len()` is how many samples there are in all of them;
-    how many make an epoch is `epoch_samples`, as `stop` says. When there are several epochs, the schedule goes on:
-    each source continues in its own epochs, and nothing begins anew.
+    `len()` is how many samples make an epoch, as `stop` says, and `mixed[k]` is sample k of the first one, in sequence.
+    When there are several epochs, the schedule goes on: each source continues in its own epochs, and nothing begins
+    anew. The numbers that `read` takes count through the sources end to end.
     """
 
     def __init__(self, sources: Sequence[Samples], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
-        slots_of(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
-        self._begins: Int64s = np.array([0, *itertools.accumulate(map(len, self.sources))], np.int64)
+        counts = itertools.accumulate(source.numbered for source in self.sources)
+        self._begins: Int64s = np.array([0, *counts], np.int64)
 
     @property
     def schedule(self) -> Schedule:
@@ -170,9 +169,14 @@ class MixedSamples(Samples):
             return self._stop
         whole = [source.epoch_samples for source in self.sources]
         left = [samples - count % samples for samples, count in zip(whole, drawn.tolist(), strict=True)]
+        # Places are known to within three samples without a look: most sources can't be the first or last to end.
+        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
+        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
         if self._stop == "first_exhausted":
-            return min(self.schedule.place(source, samples) for source, samples in enumerate(left))
-        return max(self.schedule.place(source, samples - 1) for source, samples in enumerate(left)) + 1
+            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
+            return min(self.schedule.place(source, left[source]) for source in first)
+        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
+        return max(self.schedule.place(source, left[source] - 1) for source in last) + 1
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first so many of the mixture."""
@@ -189,13 +193,22 @@ class MixedSamples(Samples):
         )
 
     def __len__(self) -> int:
-        """Samples in all sources, each counted once."""
+        return self.epoch_samples
+
+    @property
+    def numbered(self) -> int:
         return int(self._begins[-1])
 
     def __getitem__(self, number: int) -> Any:
-        wanted = self._number(number)
-        source = int(self._begins.searchsorted(wanted, side="right")) - 1
-        return self.sources[source][wanted - int(self._begins[source])]
+        (sample,) = samples_of(self.read(self.order(False, 0).numbers(np.array([self._number(number)]))))
+        return sample
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """torch's DataLoader asks: it would come back to the same samples in every epoch."""
+        raise ConfigError(
+            "mix: a sampler of torch would never get beyond the first epoch of a mixture. Use milldam.torch: "
+            "DataLoader(BatchDataset(mixed, batch_size), batch_size=None)."
+        )
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         groups = list(self._by_source(numbers))
@@ -246,7 +259,7 @@ class MixedSamples(Samples):
         return MixedSamples, (self.sources, self.weights, self._stop)
 
     def __repr__(self) -> str:
-        return f"MixedSamples({_described(self.sources, self.weights)}; {self.epoch_samples:,} samples an epoch)"
+        return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
 
 def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:

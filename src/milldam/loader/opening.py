@@ -88,7 +88,7 @@ def _open_one(path: Path, split: str | None, dtype: npt.DTypeLike | None) -> Sto
 
 def _hint(given: Path) -> str:
     there = [path for path in places(given) if path.exists()] if given.name else []
-    return f' Did you mean "{there[0].name}"?' if there else nearby(str(given))
+    return f' Did you mean "{there[0]}"?' if there else nearby(str(given))
 
 
 # ---- what was prepared from an input ----

@@ -116,11 +116,6 @@ class PackedRows(StreamSamples):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Batch:
-        """One row: as a batch of one, but that its arrays have no dimension for rows."""
-        batch = self.read(np.array([self._number(number)]))
-        return {name: value[0] if name in _PER_TOKEN else value for name, value in batch.items()}
-
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         batch = _empty_batch(len(numbers), self.rules.seq_len, dtype, out)
         pieces, behind = self._rows.read(numbers, self._reader, batch["input_ids"])

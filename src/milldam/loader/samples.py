@@ -7,6 +7,7 @@ ranks, state, prefetch: `batches.py`). Pickles as what it was made from, never a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Batch = Any
 """A tuple or dict of arrays with one row a sample, as the view says."""
+OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
+"""What packed rows have once a batch, of varying length: no part of a sample that is to be put in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,21 @@ class Samples(ABC):
         """Samples of an epoch."""
         return len(self)
 
+    @property
+    def numbered(self) -> int:
+        """How many numbers `read` takes."""
+        return len(self)
+
     @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
     def __getitem__(self, number: int) -> Any:
-        """One sample."""
+        """One sample, as int64: what torch makes of narrower tokens, no model takes."""
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Many samples in one read: what torch's DataLoader asks for when it makes a batch."""
+        return samples_of(self.read(np.array([self._number(number) for number in numbers], np.int64)))
 
     @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
@@ -210,6 +222,14 @@ class StreamSamples(Samples):
             if shuffle == "shard":
                 return ShardShuffled(self._stream.files, len(self), seed, self._extent)
         return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
+
+
+def samples_of(batch: Batch) -> list[Any]:
+    """A batch as a list of samples."""
+    if not isinstance(batch, dict):
+        return list(zip(*batch, strict=True))
+    names = [name for name in batch if name not in OF_A_WHOLE_BATCH]
+    return [dict(zip(names, row, strict=True)) for row in zip(*(batch[name] for name in names), strict=True)]
 
 
 def widened(rows: Array, dtype: npt.DTypeLike, out: Array | None) -> Array:

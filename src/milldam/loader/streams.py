@@ -9,7 +9,7 @@ With several ranks there are B times world_size stretches, and each rank has B o
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,10 @@ class Streams:
             raise IndexError(f"step {step:,} of {len(self):,}")
         lanes = self._steps.lanes
         return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
+
+    def __getitems__(self, steps: Sequence[int]) -> list[Batch]:
+        """torch's DataLoader would make batches of batches."""
+        raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.batches())
@@ -108,10 +112,6 @@ class _Steps(StreamSamples):
 
     def __len__(self) -> int:
         return self.steps * self.lanes
-
-    def __getitem__(self, number: int) -> Batch:
-        x, y = self.read(np.array([self._number(number)]))
-        return x[0], y[0]
 
     def order(self, shuffle: Shuffle, seed: int) -> Order:
         return InSequence(len(self))

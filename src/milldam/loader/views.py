@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral
@@ -31,6 +32,13 @@ class Trainable(ABC):
         """A part that was given a name when the data was made."""
         raise ConfigError(f'{self.stream().name}: has no splits, and "{name}" is asked for.')
 
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """torch's DataLoader asks for documents, which do not fit in one batch."""
+        name = self.stream().name
+        raise ConfigError(
+            f"{name}: its documents have different lengths. Give the DataLoader .windows(1024) or .packed(1024) of it."
+        )
+
     def windows(
         self,
         seq_len: int,
@@ -53,7 +61,7 @@ class Trainable(ABC):
         read     map or pread the files; auto: map while they fit in half of the free memory
 
         >>> store.windows(1024)[0]                            # doctest: +SKIP
-        (array([1212, 318, ...], dtype=uint16), array([318, 262, ...], dtype=uint16))
+        (array([1212, 318, ...]), array([318, 262, ...]))
         """
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
         return Windows(self._chosen(split), rules, read)

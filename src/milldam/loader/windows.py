@@ -106,12 +106,6 @@ class Windows(StreamSamples):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> Any:
-        """A window in the stored dtype, without a copy where the files are mapped."""
-        start = int(self._starts(np.array([self._number(number)]))[0])
-        row = self._reader.view(start, self.rules.span)
-        return (row[:-1], row[1:]) if self.rules.form == "xy" else {"input_ids": row, "labels": row}
-
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
         return self._batch(self._reader.rows(self._starts(numbers), self.rules.span), dtype, out)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from milldam.table import Table
@@ -27,7 +27,7 @@ __all__ = ["map", "run_map"]
 def map(
     source: Any,
     function: Callable[..., Any] | str,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     batched: bool = True,
     batch_size: int = 1000,
@@ -57,20 +57,31 @@ def map(
     of what the program holds already. `options`: input_columns, documents, separator, invalid_utf8, input_format,
     split, subset, strict; and names of HF's `map` that mean the same: num_proc, features, new_fingerprint.
 
+    Without `out` the table is in the user's cache (`milldam cache`), and the same call finds it again. A `DatasetDict`,
+    saved or on the Hub or in memory, becomes a dict of tables, one a split, each in a folder of `out`.
+
     >>> lengths = lambda rows: {"length": [len(text) for text in rows["text"]]}
     >>> table = map("books/", lengths, "lengths.table")                                            # doctest: +SKIP
     >>> table[0], table.to_hf()                                                                    # doctest: +SKIP
     >>> print(table.report.reuse)                                                                  # doctest: +SKIP
     cached: 4 of 16 units
     """
+    said = {name: value for name, value in locals().items() if name in _SAID} | options
+    from milldam.mapping.sources import each_split
+
+    splits = each_split(said)
+    made: Any = _table_of(said) if splits is None else {name: _table_of(one) for name, one in splits.items()}
+    return cast("Table", made)
+
+
+def _table_of(said: dict[str, Any]) -> Table:
     from milldam.errors import ConfigError
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
     from milldam.table import Table
 
-    said = {name: value for name, value in locals().items() if name in _SAID}
     release()
-    settings = settings_of(said | options)
+    settings = settings_of(said)
     try:
         summary = run_map(settings, held_bytes=usage().anonymous)
     except ConfigError as error:
@@ -79,7 +90,7 @@ def map(
         # What every run says of its folder, in the words of the command line.
         raise type(error)(re.sub(r"(?<!\S)-o\b", "out=", str(error))) from None
     _warn(summary)
-    table = Table(settings.out)
+    table = Table(summary.out)
     table.report = summary
     release()
     return table

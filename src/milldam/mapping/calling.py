@@ -4,12 +4,19 @@ As `datasets.map` has it: columns that are not in `remove_columns` stay, those t
 place or are added. Columns that are passed through keep their Arrow type and are not copied. Holds the batch, what the
 function is given (Python lists, numpy arrays, or Arrow) and what it returns. What it does to the lists that it is given
 changes neither the columns that stay nor what a second call gets.
+
+Functions may be async: a batch is awaited before the next one is read; the rows of a batch run concurrently, and their
+results come in the order of the rows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import linecache
 import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import did_you_mean
-from milldam.mapping.rows import Rows, column_names, row_count, take
+from milldam.mapping.rows import Rows, column, column_names, row_count, take
 from milldam.table.formats import columns_as
 
 ALL = "all"
@@ -44,6 +51,14 @@ class ResultError(Exception):
     """The function returned something that can't be used; a sentence that says what to return instead."""
 
     row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the function made of a batch; more than one where it was called row by row."""
+
+    columns: list[Columns]
+    failed: list[tuple[int, Rows, FunctionError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +106,19 @@ class Caller:
     def _batch(self, rows: Rows, first_row: int | None) -> Columns:
         count = row_count(rows)
         indices = None if first_row is None else list(range(first_row, first_row + count))
-        returned = self._call(_given(rows, self.rules.format), indices, rows)
-        kept = {name: _column(rows, name) for name in self.kept(rows)}
+        returned = self._result(self._call(_given(rows, self.rules.format), indices), rows)
+        kept = {name: column(rows, name) for name in self.kept(rows)}
         if returned is None:
             return kept
         made = _as_columns(returned)
         length = _common_length(made)
         left = [name for name in kept if name not in made]
         if made and left and length != count:
-            raise ResultError(
-                f"{length:,} rows were returned for {count:,}, and columns of the input stay: {', '.join(left)}. "
-                f'Leave those out with remove_columns={left!r} or remove_columns="all", or return values for them too.'
-            )
+            raise _stays_beside(left, length, count)
         return kept | made
 
-    def _call(self, given: Any, indices: Any, rows: Rows) -> Any:
+    def _call(self, given: Any, indices: Any) -> Any:
+        """What the function returns, or a `_Raised`; of an async one, what has to be awaited."""
         names = self.rules.input_columns
         arguments = [given] if names is None else [given[name] for name in names]
         if self.rules.with_indices:
@@ -113,20 +126,33 @@ class Caller:
         try:
             return self.function(*arguments, **self.kwargs)
         except (Exception, SystemExit) as error:
-            said = "".join(traceback.format_exception_only(error)).rstrip()
-            hints = [_column_hint(error, column_names(rows)), _list_hint(error) if self.rules.batched else ""]
-            lines = "\n".join([*_user_lines(error), said, *filter(None, hints)])
-            raise FunctionError(lines, said.splitlines()[-1]) from error
+            return _Raised(error)
+
+    def _result(self, returned: Any, rows: Rows) -> Any:
+        """What a call came to. Raises FunctionError."""
+        if inspect.isawaitable(returned):
+            returned = _await_all([returned])[0]
+        if not isinstance(returned, _Raised):
+            return returned
+        error = returned.error
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        hints = [_column_hint(error, column_names(rows)), _list_hint(error) if self.rules.batched else ""]
+        lines = "\n".join([*_user_lines(error), said, *filter(None, hints)])
+        raise FunctionError(lines, said.splitlines()[-1]) from error
 
     # ---- a row at a time ----
 
     def _rows(self, rows: Rows, first_row: int | None) -> Columns:
         results: list[Mapping[str, Any] | None] = []
         origins: list[int] = []
-        for number, given in enumerate(_given_rows(rows, self.rules.format)):
-            index = None if first_row is None else first_row + number
+        kept = self.kept(rows)
+        for number, result in enumerate(self._calls(rows, first_row)):
             try:
-                returned = _as_rows(self._call(given, index, rows))
+                returned = _as_rows(self._result(result, rows))
+                if len(returned) > 1:
+                    left = [name for name in kept if not all(row and name in row for row in returned)]
+                    if left:
+                        raise _stays_beside(left, len(returned), 1)
             except (FunctionError, ResultError) as error:
                 error.row = number
                 raise
@@ -134,9 +160,59 @@ class Caller:
             origins += [number] * len(returned)
         names = list(dict.fromkeys(name for result in results if result is not None for name in result))
         made = {name: _gather(name, results, origins, rows) for name in names}
-        kept = {name: _at(rows, name, origins) for name in self.kept(rows) if name not in made}
-        order = [*(name for name in self.kept(rows)), *(name for name in made if name not in self.kept(rows))]
-        return {name: made[name] if name in made else kept[name] for name in order}
+        order = dict.fromkeys([*kept, *made])
+        return {name: made[name] if name in made else _at(rows, name, origins) for name in order}
+
+    def _calls(self, rows: Rows, first_row: int | None) -> Iterator[Any]:
+        """What each row's call came to; an async function works on all of them at a time."""
+        numbered = enumerate(_given_rows(rows, self.rules.format))
+        calls = (self._call(given, None if first_row is None else first_row + number) for number, given in numbered)
+        return iter(_await_all(list(calls))) if _is_async(self.function) else calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+def _stays_beside(left: list[str], returned: int, given: int) -> ResultError:
+    """Other rows than were given have no values of the input beside them."""
+    return ResultError(
+        f"{returned:,} rows were returned for {given:,}, and columns of the input stay: {', '.join(left)}. "
+        f'Leave those out with remove_columns={left!r} or remove_columns="all", or return values for them too.'
+    )
+
+
+# ---- async functions ----
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _await_all(results: list[Any]) -> list[Any]:
+    """The results in order, with what has to be awaited run concurrently; what it raises as a `_Raised`."""
+    return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()
+
+
+async def _gathered(results: list[Any]) -> list[Any]:
+    return list(await asyncio.gather(*map(_awaited, results)))
+
+
+async def _awaited(result: Any) -> Any:
+    try:
+        return await result if inspect.isawaitable(result) else result
+    except (Exception, SystemExit) as error:
+        return _Raised(error)
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One for all calls in this process, so that clients stay connected; in a thread of its own, since the caller may
+    be in a loop already, as every notebook is."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="milldam-async", daemon=True).start()
+    return loop
 
 
 # ---- what the function is given ----
@@ -181,17 +257,11 @@ def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
             yield dict(zip(names, values, strict=True))
 
 
-def _column(rows: Rows, name: str) -> Any:
-    return rows[name] if isinstance(rows, dict) else rows.column(name)
-
-
 def _at(rows: Rows, name: str, origins: list[int]) -> Any:
-    column = _column(rows, name)
+    values = column(rows, name)
     if origins == list(range(row_count(rows))):
-        return column
-    return (
-        [column[number] for number in origins] if isinstance(column, list) else column.take(pa.array(origins, "int64"))
-    )
+        return values
+    return [values[at] for at in origins] if isinstance(values, list) else values.take(pa.array(origins, "int64"))
 
 
 # ---- what it returned ----
@@ -264,7 +334,7 @@ def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[in
         if result is not None and name in result:
             found.append(result[name])
         elif name in known:
-            value = _column(rows, name)[number]
+            value = column(rows, name)[number]
             found.append(value.as_py() if isinstance(value, pa.Scalar) else value)
         else:
             what = "None was returned" if result is None else f"{', '.join(map(str, result)) or 'nothing'} was returned"

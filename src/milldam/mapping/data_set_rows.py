@@ -24,6 +24,7 @@ from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
 from milldam.mapping.places import Places
 from milldam.mapping.plan import Report, SourceOptions, indices_name
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows, cut_by_size
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
@@ -43,7 +44,9 @@ class DataSetReader:
     indices: str | None
     """A file of row numbers; None: the rows in their order."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+    def read(
+        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
+    ) -> Iterator[Rows]:
         start, stop = unit.place["range"]
         if self.indices is None:
             batches = iter(self.table.fast_slice(start, stop - start).to_batches())
@@ -81,6 +84,7 @@ class DataSetPlan:
         require_columns(options.columns, there, "the data set")
         self.columns: list[str] | None = list(options.columns) if options.columns is not None else there
         self._table = dataset.data.select(self.columns)
+        self.schema: pa.Schema | None = self._table.schema
 
     @cached_property
     def identity(self) -> dict[str, Any]:

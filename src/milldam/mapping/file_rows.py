@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
@@ -104,7 +106,19 @@ class FilePlan:
         for file in self.files(left_out):
             state.add(file.path, file.size, file.version)
         self.left_out = str(left_out)
-        return state.as_json()
+        known = state.as_json()
+        if known["files"] or self.schema is None:
+            return known
+        return known | {"fingerprint": hash_bytes(self.schema.serialize().to_pybytes())}  # a table without rows
+
+    @cached_property
+    def schema(self) -> pa.Schema | None:
+        """Of the first table, or file that has one."""
+        first = self._inputs.listed[0]
+        if isinstance(first, Path):
+            return TableManifest.read(first).schema.to_arrow()
+        file = next(self.files(), None)
+        return open_schema(whole(file), str(self._spool)) if file and file.format in ("parquet", "arrow") else None
 
     def _columns(self) -> list[str] | None:
         """The columns of the first file. Raises InputError when one that is wanted is not there."""
@@ -210,7 +224,7 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self.reader.count(unit))
+            self._counted.append(self.reader.count(unit, room=self._options.room))
         return self._counted[number]
 
     def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:

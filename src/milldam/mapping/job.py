@@ -12,8 +12,11 @@ there are follows from the budget and the probe; what they make from function, s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -25,17 +28,20 @@ from milldam.files import hash_bytes
 from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
 from milldam.job.rejects import first_reject, gather_rejects
-from milldam.mapping.calling import CallRules
+from milldam.mapping.cache import ONCE, cached_out
+from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
 from milldam.mapping.reading import can_be_checked
+from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.unit_list import UnitList, unit_key
-from milldam.mapping.working import Assigned, BatchRules, MapTask
+from milldam.mapping.working import FAILED, Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
 from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
 from milldam.progress import Observer, Quiet, log
@@ -53,8 +59,6 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the way from rows to rows: another one makes other keys."""
 SUMMARY = "summary.json"
-_MARGIN, _ROOM = 1.15, 12 * 10**6
-"""What is added to the probe's peak: batches differ, and a shard waits to be written."""
 _CHANGES_SHOWN = 6
 _TURNS_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
@@ -62,14 +66,65 @@ _TURNS_SHARE = 0.9
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    with MapRun(Path(settings.out)) as run:
-        return _Job(settings, run, observer or Quiet(), held_bytes).run()
+    if settings.out is None:
+        with cached_out(_cache_key(settings)) as out:
+            return run_map(replace(settings, out=str(out)), observer, held_bytes=held_bytes)
+    with (
+        MapRun(Path(settings.out)) as run,
+        contextlib.closing(_Job(settings, run, observer or Quiet(), held_bytes)) as job,
+    ):
+        return job.run()
+
+
+def _cache_key(settings: MapSettings) -> str:
+    """What a table is called in the cache: its function and settings, then its input. Of what can't be identified
+    nothing is found again."""
+    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+    with tempfile.TemporaryDirectory() as spool:
+        source = plan_source(settings.source, _source_options(settings), Path(spool))
+        if function.unhashable or source.unidentified is not None:
+            return f"{ONCE}{uuid.uuid4().hex[:16]}"
+        schema = _given_schema(settings)
+        how = [VERSION, function.hash, settings.parameters, settings.cuts, None if schema is None else schema.ipc]
+        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, source.identity))
+
+
+def _source_options(settings: MapSettings, room: Room | None = None) -> SourceOptions:
+    return SourceOptions(
+        columns=settings.columns,
+        **settings.cuts,
+        split=settings.split,
+        subset=settings.subset,
+        input_format=settings.input_format,
+        documents=settings.documents,
+        separator=settings.separator,
+        invalid_utf8=settings.invalid_utf8,
+        strict=settings.strict,
+        source_key=settings.source_key,
+        numbered=settings.with_indices,
+        room=room,
+    )
+
+
+def _given_schema(settings: MapSettings) -> TableSchema | None:
+    if settings.schema is None:
+        return None
+    from milldam.mapping.schema import given_schema
+
+    schema: pa.Schema = given_schema(settings.schema)
+    return TableSchema.of(schema)
 
 
 class _Job:
     def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
         self._settings, self._run, self._observer = settings, run, observer
         self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
+        self._room = Room(self._budget.limit_bytes, held_bytes, this_process(), settings.format)
+        self._kept: KeptResults | None = None
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
 
     def run(self) -> MapSummary:
         run = self._run
@@ -98,35 +153,14 @@ class _Job:
         self._source = self._plan_source()
         if settings.with_indices and not self._source.has_indices:
             raise ConfigError("map: with_indices: the rows of this source have no numbers. Leave it out.")
-        self._given = self._given_schema()
+        self._given = _given_schema(settings)
         self._reusable = self._is_known()
         self._recipe = hash_bytes(json.dumps([VERSION, self._function.hash, settings.parameters]).encode())
         self._changed: list[str] = []
 
     def _plan_source(self) -> SourcePlan:
-        settings = self._settings
-        options = SourceOptions(
-            columns=settings.columns,
-            **settings.cuts,
-            split=settings.split,
-            subset=settings.subset,
-            input_format=settings.input_format,
-            documents=settings.documents,
-            separator=settings.separator,
-            invalid_utf8=settings.invalid_utf8,
-            strict=settings.strict,
-            source_key=settings.source_key,
-            numbered=settings.with_indices,
-        )
-        return plan_source(settings.source, options, self._run.folder / SPOOL)
-
-    def _given_schema(self) -> TableSchema | None:
-        if self._settings.schema is None:
-            return None
-        from milldam.mapping.schema import given_schema
-
-        schema: pa.Schema = given_schema(self._settings.schema)
-        return TableSchema.of(schema)
+        options = _source_options(self._settings, self._room)
+        return plan_source(self._settings.source, options, self._run.folder / SPOOL)
 
     def _is_known(self) -> bool:
         """Whether equal keys mean equal rows. Says what stands against it, and how to name it."""
@@ -200,10 +234,7 @@ class _Job:
         if self._source.needs_spooling:
             self._workforce.enter("read")
             self._source.spool(None)
-        units = self._run.list_units(self._source.units())
-        if not len(units):
-            raise InputError("No rows in the input: nothing to do.")
-        return units
+        return self._run.list_units(self._source.units())
 
     # ---- probe ----
 
@@ -211,9 +242,21 @@ class _Job:
         """The columns, and what is known of a worker's memory: as found before, if that is what would be found now."""
         known = None if self._anew else self._probed_before()
         probed = known or self._probe()
-        if probed.schema is None:
+        schema = probed.schema or self._schema_of_none(probed)
+        if schema is None:
             raise InputError(self._nothing_left(probed.rows, probed.rejected))
-        return probed.schema, probed
+        return schema, probed
+
+    def _schema_of_none(self, probed: Probed) -> TableSchema | None:
+        """Of a source without rows: the columns that it has, less those that are to be removed; None: it names none."""
+        import pyarrow as pa
+
+        found = self._source.schema
+        if probed.rows or probed.rejected or found is None:
+            return None
+        wanted, removed = self._settings.columns, self._settings.remove_columns
+        names = [name for name in wanted or found.names if removed != ALL and name not in removed]
+        return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
 
     def _probed_before(self) -> Probed | None:
         known = read_sealed(self._run.folder / SCHEMA)
@@ -234,7 +277,8 @@ class _Job:
 
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
-        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process())
+        self._kept = None if self._probes_apart else KeptResults(run.folder)
+        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process(), self._kept)
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
@@ -264,7 +308,7 @@ class _Job:
         call = CallRules(
             settings.batched, settings.format, settings.with_indices, settings.input_columns, settings.remove_columns
         )
-        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error)
+        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error, self._room)
 
     # ---- map ----
 
@@ -285,10 +329,11 @@ class _Job:
             run.add(one)
             made[one.key] = one
 
-        first = (probed.batch_bytes, int(_MARGIN * _work_bytes(probed)))
+        first = (probed.batch_bytes, int(MARGIN * _work_bytes(probed)))
         limit = int(_TURNS_SHARE * self._budget.limit_bytes)
         turns = Turns(run.folder, limit, first, this_process(), probed.worker_bytes)
-        task = MapTask(run.out, run.folder, self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
+        facts = (self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
+        task = MapTask(run.out, run.folder, *facts, None if self._elsewhere else self._kept)
         stage = Stage(
             "map",
             task,
@@ -329,7 +374,7 @@ class _Job:
         """Whether the function is called in other processes, whose memory comes back: unless the input is small, one
         worker is asked for, or the function can't be sent to them."""
         settings = self._settings
-        small = settings.workers is None and sum(self._units.size(number) for number in todo) < SMALL_INPUT
+        small = settings.workers is None and sum(self._units.size(number) for number in todo) <= SMALL_INPUT
         if settings.engine == "local" and (small or settings.workers == 1):
             return False
         return self._can_travel
@@ -343,7 +388,7 @@ class _Job:
 
     def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
         """How many workers the budget holds, beside this process; 0: this process has to do it."""
-        most, took = self._settings.most_batch_bytes, int(_MARGIN * _work_bytes(probed)) + _ROOM
+        most, took = self._settings.most_batch_bytes, int(MARGIN * _work_bytes(probed)) + ROOM_BYTES
         work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
         idle = max(WORKER_BYTES, probed.worker_bytes)
         # What the function loads and keeps is loaded here, too, where this process works.
@@ -390,8 +435,9 @@ class _Job:
         damage = gather_rejects(run, rejects_of(run.folder, made))
         if damage.files:
             self._observer.warn(str(damage))
-        if not table.rows:
-            raise InputError(self._nothing_left(table.counts["read"], table.counts["rejected"]) + first_reject(run.out))
+        read, rejected = table.counts["read"], table.counts["rejected"]
+        if rejected and read == rejected.get(FAILED, 0):
+            raise InputError(self._nothing_left(read, rejected) + first_reject(run.out))
         summary = self._summary(table)
         write_sealed(run.folder / SUMMARY, summary.as_json())
         table.write(run.out)

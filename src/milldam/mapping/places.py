@@ -67,6 +67,11 @@ class Places:
         """So many rows came."""
         self._read += rows
 
+    @property
+    def next(self) -> Place:
+        """Of the row that is read now."""
+        return self.of(self._read - self.before, self._read - self.before + 1)[0]
+
     def forget(self, begin: int) -> None:
         """No row before this one of the unit will be asked for."""
         first = bisect_right(self._marks, begin + self.before, key=lambda mark: mark.at) - 1

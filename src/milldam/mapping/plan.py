@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.mapping.places import Places
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.listing import InputFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SHARD_SIZE = 64 * 10**6
 HASHES = "pieces.jsonl"
@@ -45,6 +49,8 @@ class SourceOptions:
     strict: bool = False
     source_key: str | None = None
     """Names what a source yields that can't be identified by itself."""
+    room: Room | None = None
+    """For rows that are read before the work begins."""
     numbered: bool = False
     """Units say the number of their first row. Files of lines are read once more for that."""
 
@@ -58,10 +64,13 @@ class SourceOptions:
 class RowReader(Protocol):
     """Reads units in any process; it pickles, by path where that can be."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+    def read(
+        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
+    ) -> Iterator[Rows]:
         """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time.
 
-        `places` is told which file they come from, where they come from files.
+        `places` is told which file they come from, where they come from files; `room` is asked before a large row is
+        held.
         """
         ...
 
@@ -77,6 +86,11 @@ class SourcePlan(Protocol):
     """Files of its folders that are not read, told once `identity` is asked for; empty: none."""
     needs_spooling: bool
     """Whether `spool` must be called before `units` and `reader` are used."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows, where the source says it even when it has none."""
+        ...
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -5,12 +5,15 @@
     csv, tsv        text columns as the header names them (Arrow)
     parquet, arrow  record batches as they are (mapping/table_rows.py)
 
-Holds a few megabytes; of a larger row three times its size while it is read (nine times, with characters that take
-Python four bytes each), and nothing of it while it is worked on. What can't be read goes to the rejects.
+Holds a few megabytes; of a larger row of JSON twice its size while it is read (nine times, with characters that take
+Python four bytes each), of others once, and nothing of it while it is worked on: `Room` is asked before. What can't be
+read goes to the rejects.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -24,13 +27,22 @@ import pyarrow as pa
 from milldam.errors import InputError
 from milldam.input_files import version_of, without_secrets
 from milldam.mapping.places import Places
+from milldam.mapping.room import JsonWeight, Room, TextWeight
 from milldam.mapping.rows import Rows, from_records, row_count, take
 from milldam.mapping.table_rows import count_table_rows, read_table, require_columns
 from milldam.mapping.units import RowUnit
 from milldam.sources import lines
-from milldam.sources.batch import Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.batch import (
+    KEPT_RECORD_CHARS,
+    Batch,
+    MalformedError,
+    OnReject,
+    Reject,
+    TextRules,
+    stop_or_reject,
+)
 from milldam.sources.compression import DamagedError
-from milldam.sources.decoding import decode_text, mended, parse_json
+from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
 from milldam.sources.jsonl import json_blocks, uncut
 from milldam.sources.lines import BOM, make_damage_reject, make_line_reject
 from milldam.sources.opening import open_bytes, open_head
@@ -55,45 +67,52 @@ class FileReader:
     names: tuple[tuple[str, str], ...] = ()
     """(path, what it is called instead) of input that was spooled."""
 
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+    def read(
+        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
+    ) -> Iterator[Rows]:
         places = places if places is not None else Places()
-        rows = self._read_all(slices_of(unit), self._named(on_reject), places)
+        rows = self._read_all(slices_of(unit), self._named(on_reject), _Context(places, room))
         chosen = unit.place.get("rows")
         places.before = 0 if chosen is None else chosen[0]
         return rows if chosen is None else _between(rows, *chosen)
 
-    def count(self, unit: RowUnit, most: int | None = None) -> int:
+    def count(self, unit: RowUnit, most: int | None = None, room: Room | None = None) -> int:
         """How many rows a unit has, `most` if there are more. Files of lines are read for it, tables only looked at."""
         found = 0
         for slice in slices_of(unit):
             if slice.format in ("parquet", "arrow"):
                 found += count_table_rows(slice, self.spool)
             else:
-                for rows in self._read_slice(slice, _ignore, Places()):
+                places = Places()
+                places.begin(self._name(slice.path), origin=slice.start)
+                for rows in self._read_slice(slice, _ignore, _Context(places, room)):
+                    places.count(row_count(rows))
                     found += row_count(rows)
                     if most is not None and found >= most:
                         return most
         return found if most is None else min(found, most)
 
-    def _read_all(self, slices: Iterator[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
+    def _read_all(self, slices: Iterator[Slice], on_reject: OnReject, context: _Context) -> Iterator[Rows]:
         before: Slice | None = None
+        places = context.places
         for slice in slices:
             is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
             if not is_next and slice.format not in ("parquet", "arrow"):
                 places.begin(self._name(slice.path), origin=slice.start)
             before = slice
-            for rows in self._read_slice(slice, on_reject, places):
+            for rows in self._read_slice(slice, on_reject, context):
                 # Counted before they are handed on: who gets them asks where they are from.
                 places.count(row_count(rows))
                 ready = [rows]
                 del rows  # not held here while they are worked on
                 yield ready.pop()
 
-    def _read_slice(self, slice: Slice, on_reject: OnReject, places: Places) -> Iterator[Rows]:
+    def _read_slice(self, slice: Slice, on_reject: OnReject, context: _Context) -> Iterator[Rows]:
+        places = context.places
         if slice.format == "txt":
-            yield from self._with_file(slice, _texts(slice, self.rules, on_reject))
+            yield from self._with_file(slice, _texts(slice, self.rules, on_reject, context))
         elif slice.format in ("jsonl", "json"):
-            yield from _JsonReader(slice, self.rules, on_reject, self.columns, places).read()
+            yield from _JsonReader(slice, self.rules, on_reject, self.columns, context).read()
         elif slice.format in ("csv", "tsv"):
             yield from _CsvReader(slice, self.rules, on_reject, self.columns, places).read()
         else:
@@ -102,7 +121,7 @@ class FileReader:
             def at(row: int) -> None:
                 places.begin(name, row)
 
-            yield from read_table(slice, self.rules, on_reject, self.columns, self.spool, at)
+            yield from read_table(slice, self.rules, on_reject, self.columns, self.spool, at, context.room)
 
     def _name(self, path: str) -> str:
         """What a file is called in rows and messages."""
@@ -165,35 +184,70 @@ def _between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
             return
 
 
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Where the rows come from, and what may be held of a large one."""
+
+    places: Places
+    room: Room | None = None
+
+
+class _LargeRow:
+    """A row that comes in parts, put together where there is room for it. Of others only the size is kept."""
+
+    def __init__(self, context: _Context, kind: type[TextWeight]) -> None:
+        self._context, self._weight = context, kind(context.room.format if context.room is not None else "python")
+        self._held = io.BytesIO()
+        self._fits = True
+
+    def add(self, part: bytes | memoryview) -> None:
+        room = self._context.room
+        if room is not None:
+            self._weight.add(part)
+            self._fits = self._fits and room.fits(self._weight.needed - self._held.tell())
+        if self._fits:
+            self._held.write(part)
+        elif self._held.tell():
+            self._held = io.BytesIO()
+
+    def whole(self) -> bytes:
+        """The bytes of all parts, without a copy. Raises ResourceError when there is no room for them."""
+        if not self._fits and self._context.room is not None:
+            weight, place = self._weight, self._context.places.next
+            raise self._context.room.refusal(weight.needed, weight.bytes, str(place))
+        return self._held.getvalue()
+
+
 # ---- plain text ----
 
 
-def _texts(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[pa.LargeStringArray]:
+def _texts(slice: Slice, rules: TextRules, on_reject: OnReject, context: _Context) -> Iterator[pa.LargeStringArray]:
     if lines.boundary_of(rules) is None:
         batches = lines.read_whole_files((slice,), rules, on_reject)
     else:
         batches = lines.read_separated(slice, rules, on_reject)
-    return _whole_documents(batches)
+    return _whole_documents(batches, context)
 
 
-def _whole_documents(batches: Iterator[Batch]) -> Iterator[pa.LargeStringArray]:
+def _whole_documents(batches: Iterator[Batch], context: _Context) -> Iterator[pa.LargeStringArray]:
     """Documents that come in parts put together."""
-    parts: list[pa.LargeStringArray] = []
+    large: _LargeRow | None = None
     for batch in batches:
         if batch.cancel:
-            parts = []
-        elif batch.open:
-            parts.append(batch.texts)
-        else:
-            texts = _one_text([*parts, batch.texts]) if parts else batch.texts
-            parts = []
+            large = None
+            continue
+        if batch.open or large is not None:
+            large = large or _LargeRow(context, TextWeight)
+            large.add(_bytes_of(batch.texts))
+        if not batch.open:
+            texts = batch.texts if large is None else _one_text(large.whole())
+            large = None
             if len(texts):
                 yield texts
 
 
-def _one_text(parts: list[pa.LargeStringArray]) -> pa.LargeStringArray:
-    """A single string from the bytes of all, without a Python string of it."""
-    data = b"".join(_bytes_of(part) for part in parts)
+def _one_text(data: bytes) -> pa.LargeStringArray:
+    """A single string of these bytes, without a Python string of it."""
     offsets = pa.py_buffer(np.array([0, len(data)], dtype=np.int64))
     return pa.LargeStringArray.from_buffers(1, offsets, pa.py_buffer(data))
 
@@ -208,19 +262,19 @@ def _bytes_of(part: pa.LargeStringArray) -> memoryview:
 
 class _JsonReader:
     def __init__(
-        self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None, places: Places
+        self, slice: Slice, rules: TextRules, on_reject: OnReject, columns: tuple[str, ...] | None, context: _Context
     ) -> None:
         self._slice, self._rules, self._on_reject, self._columns = slice, rules, on_reject, columns
-        self._places = places
+        self._context = context
 
     def read(self) -> Iterator[Rows]:
         slice = self._slice
         with open_bytes(slice.path) as file:
             try:
-                for block in self._whole_blocks(json_blocks(file, slice)):
-                    ready = [records] if (records := self._records(block)) else []
+                for records in self._all_records(json_blocks(file, slice)):
+                    ready = [records] if records else []
                     # Nothing of a giant is held here while it is worked on.
-                    del block, records
+                    del records
                     if ready:
                         yield from_records(ready.pop(), self._columns)
             except DamagedError as error:
@@ -228,14 +282,19 @@ class _JsonReader:
                     yield from_records(self._records(block), self._columns)
                 stop_or_reject(make_damage_reject(slice, error), self._rules, self._on_reject)
 
-    def _whole_blocks(self, blocks: Iterator[Block]) -> Iterator[Block]:
-        """Giants put together."""
-        parts: list[bytes] = []
+    def _all_records(self, blocks: Iterator[Block]) -> Iterator[list[dict[str, Any]]]:
+        giant: _LargeRow | None = None
         for number, block in enumerate(blocks):
-            is_first = number == 0 and self._slice.start == 0
-            parts.append(block.data.removeprefix(BOM) if is_first else block.data)
+            if number == 0 and self._slice.start == 0:
+                block = replace(block, data=block.data.removeprefix(BOM))
+            if block.kind == WHOLE:
+                yield self._records(block)
+                continue
+            giant = giant or _LargeRow(self._context, JsonWeight)
+            giant.add(block.data.removesuffix(b"\n"))
             if block.kind != PART:
-                yield replace(block, data=_take_all(parts), kind=WHOLE)
+                ready, giant = [giant.whole()], None
+                yield self._giant_records(replace(block, data=b""), ready)
 
     def _records(self, block: Block) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
@@ -245,27 +304,49 @@ class _JsonReader:
             try:
                 records.append(record_of_line(line, self._rules))
             except MalformedError as error:
-                reject = make_line_reject(self._slice, block, number, error.reason, error.detail, line)
-                stop_or_reject(reject, self._rules, self._on_reject)
-                self._places.skip(len(records))
+                self._reject(block, number, error, line, len(records))
         return records
 
+    def _giant_records(self, block: Block, lines: list[bytes]) -> list[dict[str, Any]]:
+        """The record of a giant line, which is taken out of `lines`: its bytes are gone when its value is made."""
+        line, rules = lines.pop(), self._rules
+        if line.isspace():
+            return []
+        head = line[: 4 * KEPT_RECORD_CHARS + 1]
+        try:
+            text, has_halves = decode_json(line, rules), _may_have_halves(line, rules)
+            del line
+            try:
+                return [_as_record(json.loads(text), rules, has_halves=has_halves)]
+            except (ValueError, RecursionError) as error:
+                if rules.invalid_utf8 == "drop" and (told := decode_text(head, rules))[0] is None:
+                    raise MalformedError("not_utf8", told[1]) from None
+                raise MalformedError("bad_json", str(error)) from None
+        except MalformedError as error:
+            self._reject(block, block.line, error, head, 0)
+            return []
 
-def _take_all(parts: list[bytes]) -> bytes:
-    """All of them as one, and none is kept; without the last line's end, so that a single line is not copied again."""
-    parts[-1] = parts[-1].removesuffix(b"\n")
-    joined = b"".join(parts)
-    parts.clear()
-    return joined
+    def _reject(self, block: Block, number: int, error: MalformedError, line: bytes, ahead: int) -> None:
+        """A line that can't be read, behind so many more records of its block."""
+        reject = make_line_reject(self._slice, block, number, error.reason, error.detail, line)
+        stop_or_reject(reject, self._rules, self._on_reject)
+        self._context.places.skip(ahead)
 
 
 def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
     """The object on one line; raises MalformedError with what is wrong."""
-    record = parse_json(line, rules)
+    return _as_record(parse_json(line, rules), rules, has_halves=_may_have_halves(line, rules))
+
+
+def _may_have_halves(line: bytes, rules: TextRules) -> bool:
+    """Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further."""
+    return rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None
+
+
+def _as_record(record: Any, rules: TextRules, *, has_halves: bool) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise MalformedError("no_object", f"{type(record).__name__} where an object should be: a row is {{...}}")
-    # Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further.
-    if rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None:
+    if has_halves:
         return {mended(name, rules): _mended(value, rules) for name, value in record.items()}
     return record
 

@@ -33,6 +33,10 @@ def column_names(rows: Rows) -> list[str]:
     return list(rows) if isinstance(rows, dict) else list(rows.schema.names)
 
 
+def column(rows: Rows, name: str) -> Any:
+    return rows[name] if isinstance(rows, dict) else rows.column(name)
+
+
 def byte_size(rows: Rows) -> int:
     """What the values take, about; the sum of `row_sizes`."""
     return int(row_sizes(rows).sum())

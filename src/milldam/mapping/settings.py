@@ -32,8 +32,8 @@ class MapSettings:
     source: Any
     """Files, folders, globs, addresses, Hub names; a `datasets.Dataset` or `IterableDataset`; a generator function."""
     function: Callable[..., Any]
-    out: str
-    """The folder for the table."""
+    out: str | None = None
+    """The folder for the table. [default: one in the user's cache, found again by the function, settings and input]"""
     function_spec: str | None = None
     """`script.py:function`, where the function was named so: workers load it by that."""
     batched: bool = True
@@ -183,9 +183,9 @@ def settings_of(given: Mapping[str, Any]) -> MapSettings:
     for name in values:
         if name not in (*KEYS, "function_spec"):
             raise ConfigError(f'map: no setting "{name}".{did_you_mean(name, KEYS)}')
-    missing = [name for name in ("source", "function", "out") if name not in values]
+    missing = [name for name in ("source", "function") if name not in values]
     if missing:
-        raise ConfigError(f"map: {', '.join(missing)}: missing. A source, a function and a folder (out) are needed.")
+        raise ConfigError(f"map: {', '.join(missing)}: missing. A source and a function are needed.")
     if isinstance(values["function"], str):
         values |= _loaded(values["function"])
     for name in _NAMES:
@@ -193,7 +193,7 @@ def settings_of(given: Mapping[str, Any]) -> MapSettings:
             values[name] = _names(name, values[name])
     if isinstance(values.get("remove_columns"), Sequence) and values["remove_columns"] != "all":
         values["remove_columns"] = _names("remove_columns", values["remove_columns"])
-    return MapSettings(**values | {"out": str(values["out"])})
+    return MapSettings(**values | ({"out": str(values["out"])} if "out" in values else {}))
 
 
 def _loaded(spec: str) -> dict[str, Any]:

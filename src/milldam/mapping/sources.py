@@ -15,6 +15,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from milldam.mapping.plan import SHARD_SIZE, Report, RowReader, SourceOptions, S
 from milldam.mapping.rows import Rows
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.mapping.units import RowUnit
+from milldam.sources.data_sets import split_names
 from milldam.sources.splits import ALL, parse_split
 
 __all__ = [
@@ -66,6 +68,24 @@ def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
     return SpooledPlan(_stream(source, options), options, spool)
 
 
+def each_split(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """What is said to `map`, for each split of a data set that is named whole; None: there is one table to make."""
+    source = given["source"]
+    if given.get("split") is not None:
+        return None
+    if isinstance(source, dict) and type(source).__module__.split(".")[0] == "datasets":
+        said = {name: {"source": one} for name, one in source.items()}
+    else:
+        paths = _paths(source) or []
+        names = split_names(paths[0], given.get("subset")) if len(paths) == 1 else []
+        if len(names) < 2:
+            return None
+        said = {name: {"source": source, "split": name} for name in names}
+    out = given.get("out")
+    places = {name: {} if out is None else {"out": Path(out) / name} for name in said}
+    return {name: {**given, **said[name], **places[name]} for name in said}
+
+
 def _paths(source: Any) -> list[str] | None:
     """What names files; None when the source is something else."""
     table = sys.modules.get("milldam.table.reader")
@@ -88,8 +108,8 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
             "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
         )
     if isinstance(source, pa.Table | pa.RecordBatch):
-        names = tuple(source.schema.names)
-        return _held_stream("the table", lambda: [source], _hash_table(source), options, names)
+        stream = _held_stream("the table", lambda: [source], _hash_table(source), options)
+        return replace(stream, columns=tuple(source.schema.names), schema=source.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
         return _held_stream("the list", lambda: source, _hash_rows(source), options)
     if callable(source) and not inspect.isclass(source):
@@ -97,17 +117,11 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
     raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {_KINDS}.")
 
 
-def _held_stream(
-    name: str,
-    rows: Callable[[], Any],
-    content: str | None,
-    options: SourceOptions,
-    columns: tuple[str, ...] | None = None,
-) -> Stream:
+def _held_stream(name: str, rows: Callable[[], Any], content: str | None, options: SourceOptions) -> Stream:
     """Rows that lie in memory, known by their content; a key stands for it only where that can't be hashed."""
     if content is None and options.source_key is None:
-        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}", columns)
-    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()), None, columns)
+        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}")
+    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()))
 
 
 def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:

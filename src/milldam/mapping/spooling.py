@@ -25,6 +25,7 @@ from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_tempora
 from milldam.mapping.cutting import Piece, gather_evenly
 from milldam.mapping.places import Places
 from milldam.mapping.plan import Report, SourceOptions
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
@@ -190,7 +191,9 @@ class SpoolReader:
     folder: str
     columns: tuple[str, ...] | None
 
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
+    def read(
+        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
+    ) -> Iterator[Rows]:
         for fields in unit.place["slices"]:
             slice = Slice(*fields)
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
@@ -223,6 +226,7 @@ class Stream:
     unidentified: str | None = None
     columns: tuple[str, ...] | None = None
     """The columns that they have, where that is known."""
+    schema: pa.Schema | None = None
 
 
 class SpooledPlan:
@@ -237,6 +241,7 @@ class SpooledPlan:
         if there is not None:
             require_columns(options.columns, there, stream.name)
         self.columns = list(options.columns) if options.columns is not None else there
+        self.schema = stream.schema
         self._done = False
 
     @property

@@ -13,14 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from milldam.errors import InputError, did_you_mean
+from milldam.mapping.places import Place
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows, cut_by_size
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.decoding import decode_text
-from milldam.sources.tables import open_arrow, open_parquet
+from milldam.sources.parquet_pages import pages_of
+from milldam.sources.tables import open_arrow, open_parquet, open_seekable
 from milldam.sources.units import Slice
 
 _ROWS, _REPEATED = 8192, 32
+_DECODING = 2
+"""A page is held as it was unpacked, and as Arrow has it."""
 _NUMBER = 8
 
 
@@ -39,12 +44,15 @@ def read_table(
     columns: tuple[str, ...] | None,
     spool: str | None,
     at: Callable[[int], None],
+    room: Room | None = None,
 ) -> Iterator[Rows]:
     """The rows of a slice of a parquet or Arrow file. `at` is told the number of the next row, wherever some are left
     out before it."""
-    read = _read_parquet if slice.format == "parquet" else _read_arrow
+    read = (
+        _read_parquet(slice, columns, spool, room) if slice.format == "parquet" else _read_arrow(slice, columns, spool)
+    )
     try:
-        for row, batch in read(slice, columns, spool):
+        for row, batch in read:
             for number, sound in _sound(batch, row, slice, rules, on_reject):
                 at(number)
                 yield from (_plain(part) for part in cut_by_size(sound, BATCH_BYTES))
@@ -65,7 +73,7 @@ def count_table_rows(slice: Slice, spool: str | None) -> int:
 
 
 def _read_parquet(
-    slice: Slice, columns: tuple[str, ...] | None, spool: str | None
+    slice: Slice, columns: tuple[str, ...] | None, spool: str | None, room: Room | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     with open_parquet(slice.path, slice.compression, spool) as parquet:
         require_columns(columns, parquet.schema_arrow.names, slice.path)
@@ -75,9 +83,36 @@ def _read_parquet(
         stop = metadata.num_row_groups if slice.stop is None else slice.stop
         for group in range(slice.start, stop):
             rows = rows_at_a_time(metadata.row_group(group), wanted)
+            if room is not None:
+                _require_room(metadata.row_group(group), wanted, slice, row, room)
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
                 yield row, batch.select(wanted)
                 row += batch.num_rows
+
+
+def _require_room(group: pq.RowGroupMetaData, columns: list[str], slice: Slice, row: int, room: Room) -> None:
+    """Raise ResourceError when a page is so large that there is no room for it and for what is decoded of it.
+
+    `row`: the number of the group's first row in the file.
+    """
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+    if room.fits((_DECODING + 1) * sum(chunk.total_uncompressed_size for chunk in chunks)):
+        return
+    try:
+        with open_seekable(slice.path, slice.compression, None) as source:
+            pages = [max(pages_of(source, chunk), key=lambda page: page.size) for chunk in chunks]
+    except ValueError:
+        return  # whether the file is damaged shows when it is read
+    # While a row is worked on, its page is still held.
+    needed = sum((_DECODING + (room.format != "arrow")) * page.size for page in pages)
+    if room.fits(needed):
+        return
+    page, chunk = max(zip(pages, chunks, strict=True), key=lambda both: both[0].size)
+    is_flat = page.values and chunk.num_values == group.num_rows
+    first, count = (row + page.first, page.values) if is_flat else (row, group.num_rows)
+    where = f'{Place(slice.path, first, first + count - 1)}, of "{chunk.path_in_schema}"'
+    raise room.refusal(needed, page.size, where, by_column=True)
 
 
 def rows_at_a_time(group: pq.RowGroupMetaData, columns: list[str]) -> int:

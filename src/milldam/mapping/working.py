@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +18,14 @@ import pyarrow as pa
 from milldam.errors import InputError
 from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.mapping.batching import batches
-from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, row_by_row
+from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, Results, row_by_row
 from milldam.mapping.carrying import Carried
 from milldam.mapping.holding import Holding
+from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
 from milldam.mapping.reading import require_unchanged
+from milldam.mapping.room import Room
 from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
@@ -47,6 +50,7 @@ class BatchRules:
     batch_size: int
     batch_bytes: int
     on_error: str
+    room: Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class MapTask:
     turns: Turns
     most_bytes: int
     """What a worker may hold between two batches: its share of the budget."""
+    kept: KeptResults | None = None
+    """What the probe found in this very process."""
 
     def start(self) -> Work:
         load, schema = self.carried.open(), self.schema.to_arrow()
@@ -86,14 +92,6 @@ def rejects_path(folder: Path, key: str) -> Path:
     return folder / f"rejects-{key[:16]}.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What the function made of a batch; more than one where it was called row by row."""
-
-    columns: list[Columns]
-    failed: list[tuple[int, Rows, FunctionError]]
-
-
 def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str) -> Results:
     """The function on a batch; where it fails and rows may be set aside, on each row by itself."""
     try:
@@ -110,9 +108,23 @@ def call_batch(caller: Caller, rows: Rows, first_row: int | None, on_error: str)
     return results
 
 
+def require_room(caller: Caller, rows: Rows, rules: BatchRules, where: Callable[[], str]) -> None:
+    """Before a call: raise ResourceError when a row larger than a batch may be leaves no room for it."""
+    size = byte_size(rows)
+    if size > rules.batch_bytes:
+        needed = rules.room.for_call(rows, caller.kept(rows))
+        if not rules.room.fits(needed):
+            raise rules.room.refusal(needed, size, where(), by_column=not isinstance(rows, dict))
+
+
 def name_of(caller: Caller) -> str:
     """Of the function."""
     return str(getattr(caller.function, "__name__", type(caller.function).__name__))
+
+
+def place_of(unit: RowUnit, rows: tuple[int, int], places: Places | None) -> str:
+    found = places.of(*rows) if places is not None else []
+    return shown(found or [_unit_place(unit, *rows)])
 
 
 def explained(
@@ -123,8 +135,7 @@ def explained(
     row = getattr(error, "row", None)
     if row is not None:
         rows = (rows[0] + row, rows[0] + row + 1)
-    found = places.of(*rows) if places is not None else []
-    where = f"{shown(found or [_unit_place(unit, *rows)])} (unit {unit.index})"
+    where = f"{place_of(unit, rows, places)} (unit {unit.index})"
     if isinstance(error, FunctionError):
         return InputError(
             f"{name} failed on {where}:\n{error}\n"
@@ -166,7 +177,7 @@ class _Unit:
             RejectFile(rejects_path(task.folder, assigned.key)) as rejects,
         ):
             begun = time.perf_counter()
-            read = self.reader.read(unit, rejects.add, self.places)
+            read = self.reader.read(unit, rejects.add, self.places, rules.room)
             for rows in batches(read, rules.batch_size, rules.batch_bytes):
                 self.seconds["read"] += time.perf_counter() - begun
                 size = byte_size(rows)
@@ -191,9 +202,11 @@ class _Unit:
         span = (self.rows, self.rows + row_count(rows))
         self.places.forget(span[0])
         first = None if unit.first_row is None else unit.first_row + self.rows
+        require_room(self.caller, rows, self.task.rules, lambda: place_of(unit, span, self.places))
         begun = time.perf_counter()
         try:
-            results = call_batch(self.caller, rows, first, self.task.rules.on_error)
+            kept = self.task.kept.take(unit.index, rows) if self.task.kept is not None else None
+            results = kept or call_batch(self.caller, rows, first, self.task.rules.on_error)
             made = time.perf_counter()
             for columns in results.columns:
                 writer.append(fit(columns, self.schema, optional=column_names(rows)))

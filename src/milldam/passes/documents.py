@@ -80,7 +80,7 @@ class UnitReader:
     """Iterate over it once; `batches` and `seconds` tell how far it is and what took how long."""
 
     def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+        self._reading, self.unit = reading, reading.unit
         self._cleaner = Cleaner(reading.clean) if reading.clean is not None else None
         self._row = 0
         self._inside = False

@@ -143,6 +143,7 @@ class _UnitWork:
     ) -> None:
         self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
         self._chooser, self._share = sample
+        self._unit, self._bytes_read = reader.unit, 0
         self._counts: Counter[str] = Counter()
         self._seconds = {"fingerprint": 0.0}
         self._reported = time.monotonic()
@@ -157,10 +158,12 @@ class _UnitWork:
             if self._cache is not None:
                 self._cache.add(documents)
             self._seconds["fingerprint"] += time.perf_counter() - started
-            self._counts["input_bytes"] += documents.bytes_read
+            self._bytes_read += documents.bytes_read
+            self._counts["input_bytes"] = self._unit.input_bytes(self._bytes_read)
             self._counts["documents"] += len(documents.texts) if documents.last else 0
             if time.monotonic() - self._reported > REPORT_SECONDS:
                 self._send_progress()
+        self._counts["input_bytes"] = self._unit.size
         if self._cache is not None:
             self._cache.commit()
         files: dict[str, dict[str, Any]] = {}

@@ -37,6 +37,7 @@ from milldam.run import RUN_FOLDER, PartRecord
 from milldam.sources.arrays import whole_characters
 from milldam.sources.units import Unit
 from milldam.store import ShardWriter
+from milldam.store.tally import READ, STAGES
 from milldam.store.writer import Tokens
 from milldam.text import CleanRules
 from milldam.text_arrays import byte_count, text_offsets
@@ -46,8 +47,6 @@ from milldam.tokenizers.special import SpecialTokens
 from milldam.verdicts import Verdicts
 
 NOT_SAMPLED = "not_sampled"
-STAGES = ("read", "clean", "dedup", "sample", "filter", "encode", "arrange")
-"""Where a document can be lost, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +253,7 @@ class _UnitWork:
         self._giant: _Giant | None = None
         self._pieces: ShardWriter | None = None
         self._piece_tokens = 0
-        self._documents = self._read = 0
+        self._documents = self._read = self._bytes_read = 0
         self._counts: Counter[str] = Counter()
         self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0}
         self._reported = time.monotonic()
@@ -285,6 +284,7 @@ class _UnitWork:
             self._work_on(documents)
             if self._enough():
                 break
+        self._counts["input_bytes"] = self._given.unit.size
         self._commit(last=True)
 
     def _work_on(self, documents: Documents) -> None:
@@ -294,7 +294,8 @@ class _UnitWork:
             self._work_on_part(documents)
         elif len(documents.texts):
             self._work_on_whole(documents)
-        self._counts["input_bytes"] += documents.bytes_read
+        self._bytes_read += documents.bytes_read
+        self._counts["input_bytes"] = self._given.unit.input_bytes(self._bytes_read)
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._send_progress()
 
@@ -489,7 +490,7 @@ class _UnitWork:
         self._open_part()
 
     def _record(self, shards: list[dict[str, Any]], *, last: bool) -> PartRecord:
-        dropped = self._judge.dropped | {"read": self._rejects.counts}
+        dropped = self._judge.dropped | {READ: self._rejects.counts}
         dropped["encode"] += self._encoder.dropped
         return PartRecord(
             unit=self._given.unit.index,
@@ -499,6 +500,7 @@ class _UnitWork:
             dropped={stage: dict(counts) for stage, counts in dropped.items() if counts},
             batches=self._reader.batches - (not last),
             last=last,
+            dataset=self._given.unit.dataset,
             inexact_cuts=self._encoder.take_inexact_cuts(),
         )
 

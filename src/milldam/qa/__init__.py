@@ -4,11 +4,11 @@ examples, sources, listing   SQuAD files and flat records -> examples, streamed
 rules, settings                           what can be set
 tokenizer, template, memory_tokens        what goes around the texts of a window
 spans, windows, features                  examples -> windows, with the tokens of their answers
-parts, windowing, job                     all of it as a run: planned, resumable, in a memory budget
+parts, weighing, windowing, job           all of it as a run: planned, resumable, in a memory budget
 feature_store/                            windows on disk: fixed-shape columns, mapped
 window_rows, selection, document_order    what batches are made of, which segments, in which order
 batches, lanes, torch_batches             windows, documents step by step, lanes that are never idle
-answering, evaluation                     logits -> answers -> EM and F1
+token_stretches, answering, evaluation    logits -> the characters of answers -> EM and F1
 compat                                    the names that users of MemXLNet know
 
 >>> import milldam
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milldam.qa.lanes import Lanes
     from milldam.qa.selection import Selection
     from milldam.qa.sources import examples_of
+    from milldam.qa.token_stretches import stretches
     from milldam.qa.torch_batches import to_tensors
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "evaluate",
     "examples_of",
     "prepare",
+    "stretches",
     "to_tensors",
 ]
 
@@ -68,6 +70,7 @@ _HOMES = {
     "evaluate": "evaluation",
     "examples_of": "sources",
     "prepare": "job",
+    "stretches": "token_stretches",
     "to_tensors": "torch_batches",
 }
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile
+from milldam.qa.token_stretches import stretches
 
 if TYPE_CHECKING:
     from milldam.qa.feature_store import FeatureStore
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_COLUMNS = ("offsets", "context_begin", "context_tokens", "cls_index", "example")
+_COLUMNS = ("context_begin", "context_tokens", "cls_index", "example")
 _NUMBERS_AT_ONCE = 1 << 17
 """Scores that are looked at together."""
 
@@ -131,7 +132,8 @@ class Predictions:
     def _found(self) -> Iterator[_Found]:
         size = max(1, _NUMBERS_AT_ONCE // max(self._rules.n_best**2, 384))
         for numbers, start, end in self._logits.chunks(size):
-            yield from _of_windows(_Chunk(numbers, start, end, self._store.rows(numbers, _COLUMNS)), self._rules)
+            columns = {**self._store.rows(numbers, _COLUMNS), "stretches": stretches(self._store, numbers)}
+            yield from _of_windows(_Chunk(numbers, start, end, columns), self._rules)
 
     def texts(self) -> dict[str, str]:
         """The answer to every question: what `evaluate` takes."""
@@ -312,7 +314,7 @@ def _of_windows(chunk: _Chunk, rules: _Rules) -> Iterator[_Found]:
 
 
 def _check(chunk: _Chunk) -> None:
-    length = chunk.columns["offsets"].shape[1]
+    length = chunk.columns["stretches"].shape[1]
     if chunk.start.shape[1] != length:
         raise InputError(f"answers: logits for {chunk.start.shape[1]:,} tokens; the windows have {length:,}.")
     # -inf is what can't be, and right; a NaN would win or lose every comparison in silence.
@@ -340,7 +342,7 @@ def _pairs(chunk: _Chunk, rules: _Rules) -> tuple[Ints, Floats, npt.NDArray[np.b
     rows = np.arange(count)[:, None]
     starts = _highest(np.where(outside, -np.inf, chunk.start), n)
     ends = _highest(np.where(outside, -np.inf, chunk.end), n)
-    characters = chunk.columns["offsets"]
+    characters = chunk.columns["stretches"]
     begins, stops = characters[rows, starts, 0], characters[rows, ends, 1]
     apart = ends[:, None, :] - starts[:, :, None]
     valid = (apart >= 0) & (apart < rules.max_answer_length) & (stops[:, None, :] > begins[:, :, None])

@@ -2,7 +2,7 @@
 
     configure_memory_tokens(tokenizer, memory_num_tokens=16)
     process_and_cache_dataset(dataset_name=..., split=..., cache_dir=..., tokenizer=tokenizer)     -> number of windows
-    dataset = create_dataset_from_cache(...)                                                       -> a FeatureStore
+    dataset = create_dataset_from_cache(...)                                                       -> a SquadDataset
     for steps in create_dataloader(dataset, batch_size=8): ...                                     -> time steps
 
 A cache folder is named by everything that changes features (data, split, settings, tokenizer): with other arguments,
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import itertools
 import json
 import logging
 import re
@@ -27,26 +28,31 @@ import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, hash_bytes, write_file
-from milldam.qa.memory_tokens import READ, WRITE, MemoryTokens, add_memory_tokens
+from milldam.qa.feature_store.manifest import NAME
+from milldam.qa.feature_store.reader import FeatureStore
+from milldam.qa.memory_tokens import READ, WRITE, add_memory_tokens
+from milldam.qa.token_stretches import stretches
 from milldam.qa.windows import VERSION
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
     from milldam.loader.samples import Samples
     from milldam.qa.examples import Example
-    from milldam.qa.feature_store import FeatureStore
 
 log = logging.getLogger("milldam")
 
 _TOKENIZER_FACTS = ("padding_side", "pad_token", "cls_token")
+_MEMORY_IDS = {"mem_read_ids": READ, "mem_write_ids": WRITE}
 _TEXTS = ("example_id", "question", "context", "chosen_answer_text")
 
 
 # ---- tokenizers ----
 
 
-def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> MemoryTokens:
-    """Add [MEM_READ_i] and [MEM_WRITE_i] to a tokenizer of transformers or tokenizers; their ids.
+def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str, list[int]]:
+    """Add [MEM_READ_i] and [MEM_WRITE_i] to a tokenizer of transformers or tokenizers.
+
+    Gives their ids: {"mem_read_ids": [...], "mem_write_ids": [...]}.
 
     What is processed with the tokenizer afterwards has them in every window. The model's embeddings must have room:
     `model.resize_token_embeddings(len(tokenizer))`.
@@ -59,15 +65,17 @@ def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> MemoryTok
         raise ConfigError(
             f"memory_num_tokens: {memory_num_tokens}; the tokenizer has {there} memory tokens already. Load it anew."
         )
+    names = {kind: [name.format(i) for i in range(memory_num_tokens)] for kind, name in _MEMORY_IDS.items()}
     if backend is tokenizer:
-        return add_memory_tokens(tokenizer, memory_num_tokens)
-    from tokenizers import AddedToken
+        add_memory_tokens(tokenizer, memory_num_tokens)
+    else:
+        from tokenizers import AddedToken
 
-    names = [name.format(i) for name in (READ, WRITE) for i in range(memory_num_tokens)]
-    # By its own method, so that the wrapper knows of them too.
-    tokenizer.add_tokens([AddedToken(name, normalized=False, special=True) for name in names], special_tokens=True)
-    ids = tuple(int(_backend(tokenizer).token_to_id(name)) for name in names)
-    return MemoryTokens(ids[:memory_num_tokens], ids[memory_num_tokens:])
+        # By its own method, so that the wrapper knows of them too.
+        added = [AddedToken(name, normalized=False, special=True) for name in itertools.chain(*names.values())]
+        tokenizer.add_tokens(added, special_tokens=True)
+    backend = _backend(tokenizer)
+    return {kind: [int(backend.token_to_id(name)) for name in named] for kind, named in names.items()}
 
 
 def _backend(tokenizer: Any) -> Any:
@@ -241,22 +249,56 @@ def create_dataset_from_cache(
     tokenizer: Any = None,
     use_lazy_loading: bool = True,
     streaming_chunk_size: int = 1000,
-) -> FeatureStore:
+) -> SquadDataset:
     """Open what `process_and_cache_dataset` made with the same arguments; nothing is loaded."""
     settings = {"max_examples": max_examples, "max_seq_length": max_seq_length}
     settings |= {"doc_stride": doc_stride, "max_n_segs": max_n_segs}
     wanted = _wanted(str(dataset_name), split, _Tokenizer.of(tokenizer), settings)
-    return _opened(wanted, Path(cache_dir))
-
-
-def _opened(wanted: _Wanted, cache: Path) -> FeatureStore:
-    from milldam.qa.feature_store import FeatureStore
-    from milldam.qa.feature_store.manifest import NAME
-
-    folder = wanted.folder(cache)
-    if not (folder / NAME).exists():
+    cache = Path(cache_dir)
+    if not (wanted.folder(cache) / NAME).exists():
         raise wanted.missing(cache)
-    return FeatureStore(folder)
+    return SquadDataset(wanted.folder(cache))
+
+
+class SquadDataset(FeatureStore):
+    """A feature store whose windows come with the texts of their example.
+
+    `dataset[i]` has, besides a window's own fields, `question`, `context`, `chosen_answer_text` and
+    `chosen_answer_char_span` (begin and end in the context): those of the document, "" and [-1, -1] where it has no
+    answer; `has_answer` says whether this window holds it. Tensors where torch is installed, else numpy arrays. The
+    context between the `offset_mapping` of the answer's first and last token is the answer, with the marks that the
+    tokenizer drops.
+    """
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        window = super().__getitem__(number)
+        numbers = np.array([range(len(self))[number]])
+        texts = _texts(self, self.rows(numbers, ("example",))["example"])
+        window |= {name: texts[name][0] for name in _TEXTS}
+        window["chosen_answer_char_span"] = texts["chosen_answer_char_span"][0].tolist()
+        window["offset_mapping"] = stretches(self, numbers)[0]
+        window |= {name: np.array(window[name]) for name in ("start_positions", "end_positions")}
+        return dict(_converter()(window))
+
+    def get_document_segments(self, example_id: str) -> list[int]:
+        """The numbers of a document's windows, in order; none where there is no such document."""
+        try:
+            first, count = self.windows_of([self.find(example_id)])
+        except KeyError:
+            return []
+        return list(range(int(first[0]), int(first[0] + count[0])))
+
+    def get_all_documents(self) -> list[str]:
+        """The ids of all documents, in order."""
+        return [str(self._text(number)["id"]) for number in range(self.examples)]
+
+
+def _texts(store: FeatureStore, examples: Any) -> dict[str, Any]:
+    """Texts of some examples: lists by name, and where the answers are, (examples, 2)."""
+    found = [store.example(number) for number in examples.tolist()]
+    texts = {name: [one["id" if name == "example_id" else name] for one in found] for name in _TEXTS}
+    spans = [one["chosen_answer_char_span"] or (-1, -1) for one in found]
+    return texts | {"chosen_answer_char_span": np.array(spans, np.int64).reshape(-1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,14 +337,14 @@ class StreamingSquadProcessor:
             raise ConfigError(f"max_memory_gb: {max_memory_gb}; use more than 0.")
         self.tokenizer, self.max_seq_length, self.doc_stride = tokenizer, max_seq_length, doc_stride
         self.max_memory_gb = max_memory_gb
-        self._dataset: FeatureStore | None = None
+        self._dataset: SquadDataset | None = None
 
     def process_example(self, example: dict[str, Any]) -> dict[str, Any] | None:
         """An example in HF's flat form, as it is to be used; None: not at all."""
         return example
 
     @property
-    def dataset(self) -> FeatureStore:
+    def dataset(self) -> SquadDataset:
         """What was processed last."""
         if self._dataset is None:
             raise StoreError("Nothing was processed yet: call process_dataset_streaming first.")
@@ -331,7 +373,7 @@ class StreamingSquadProcessor:
         settings |= {"doc_stride": self.doc_stride, "max_n_segs": max_n_segs}
         folder = _wanted(dataset, split, tokenizer, settings).folder(cache)
         try:
-            self._dataset = prepare(
+            made = prepare(
                 dataset,
                 folder,
                 tokenizer=tokenizer.saved(cache),
@@ -346,6 +388,7 @@ class StreamingSquadProcessor:
             )
         except MismatchError as error:
             raise _without_options(error, folder) from None
+        self._dataset = SquadDataset(made.path)
         return len(self._dataset)
 
 
@@ -458,10 +501,10 @@ def create_dataloader(
 class FeatureLoader:
     """Iterate for an epoch, as with torch's DataLoader: every loop begins a new one, in another order when shuffled.
 
-    Tensors where torch is installed, else numpy arrays. Beside the columns, a batch or step has `example_id`,
-    `question`, `context`, `chosen_answer_text` as lists and `chosen_answer_char_span` (rows, 2), -1 where there is
-    none: those of the row's document, also where it has ended and `document_mask` is False. `state_dict()` says where
-    it stands.
+    Tensors where torch is installed, else numpy arrays. Beside the columns, a batch or step has `document_mask` and the
+    texts of `SquadDataset`: `example_id` (and `example_ids`, the same), `question`, `context`, `chosen_answer_text` as
+    lists and `chosen_answer_char_span` (rows, 2); those of the row's document, also where it has ended and
+    `document_mask` is False. `state_dict()` says where it stands.
     """
 
     def __init__(self, dataset: FeatureStore, samples: Samples, options: dict[str, Any]) -> None:
@@ -504,15 +547,16 @@ class FeatureLoader:
 
     def _with_texts(self, batch: Any) -> Any:
         if isinstance(batch, dict):
-            return {name: column for name, column in batch.items() if name != "example"} | self._texts(batch["example"])
-        texts = self._texts(batch.examples)
-        return [{name: column for name, column in step.items() if name != "example"} | texts for step in batch]
+            mask = np.ones(len(batch["window"]), np.bool_)
+            return self._completed({**batch, "document_mask": mask}, _texts(self.dataset, batch["example"]))
+        texts = _texts(self.dataset, batch.examples)
+        return [self._completed(step, texts) for step in batch]
 
-    def _texts(self, numbers: Any) -> dict[str, Any]:
-        found = [self.dataset.example(number) for number in numbers.tolist()]
-        texts = {name: [one["id" if name == "example_id" else name] for one in found] for name in _TEXTS}
-        spans = [one["chosen_answer_char_span"] or (-1, -1) for one in found]
-        return texts | {"chosen_answer_char_span": np.array(spans, np.int64).reshape(-1, 2)}
+    def _completed(self, step: dict[str, Any], texts: dict[str, Any]) -> dict[str, Any]:
+        there = step["document_mask"]
+        step["offset_mapping"][there] = stretches(self.dataset, step["window"][there])
+        kept = {name: column for name, column in step.items() if name != "example"}
+        return kept | texts | {"example_ids": texts["example_id"]}
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop brings epoch `epoch`; if a state was just loaded that stands in it or at its end, its rest."""

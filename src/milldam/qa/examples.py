@@ -28,3 +28,9 @@ class Example:
     answers: tuple[Answer, ...] = ()
     """None: the question can't be answered from the context."""
     title: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its texts; raises UnicodeEncodeError where one of them has half a character."""
+        texts = (self.id, self.title, self.question, self.context, *(answer.text for answer in self.answers))
+        return sum(len(text.encode()) for text in texts)

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.errors import InputError, ResourceError
+from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
-from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, make_plan
+from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
 from milldam.progress import Observer, Quiet
 from milldam.qa.feature_store.manifest import NAME as MANIFEST
 from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
@@ -29,7 +29,9 @@ from milldam.qa.listing import list_files
 from milldam.qa.parts import FOLDER as PARTS
 from milldam.qa.parts import REJECTS, Read, ReadTask, part_path
 from milldam.qa.settings import QASettings, settings_of
+from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
+from milldam.qa.weighing import Scale
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
 ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
-LONG_EXAMPLE, LONG_FACTOR = 256_000, 160
-"""An example of more bytes is a batch by itself, and takes about so many times the bytes that it has more."""
+VALUE_FACTOR, READING_BYTES = 24, 32 * 10**6
+"""Bytes held for a byte of a value while it is read (four for a character, several times over); what reading leaves."""
 SMALL_PARTS = 8 * 10**6
 """Bytes of examples for which starting worker processes takes longer than the work."""
 _READ = "read.json"
@@ -123,7 +125,7 @@ class QARun(Run):
     def identity(self) -> Identity:
         if self.state() == FINISHED:
             made = FeatureManifest.read(self.out)
-            return Identity(made.settings, made.input)
+            return Identity(made.settings, made.input, made.tokenizer["name"])
         return super().identity()
 
     def has_results(self) -> bool:
@@ -185,7 +187,7 @@ class _Job:
             self._monitor = self._workforce.monitor
             tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
             release()
-            identity = Identity(self._identity_settings(tokenizer), self._list_input())
+            identity = Identity(self._identity_settings(tokenizer), self._list_input(), tokenizer.name)
             begin = self._where_to_begin(identity)
             if begin == FINISHED:
                 _remove_intermediate(run)
@@ -193,7 +195,7 @@ class _Job:
             self._loaded_bytes = TOKENIZER_FACTOR * len(tokenizer.json) + WINDOWS_BYTES
             fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
             self._begin(begin, identity, tokenizer)
-            read = self._read()
+            read = self._read(tokenizer)
             self._plan = self._plan_work(read, identity)
             self._observer.planned(self._plan)
             made = self._make_windows(read, tokenizer)
@@ -242,7 +244,7 @@ class _Job:
 
     # ---- read ----
 
-    def _read(self) -> Read:
+    def _read(self, tokenizer: QATokenizer) -> Read:
         run, found = self._run, self._run.what_was_read()
         if found is not None:
             return found
@@ -252,12 +254,27 @@ class _Job:
             lambda: (InputFile(**file) for file in run.inputs()),
             self._settings.max_examples,
             self._settings.strict,
+            self._limits(tokenizer),
         )
         reads: list[Read] = []
         stage = Stage("read", task, iter([0]), lambda unit: None, total=1)
         self._workforce.work(stage, Staff(1, 1, here=True), reads.append)
-        write_sealed(run.folder / _READ, asdict(reads[0]))
+        if reads[0].examples:  # else the same command reads again, maybe with more memory
+            write_sealed(run.folder / _READ, asdict(reads[0]))
         return reads[0]
+
+    def _limits(self, tokenizer: QATokenizer) -> Limits:
+        """What the budget leaves: for a value that is read here, and for an example in a worker."""
+        limit, parent = self._budget.limit_bytes, usage().anonymous
+        least = least_bytes(parent, self._worker_bytes(0)) + READING_BYTES
+        row_bytes = sum(column.row_bytes for column in tokenizer.form(self._rules).columns)
+        scale = Scale(tokenizer.json, self._rules, tokenizer.template, row_bytes)
+
+        def advice(weight: int) -> str:
+            option = memory_option(least + weight)
+            return f"too much for a budget of {format_size(limit)}. {option} --overwrite would do"
+
+        return Limits((limit - parent) // VALUE_FACTOR, max(0, limit - least), scale.weigh, advice)
 
     # ---- window ----
 
@@ -267,8 +284,9 @@ class _Job:
         local = self._settings.engine == "local"
         small = local and self._settings.workers is None and sum(read.parts) < SMALL_PARTS
         useful = 1 if small else max(1, min(wanted, units - done))
+        release()
         parent = usage().anonymous
-        workers = self._fit_workers(parent, useful, read.longest)
+        workers = fit_workers(self._budget, parent, self._worker_bytes(read.heaviest), useful)
         held = parent if workers > 1 or self._workforce.crew.machine else 0
         rules = self._rules
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
@@ -287,12 +305,9 @@ class _Job:
             stages=("read", "window"),
         )
 
-    def _fit_workers(self, parent: int, useful: int, longest: int) -> int:
-        needed = self._loaded_bytes + self._workforce.crew.overhead_bytes + LONG_FACTOR * max(0, longest - LONG_EXAMPLE)
-        try:
-            return fit_workers(self._budget, parent, needed, useful)
-        except ResourceError as error:
-            raise ResourceError(f"{error}\nThe longest example has {format_size(longest)}.") from None
+    def _worker_bytes(self, heaviest: int) -> int:
+        """What a worker takes whose heaviest example takes so much."""
+        return self._loaded_bytes + self._workforce.crew.overhead_bytes + heaviest
 
     def _make_windows(self, read: Read, tokenizer: QATokenizer) -> dict[int, Made]:
         run, units, made = self._run, read.units(), self._run.made()

@@ -18,7 +18,7 @@ from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.qa.examples import Answer, Example
-from milldam.qa.sources import Reject, read_examples
+from milldam.qa.sources import Limits, Reject, read_examples
 from milldam.sources.listing import InputFile
 
 EXAMPLES, CHARACTERS = 1024, 32 << 20
@@ -39,8 +39,8 @@ class Read:
     """xxh3 of each part."""
     rejected: dict[str, int]
     """Reason -> records."""
-    longest: int = 0
-    """Bytes of the longest example."""
+    heaviest: int = 0
+    """What the example that takes most takes beside what every worker does."""
 
     def units(self) -> list[range]:
         """The parts of each unit: a sixteenth of them, but at most 64."""
@@ -62,6 +62,7 @@ class ReadTask:
     files: Callable[[], Iterable[InputFile]]
     max_examples: int | None
     strict: bool
+    limits: Limits
 
     def start(self) -> Work:
         return self._work
@@ -69,27 +70,29 @@ class ReadTask:
     def _work(self, assignment: Any, report: Report) -> None:
         (self.folder / FOLDER).mkdir(exist_ok=True)
         with NewFile(self.rejects) as rejects:
-            told = _Told(rejects)
+            told = _Told(rejects, self.limits)
             examples = read_examples(
                 self.files(),
                 max_examples=self.max_examples,
                 strict=self.strict,
                 on_reject=told.reject,
                 spool=str(self.folder),
+                limits=self.limits,
             )
             records = list(_write_parts(self.folder, examples, told, report))
             if told.rejected:
                 rejects.commit()
         sizes, hashes = [one["bytes"] for one in records], [one["xxh3"] for one in records]
-        report(PART, Read(told.examples, sizes, hashes, dict(sorted(told.rejected.items())), told.longest))
+        report(PART, Read(told.examples, sizes, hashes, dict(sorted(told.rejected.items())), told.heaviest))
 
 
 @dataclass(slots=True)
 class _Told:
     rejects: NewFile
+    limits: Limits
     examples: int = 0
     characters: int = 0
-    longest: int = 0
+    heaviest: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
     def reject(self, found: Reject) -> None:
@@ -115,7 +118,6 @@ def _write_parts(folder: Path, examples: Iterator[Example], told: _Told, report:
 
 def _write_part(new: NewFile, first: Example, examples: Iterator[Example], told: _Told) -> Example | None:
     """Fill a part; the example that no longer belongs to it."""
-    lines: list[bytes] = []
     characters = count = 0
     context: str | None = None
     example: Example | None = first
@@ -126,13 +128,12 @@ def _write_part(new: NewFile, first: Example, examples: Iterator[Example], told:
         answers = [[answer.text, answer.start] for answer in example.answers]
         shown = example.context if example.context != context else None
         line = json.dumps([example.id, example.title, example.question, shown, answers], ensure_ascii=False) + "\n"
-        lines.append(line.encode())
+        new.write(line.encode())
+        told.heaviest = max(told.heaviest, told.limits.weigh(example.size_bytes, example))
         context, count, characters = example.context, count + 1, characters + size
         example = next(examples, None)
     told.examples += count
     told.characters += characters
-    told.longest = max(told.longest, *map(len, lines))
-    new.write(b"".join(lines))
     return example
 
 

@@ -54,10 +54,10 @@ def default_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "milldam"
 
 
-def default_bytes(folder: Path) -> int:
-    """50 GB, or half of what the disk has free, what the cache takes of it already included."""
+def default_bytes(folder: Path, pattern: str = "shards/*") -> int:
+    """50 GB, or half of what the disk has free, what the cache takes of it already (files like `pattern`) included."""
     there = next(one for one in (folder, *folder.parents) if one.exists())
-    taken = sum(_size(path) for path in (folder / "shards").glob("*"))
+    taken = sum(_size(path) for path in folder.glob(pattern))
     return max(1, min(DEFAULT_BYTES, (shutil.disk_usage(there).free + taken) // 2))
 
 

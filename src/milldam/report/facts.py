@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,19 +109,8 @@ class Facts:
 
     @property
     def flow(self) -> tuple[Passage, ...]:
-        """Documents in and out per stage; one stage for all where the run did not tell them apart."""
-        told = self.summary.get("flow")
-        found = tuple(_passages(told)) if isinstance(told, list) else ()
-        if found:
-            return found
-        dropped = as_counts(self.manifest.dropped)
-        kept = self.manifest.documents
-        return (Passage("all stages", kept + sum(dropped.values()), kept, dropped),)
-
-    @property
-    def read(self) -> int:
-        """Documents that came in."""
-        return _positive(self.summary.get("read")) or self.flow[0].documents_in
+        """Records in and out per stage."""
+        return tuple(Passage(**stage) for stage in self.manifest.tally.flow())
 
     @property
     def packing(self) -> tuple[Packing, ...]:
@@ -179,13 +167,6 @@ def _modified(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
-
-
-def _passages(told: list[Any]) -> Iterable[Passage]:
-    for one in map(as_dict, told):
-        before, after = _positive(one.get("documents_in")), _positive(one.get("documents_out"))
-        if before is not None and after is not None:
-            yield Passage(str(one.get("stage", "")), before, after, as_counts(one.get("dropped")))
 
 
 def _clusters(kind: str, told: dict[str, Any]) -> Clusters | None:

@@ -11,11 +11,12 @@ from milldam.report.contents import duplicates, lengths, packing, samples, split
 from milldam.report.facts import Facts, as_number
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
 from milldam.report.record import configuration, versions
-from milldam.report.work import flow, memory, throughput
+from milldam.report.work import flow, memory, sources, throughput
+from milldam.store.tally import Tally
 
 # Whatever slipped through the escaping could still neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_SECTIONS = (memory, throughput, flow, lengths, packing, duplicates, splits, samples, configuration, versions)
+_SECTIONS = (memory, throughput, flow, sources, lengths, packing, duplicates, splits, samples, configuration, versions)
 _MARK = (
     '<svg width="26" height="18" viewBox="0 0 26 18" aria-hidden="true">'
     '<path d="M1 6c3 0 3-3 6-3s3 3 6 3M1 12c3 0 3-3 6-3s3 3 6 3" class="wave"/>'
@@ -66,15 +67,20 @@ def _headline(facts: Facts) -> Iterator[Tile]:
     """The six figures that matter."""
     manifest = facts.manifest
     documents, tokens, text = manifest.documents, manifest.tokens, manifest.text_bytes
-    dropped = max(0, facts.read - documents)
-    left = f"{short_count(dropped)} of {short_count(facts.read)} dropped" if dropped else "none dropped"
-    yield Tile("Documents", *_figure(short_count(documents)), _exact(documents) + left)
+    tally = manifest.tally
+    read = f"of {short_count(tally.read)} read<br>{_lost(tally)}"
+    yield Tile("Documents", *_figure(short_count(documents)), _exact(documents) + read)
     yield Tile("Tokens", *_figure(short_count(tokens)), _exact(tokens) + _per_document(facts))
     ratio = f"{text / tokens:.2f} bytes a token" if tokens else ""
     yield Tile("Text", *_figure(format_size(text)), f"{manifest.characters:,} characters<br>{ratio}")
     yield _time_tile(facts)
     yield _speed_tile(facts)
     yield _memory_tile(facts)
+
+
+def _lost(tally: Tally) -> str:
+    rejected = f", {short_count(tally.rejected_count)} rejected" if tally.rejected else ""
+    return f"{short_count(tally.dropped_count) if tally.dropped else 'none'} dropped{rejected}"
 
 
 def _exact(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from milldam.markup import duration, escape, share, short_count, shorten
+from milldam.markup import counted, duration, escape, share, short_count, shorten
 from milldam.memory import format_size
 from milldam.report.charts import memory_chart
 from milldam.report.facts import Facts, Passage, as_dict, as_number
@@ -71,7 +71,7 @@ def _rates(facts: Facts, seconds: float) -> Iterator[Tile]:
     manifest = facts.manifest
     yield Tile("Text", *_rate(format_size(manifest.text_bytes / seconds)))
     yield Tile("Tokens", short_count(manifest.tokens / seconds), "/s")
-    yield Tile("Documents", short_count(facts.read / seconds), "/s", "read")
+    yield Tile("Records", short_count(manifest.tally.read / seconds), "/s", "read")
     workers = as_number(facts.summary.get("workers"))
     if workers:
         yield Tile("Workers", f"{workers:g}", "", f"{format_size(manifest.text_bytes / seconds / workers)}/s each")
@@ -104,18 +104,31 @@ def _time_table(seconds: dict[str, float], text_bytes: int) -> str:
 
 def flow(facts: Facts) -> Section:
     """Documents in and out, as a funnel: the bars are parts of what was read."""
-    read = max(facts.read, facts.flow[0].documents_in)
-    rows = "".join(_passage(one, read) for one in _with_reading(facts.flow, read))
+    tally = facts.manifest.tally
+    rows = "".join(_passage(one, tally.read) for one in facts.flow)
     about = '<p><span class="key"></span>Went on to the next stage.</p><p><span class="key lost"></span>Dropped.</p>'
-    kept = f"{short_count(facts.manifest.documents)} of {short_count(read)} documents are in the store"
-    return Section("flow", "Documents in and out", about + paragraphs(f"{kept}."), f'<ol class="flow">{rows}</ol>')
+    kept = f"{tally.documents:,} of {counted(tally.read, 'record')} are in the store"
+    lost = f"{tally.dropped_count:,} were dropped, {tally.rejected_count:,} rejected as unreadable"
+    body = f'<ol class="flow">{rows}</ol>'
+    return Section("flow", "Documents in and out", about + paragraphs(f"{kept}; {lost}."), body)
 
 
-def _with_reading(passages: tuple[Passage, ...], read: int) -> Iterator[Passage]:
-    """A funnel begins with all that was read."""
-    if passages[0].stage != "read":
-        yield Passage("read", read, read, {})
-    yield from passages
+def sources(facts: Facts) -> Section | None:
+    """What each data set brought; None where there is but one."""
+    found = facts.manifest.sources
+    if len(found) < 2:
+        return None
+    heads = ["Source", "Read", "Rejected", "Dropped", "Kept", "Tokens", "Share of tokens"]
+    rows = (
+        (
+            f"<b>{escape(shorten(one.name))}</b>",
+            *(f"{n:,}" for n in (one.read, one.rejected_count, one.dropped_count, one.documents, one.tokens)),
+            share(one.tokens, facts.manifest.tokens),
+        )
+        for one in found
+    )
+    about = paragraphs("What became of the records of each data set.", "Rejected: not readable.")
+    return Section("sources", "By source", about, table(heads, rows, numbers=range(1, 7)))
 
 
 def _passage(one: Passage, read: int) -> str:

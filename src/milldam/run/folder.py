@@ -142,9 +142,9 @@ class Run:
         """The identity of what is in the folder, finished or not."""
         if self.state() == FINISHED:
             manifest = ManifestText.at(Folder(self.out)).facts()
-            return Identity(manifest.settings, manifest.input)
+            return Identity(manifest.settings, manifest.input, manifest.tokenizer.get("name"))
         plan = self.plan()
-        return Identity(plan["settings"], plan["input"])
+        return Identity(plan["settings"], plan["input"], plan.get("tokenizer_name"))
 
     def agrees(self, identity: Identity, *, overwrite: bool) -> bool:
         """Whether what is in the folder, finished or not, is of this identity. What can't be told is no hindrance for
@@ -235,7 +235,8 @@ class Run:
         for name, content in files.items():
             write_file(self.out / name, content)
         self._take_staged()
-        self._write_plan({"settings": identity.settings, "input": identity.input, "started": time.time()})
+        told = {"settings": identity.settings, "input": identity.input, "tokenizer_name": identity.tokenizer_name}
+        self._write_plan(told | {"started": time.time()})
 
     def _write_plan(self, plan: dict[str, Any]) -> None:
         """With size and hash of the lists that it goes by."""

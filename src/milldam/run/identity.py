@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milldam.files import hash_bytes
@@ -16,6 +16,8 @@ class Identity:
     settings: dict[str, Any]
     input: dict[str, Any]
     """Number of files, bytes, and a fingerprint of names, sizes and versions."""
+    tokenizer_name: str | None = field(default=None, compare=False)
+    """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
 
     @property
     def run_id(self) -> str:
@@ -26,7 +28,7 @@ class Identity:
         """What differs, a line each; empty when nothing does."""
         before, now = _flat(self.settings), _flat(other.settings)
         found = [
-            f"{name}: {_short(now.get(name))} (made with {_short(before.get(name))})"
+            f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
             for name in dict.fromkeys([*before, *now])
             if before.get(name) != now.get(name)
         ]
@@ -36,6 +38,11 @@ class Identity:
                 f" (made from {self.input['files']:,} files, {self.input['bytes']:,} bytes)"
             )
         return found
+
+    def _shown(self, name: str, flat: dict[str, Any]) -> str:
+        shown = _short(flat.get(name))
+        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
+        return f'"{self.tokenizer_name}", hash {shown}' if is_tokenizer else shown
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

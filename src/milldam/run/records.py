@@ -38,6 +38,8 @@ class PartRecord:
     """The unit is complete."""
     read: int = 0
     """Documents that were read for it."""
+    dataset: int = 0
+    """Number of its data set in the configuration."""
     inexact_cuts: int = 0
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What was made besides shards, by its path below the output folder: size and hash."""
@@ -47,7 +49,7 @@ class PartRecord:
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "inexact_cuts", "files")
+_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "dataset", "inexact_cuts", "files")
 _KEY = re.compile(rb'\{"unit": (\d+), "part": (\d+), ')
 _BLOCK = 4096
 
@@ -97,13 +99,16 @@ class Progress:
     partial: dict[int, tuple[int, int]] = field(default_factory=dict)
     """unit -> (parts, batches) of the units that are not complete."""
     documents: int = 0
+    text_bytes: int = 0
 
     def holds(self, record: PartRecord) -> bool:
         """Whether the part is booked already."""
         return record.unit in self.complete or record.part < self.partial.get(record.unit, (0, 0))[0]
 
     def book(self, record: PartRecord) -> None:
-        self.documents += sum(shard["documents"] for shard in record.shards)
+        for shard in record.shards:
+            self.documents += shard["documents"]
+            self.text_bytes += shard["text_bytes"]
         if record.last:
             self.complete.add(record.unit)
             self.partial.pop(record.unit, None)

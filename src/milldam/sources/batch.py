@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import InputError
+from milldam.errors import InputError, Setting, nearest
 
 KEPT_RECORD_CHARS = 65_536
+_NAMES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,27 @@ class MalformedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
+
+
+def no_such_column(path: str, wanted: str, there: Iterable[str], setting: str = "text_column") -> InputError:
+    """The error for a text column that a file does not have."""
+    near = nearest(wanted, there)
+    advice = "Did you mean " if near is not None else "Choose one with "
+    return InputError(
+        f'{path}: no text in a field "{wanted}"; found text in {listed_names(there)}. {advice}',
+        Setting(setting, near),
+        "?" if near is not None else ".",
+    )
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """
+    >>> listed_names(["id", "title"])
+    '"id", "title"'
+    """
+    found = list(names)
+    more = f" and {len(found) - _NAMES_SHOWN:,} more" if len(found) > _NAMES_SHOWN else ""
+    return ", ".join(f'"{name}"' for name in found[:_NAMES_SHOWN]) + more or "none"
 
 
 def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> None:

@@ -1,15 +1,20 @@
-"""Which field holds the text: the one named "text", else the one candidate there is."""
+"""Which field holds the text: the one named "text", else the one candidate there is.
+
+Fields are told from the first records of a file. Numbers, dates and bytes are text only where they are asked for.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from milldam.errors import InputError, did_you_mean
-from milldam.sources.batch import TextRules
+from milldam.errors import InputError, Setting
+from milldam.sources.batch import TextRules, listed_names, no_such_column
 from milldam.sources.compression import DamagedError
 from milldam.sources.giant import GiantLine, parts_of_line
 from milldam.sources.jsonl import json_blocks
@@ -17,35 +22,58 @@ from milldam.sources.lines import BOM
 from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
 from milldam.sources.opening import open_head
 from milldam.sources.records import WHOLE
-from milldam.sources.table_text import csv_header
-from milldam.sources.tables import open_schema, text_columns
+from milldam.sources.table_text import csv_head
+from milldam.sources.tables import column_sizes, holds_bytes, open_schema, text_columns
 from milldam.sources.units import Slice
 
-_USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story", "completion")
+_USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
 _FILES = 100
 _RECORDS = 100
+_HEAD_CHARACTERS = 1 << 20
+_CHARACTERS_TRIED = 1000
+# Digits and what stands between them; T, Z and E where a date, a time or a number has them.
+_NUMBERS = re.compile(r"(?:[\d\s.,:/+%-]|(?<=\d)[TZE](?![^\d\s+-]))*", re.IGNORECASE)
 
 
-def find_text_column(slices: Iterable[Slice], wanted: str | None, spool: str | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of a file that can be read as text."""
+
+    sizes: dict[str, int]
+    """Characters of text in the first records, by field, where they were looked at."""
+    unlikely: frozenset[str] = frozenset()
+    """Those that hold nothing but numbers, dates or bytes."""
+
+    @property
+    def candidates(self) -> list[str]:
+        return [name for name in self.sizes if name not in self.unlikely]
+
+
+def find_text_column(
+    slices: Iterable[Slice], wanted: str | None, spool: str | None, setting: str = "text_column"
+) -> str | None:
     """The text column by the head of the first file that has records; None for plain text.
 
-    Raises InputError when the wanted column is missing, or when it can't be told which one is meant.
+    Raises InputError when the wanted column is missing, or when it can't be told which one is meant: then it says so
+    of `setting`.
     """
     # A .json file may describe the data beside it: others are asked first.
     heads = itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES)
     looked_at = sorted(heads, key=lambda head: head.format == "json")
     for slice in looked_at:
-        fields = list(dict.fromkeys(_text_fields(slice, spool)))
-        if fields and not (wanted is None and _is_in_a_list(slice, fields, spool)):
-            return _obvious(fields, slice.path) if wanted is None else _require(wanted, fields, slice.path)
+        fields = _text_fields(slice, spool)
+        if wanted is not None and fields.sizes:
+            return _require(wanted, fields, slice.path, setting)
+        if fields.sizes and not _is_in_a_list(slice, fields, spool):
+            return _obvious(fields, slice, spool, setting)
     if not looked_at:
         return None
     raise InputError(_no_text(looked_at, spool))
 
 
-def _is_in_a_list(slice: Slice, fields: list[str], spool: str | None) -> bool:
+def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
     """Whether the text is in a list of turns, and what else is text (an id, a list of tools) is only beside it."""
-    if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields):
+    if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields.sizes):
         return False
     if slice.format in ("jsonl", "json"):
         return is_in_a_list(list(_first_records(slice, spool)), slice)
@@ -64,42 +92,73 @@ def _no_text(slices: list[Slice], spool: str | None) -> str:
     return f"{path}: no text in it: {why}{others}"
 
 
-def _require(wanted: str, fields: list[str], path: str) -> str:
-    if wanted not in fields:
-        names = ", ".join(f'"{name}"' for name in fields)
-        hint = did_you_mean(wanted, fields)
-        raise InputError(f'{path}: no text in a field "{wanted}"; found text in {names}.{hint} Set text_column.')
+def _require(wanted: str, fields: _Fields, path: str, setting: str) -> str:
+    if wanted not in fields.sizes:
+        raise no_such_column(path, wanted, fields.sizes, setting)
     return wanted
 
 
-def _obvious(fields: list[str], path: str) -> str:
-    if "text" in fields:
+def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> str:
+    if "text" in fields.sizes:
         return "text"
-    usual = [name for name in fields if name.split(".")[-1].lower() in _USUAL]
-    for candidates in (usual, fields):
-        if len(candidates) == 1:
-            return candidates[0]
-    names = ", ".join(f'"{name}"' for name in fields)
+    candidates = fields.candidates
+    usual = [name for name in candidates if name.split(".")[-1].lower() in _USUAL]
+    for few in (usual, candidates):
+        if len(few) == 1:
+            return few[0]
+    sizes = column_sizes(slice, spool) if slice.format in ("parquet", "arrow") else fields.sizes
+    advice = Setting(setting, max(usual or candidates or fields.sizes, key=lambda name: sizes.get(name, 0)))
+    if not candidates:
+        names = listed_names(fields.sizes)
+        raise InputError(
+            f"{slice.path}: no field holds text; found numbers, dates or bytes in {names}. To take one all the same: ",
+            advice,
+        )
     raise InputError(
-        f"{path}: several fields hold text: {names}. Say which one: set text_column, for example to {fields[0]}"
+        f"{slice.path}: several fields hold text: {listed_names(candidates)}. Say which one, such as: ", advice
     )
 
 
-def _text_fields(slice: Slice, spool: str | None) -> Iterable[str]:
+def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
-        names = csv_header(slice.path, slice.compression, slice.format)
-        alone = len(names) == 1 and any(separator in names[0] for separator in OTHER_SEPARATORS)
-        return [] if alone else [name for name in names if name]
+        return _csv_fields(slice)
     if slice.format in ("jsonl", "json"):
-        return _json_fields(slice, spool)
-    return [name for name, _ in text_columns(open_schema(slice, spool))]
+        records = _first_records(slice, spool)
+        return _looked_at(pair for record in records for pair in _string_fields(record, ""))
+    columns = dict(text_columns(open_schema(slice, spool)))
+    in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
+    return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
 
 
-def _json_fields(slice: Slice, spool: str | None) -> list[str]:
-    fields: dict[str, None] = {}
-    for record in _first_records(slice, spool):
-        fields |= dict.fromkeys(_string_fields(record, ""))
-    return list(fields)
+def _csv_fields(slice: Slice) -> _Fields:
+    rows = csv_head(slice.path, slice.compression, slice.format)
+    header = next(rows, [])
+    if len(header) == 1 and any(separator in header[0] for separator in OTHER_SEPARATORS):
+        return _Fields({})
+    named = itertools.chain(((name, "") for name in header), _cells(header, rows))
+    return _looked_at((name, text) for name, text in named if name)
+
+
+def _cells(header: list[str], rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:
+    """The fields of the first rows, with their names."""
+    characters = 0
+    for row in itertools.islice(rows, _RECORDS):
+        if len(row) == len(header):
+            yield from zip(header, row, strict=True)
+        characters += sum(map(len, row))
+        if characters > _HEAD_CHARACTERS:
+            return
+
+
+def _looked_at(values: Iterable[tuple[str, str]]) -> _Fields:
+    sizes: Counter[str] = Counter()
+    numbers = set()
+    for name, text in values:
+        is_text = _NUMBERS.fullmatch(text, 0, _CHARACTERS_TRIED) is None
+        sizes[name] += len(text) if is_text else 0
+        if text.strip() and not is_text:
+            numbers.add(name)
+    return _Fields(dict(sizes), frozenset(name for name in numbers if not sizes[name]))
 
 
 def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
@@ -112,9 +171,9 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
             first = replace(first, data=first.data.removeprefix(BOM))
             if first.kind == WHOLE:
                 yield from _parsed(first.data)
-                return
-            outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
-            yield from [outline] if isinstance(outline, dict) else []
+            else:
+                outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
+                yield from [outline] if isinstance(outline, dict) else []
     except (DamagedError, ValueError, RecursionError):
         return
 
@@ -138,13 +197,11 @@ def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
     return found
 
 
-def _string_fields(record: Any, prefix: str) -> list[str]:
+def _string_fields(record: Any, prefix: str) -> Iterator[tuple[str, str]]:
     if not isinstance(record, dict):
-        return []
-    found = []
+        return
     for name, value in record.items():
         if isinstance(value, str):
-            found.append(prefix + name)
+            yield prefix + name, value
         elif isinstance(value, dict):
-            found += _string_fields(value, f"{prefix}{name}.")
-    return found
+            yield from _string_fields(value, f"{prefix}{name}.")

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -20,7 +21,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError, did_you_mean
 from milldam.files import stays_in_folder
-from milldam.input_files import FORMATS, is_address, kind_of, nearby
+from milldam.input_files import FORMATS, is_address, kind_of, nearby, why_no_hub
 from milldam.sources.listing import list_inputs
 from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import ALL, TRAIN, Place, RowSlice, Split, canonical, group_by_split, parse_split, splits_in
@@ -67,6 +68,13 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     # A name may carry two splits: its file is taken once.
     wanted = dict.fromkeys(file for name in _choose(asked, groups, path) for file in groups[name])
     return Resolved(tuple(wanted), input_format, rows)
+
+
+def split_names(path: str, subset: str | None) -> list[str]:
+    """The splits of a folder that `save_to_disk` wrote, or of a data set on the Hub; none of anything else."""
+    if _may_be_on_hub(path):
+        return list(_hub_splits(path, subset))
+    return list(_saved_splits(path) or ())
 
 
 def _choose(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
@@ -189,10 +197,13 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
         raise InputError(
             f'{missing}\nTo read a data set of that name from the Hub: pip install "milldam[hf]"'
         ) from None
+    silence = why_no_hub(path, "README.md", repo_type="dataset")
+    if silence is not None:
+        raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {silence}.")
     try:
         data_files = load_dataset_builder(path, name=subset).config.data_files
     except Exception as error:  # the network, the Hub and data sets have error types of their own
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
         raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {reason}") from None
     if not data_files:
         raise InputError(

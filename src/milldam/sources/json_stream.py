@@ -3,7 +3,8 @@
 Holds the value that is being read and a block beside it. Values are decoded by the standard library at its full speed;
 what encloses them (the list of articles, an article's list of paragraphs) is walked through and never held. A string
 can be read in parts, and any value be passed over, both in the memory of a block; what is passed over is checked as
-strictly as what is read.
+strictly as what is read. Of a value that is larger than it may be, the strings and lists that make it so are passed
+over, and `TooLarge` stands for them.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 BLOCK_BYTES = 1 << 18
 LARGEST_VALUE = 1 << 25
-"""Characters of a single value: a paragraph with all its questions, not the file."""
+"""Characters of a single value, unless told otherwise: a paragraph with all its questions, not the file."""
 LONGEST_KEY = 1 << 16
 """Characters of a key; what a longer one has beyond them is left out."""
 
@@ -62,20 +64,43 @@ class JsonError(ValueError):
     """The text is not JSON; the message says where."""
 
 
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Stands for a string or a list that was passed over."""
+
+    bytes: int
+    """Of its JSON."""
+
+    def __str__(self) -> str:
+        return f"({self.bytes:,} bytes, left out)"
+
+
 class JsonStream:
     """Reads forward through the text that `read(size)` gives, which must be UTF-8.
 
     Bytes that are not become lone surrogates, so that whoever uses a text finds them; `errors` names another way.
     `items` and `fields` walk through an array and an object; the value at hand must be read, passed over or walked
-    through before the next one is asked for. `strict`: neither a byte order mark nor control characters in strings.
+    through before the next one is asked for.
+
+    largest   characters of a value that is read whole; in a larger one, those of each string and each list
+    wanted    the fields that are read of a larger one; None: all
+    strict    neither a byte order mark nor control characters in strings
     """
 
-    def __init__(self, read: Callable[[int], bytes], *, strict: bool = False, errors: str = "surrogateescape") -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        largest: int = LARGEST_VALUE,
+        wanted: Container[str] | None = None,
+        *,
+        strict: bool = False,
+        errors: str = "surrogateescape",
+    ) -> None:
+        self._read, self._largest, self._wanted = read, largest, wanted
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
         self._strict = strict
         self._json = json.JSONDecoder(strict=strict)
-        self._text, self._at, self._before = "", 0, 0
+        self._text, self._at, self._before, self._bytes_read, self._passed = "", 0, 0, 0, 0
         self._ended = False
         if not strict and self.peek() == "\ufeff":
             self._at += 1
@@ -93,15 +118,14 @@ class JsonStream:
             self._more()
 
     def value(self) -> Any:
-        """The next value, whole."""
+        """The next value, whole; or without what makes it larger than it may be."""
         self.peek()
         while True:
+            value, stop, whole = None, self._at, False
             try:
                 value, stop = self._json.raw_decode(self._text, self._at)
                 # A number that reaches to the end of the block, or whose fraction is cut, goes on in the next one.
-                if self._ended or self._text[stop : stop + 1] not in _GOES_ON:
-                    self._at = stop
-                    return value
+                whole = self._ended or self._text[stop : stop + 1] not in _GOES_ON
             except json.JSONDecodeError as error:
                 if self._ended or not self._may_be_cut(error):
                     raise JsonError(f"{error.msg} at character {self._before + error.pos:,}") from None
@@ -109,7 +133,48 @@ class JsonStream:
                 raise self._wrong("nested too deep") from None
             except ValueError as error:
                 raise self._wrong(str(error)) from None  # a number with thousands of digits
+            if (stop if whole else len(self._text)) - self._at > self._largest:
+                return self._value_in_parts()
+            if whole:
+                self._at = stop
+                return value
             self._more()
+
+    def _value_in_parts(self) -> Any:
+        """A value that is larger than it may be, without the strings and lists that make it so."""
+        kind, begun = self.peek(), self._byte_place()
+        if kind == "{":
+            return {key: self.value() for key in self._wanted_fields()}
+        items = None
+        if kind == "[":
+            items = self._items_in_parts()
+        elif kind == '"':
+            self.skip()
+        else:
+            raise self._wrong(f"a number of more than {self._largest:,} characters")
+        return TooLarge(self._byte_place() - begun) if items is None else items
+
+    def _wanted_fields(self) -> Iterator[str]:
+        for key in self.fields():
+            if self._wanted is None or key in self._wanted:
+                yield key
+            else:
+                self.skip()
+
+    def _items_in_parts(self) -> list[Any] | None:
+        """The items of a list; None: what is kept of them is larger than it may be."""
+        begun, passed = self._place, self._passed
+        items: list[Any] | None = []
+        for _ in self.items():
+            if items is None:
+                self.skip()
+                continue
+            items.append(self.value())
+            if self._place - begun > self._largest + self._passed - passed:
+                items = None
+        if items is None:
+            self._passed = passed + self._place - begun
+        return items
 
     def string_parts(self) -> Iterator[str]:
         """The next value, which must be a string, in parts of about a block."""
@@ -155,6 +220,11 @@ class JsonStream:
 
     def skip(self) -> None:
         """Pass over the next value, whatever its size, and see that it is JSON."""
+        begun = self._place
+        self._skip_value()
+        self._passed += self._place - begun
+
+    def _skip_value(self) -> None:
         around: list[str] = []  # what closes each array and object that was entered, from the outside in
         while True:
             self._skip_members(around)
@@ -237,17 +307,23 @@ class JsonStream:
 
     def _more(self) -> None:
         """Read on, as much again as is held: a long value is not decoded more than twice over."""
-        held = len(self._text) - self._at
-        if held > LARGEST_VALUE:
-            raise self._wrong(f"a single value of more than {LARGEST_VALUE:,} characters")
-        block = self._read(max(BLOCK_BYTES, held))
+        block = self._read(max(BLOCK_BYTES, len(self._text) - self._at))
+        self._bytes_read += len(block)
         self._ended = not block
         self._before += self._at
         self._text = self._text[self._at :] + self._bytes.decode(block, final=self._ended)
         self._at = 0
 
+    @property
+    def _place(self) -> int:
+        """In characters."""
+        return self._before + self._at
+
+    def _byte_place(self) -> int:
+        return self._bytes_read - len(self._text[self._at :].encode("utf-8", "surrogateescape"))
+
     def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
         return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT_MARGIN
 
     def _wrong(self, what: str) -> JsonError:
-        return JsonError(f"{what} at character {self._before + self._at:,}")
+        return JsonError(f"{what} at character {self._place:,}")

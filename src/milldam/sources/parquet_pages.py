@@ -28,6 +28,8 @@ class Page:
     dictionary: bool
     first: int
     """Number of its first value in the column chunk."""
+    values: int
+    """With nulls; of a dictionary 0."""
 
 
 def pages_of(source: Any, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
@@ -43,8 +45,9 @@ def pages_of(source: Any, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
         size, packed = fields.get(_UNPACKED, -1), fields.get(_PACKED, -1)
         if size < 0 or packed < 0:
             raise ValueError(f"a page header without sizes at byte {position:,}")
-        yield Page(size, fields.get(_KIND) == _DICTIONARY, values)
-        values += sum(fields[kind].get(_VALUES, 0) for kind in _KINDS_OF_PAGE if kind in fields)
+        count = sum(fields[kind].get(_VALUES, 0) for kind in _KINDS_OF_PAGE if kind in fields)
+        yield Page(size, fields.get(_KIND) == _DICTIONARY, values, count)
+        values += count
         position += header.at + packed
 
 

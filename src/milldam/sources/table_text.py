@@ -6,6 +6,7 @@ bytes, and a quote that is never closed ends there.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterator
@@ -19,7 +20,15 @@ import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.batch import (
+    KEPT_RECORD_CHARS,
+    Batch,
+    OnReject,
+    Reject,
+    TextRules,
+    no_such_column,
+    stop_or_reject,
+)
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import decode_text
 from milldam.sources.lines import BOM, make_damage_reject
@@ -134,26 +143,28 @@ class _Gathered:
         self.size += len(text)
 
 
+def csv_head(path: str, compression: str | None, format: str) -> Iterator[list[str]]:
+    """The first records, column names first: of standard input only what can be seen without using it up."""
+    with open_head(path) as file, contextlib.suppress(DamagedError):
+        records = csv_records(text_lines(file, compression, None, path), DELIMITERS[format])
+        for number, (_, row, problem) in enumerate(records):
+            if problem and not number:
+                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in row[0] else ""
+                raise InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
+            if not problem:
+                yield row
+
+
 def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     """The column names in the first record."""
-    with open_head(path) as file:
-        try:
-            _, names, problem = next(
-                csv_records(text_lines(file, compression, None, path), DELIMITERS[format]), (1, [], "")
-            )
-        except DamagedError:
-            return []
-    if problem:
-        hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in names[0] else ""
-        raise InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
-    return names
+    return next(csv_head(path, compression, format), [])
 
 
 def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+    assert rules.text_column is not None
     names = csv_header(slice.path, slice.compression, slice.format)
     if rules.text_column not in names:
-        found = ", ".join(f'"{name}"' for name in names) or "none"
-        raise InputError(f'{slice.path}: no column "{rules.text_column}"; found {found}. Set text_column.')
+        raise no_such_column(slice.path, rules.text_column, names)
     reader = _Reader(slice, rules, on_reject, names)
     with open_bytes(slice.path) as file:
         if slice.start:
@@ -226,9 +237,8 @@ def row_problem(row: list[str], problem: str, width: int) -> str:
 
 class _Reader:
     def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, names: list[str]) -> None:
-        assert rules.text_column is not None
         self._slice, self._rules, self._on_reject = slice, rules, on_reject
-        self._width, self._column = len(names), names.index(rules.text_column)
+        self._width, self._column = len(names), names.index(str(rules.text_column))
         self._gathered = _Gathered([], [])
 
     def read(self, lines: Iterator[str]) -> Iterator[Batch]:

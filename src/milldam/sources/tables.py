@@ -23,7 +23,7 @@ from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
 from milldam.sources.arrow_messages import unpacked_sizes
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules
+from milldam.sources.batch import Batch, OnReject, Reject, TextRules, no_such_column
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
@@ -35,13 +35,13 @@ _ROWS = 8192
 _ROWS_OF_DICTIONARY = 32
 _SMALL_PAGE = 4 << 20
 _PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
-"""How often Arrow holds the bytes of a Parquet page: the page before, the page, its value; and those of a dictionary."""
+"""Copies that Arrow holds of a Parquet page (the page before, the page, its value) and of a dictionary."""
 _BATCH_COPIES = 2
 """Texts of a record batch are still on their way while the next one is unpacked."""
 
 
 @contextmanager
-def _open(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+def open_seekable(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
     """Something Arrow can seek in."""
     if compression is None and not is_address(path):
         with pa.memory_map(path) as mapped:
@@ -75,7 +75,7 @@ def _damaged(path: str, kind: str, error: Exception) -> InputError:
 
 @contextmanager
 def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
-    with _open(path, compression, spool) as source:
+    with open_seekable(path, compression, spool) as source:
         try:
             file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
         except (pa.ArrowInvalid, OSError) as error:
@@ -151,6 +151,16 @@ def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str
             row += metadata.row_group(group).num_rows
 
 
+def row_count(slice: Slice) -> int | None:
+    """Rows of a slice, where its file tells them without being read through."""
+    if slice.format != "parquet" or slice.compression is not None:
+        return None
+    with open_parquet(slice.path, None, None) as parquet:
+        metadata = parquet.metadata
+        stop = metadata.num_row_groups if slice.stop is None else slice.stop
+        return int(sum(metadata.row_group(k).num_rows for k in range(slice.start, stop)))
+
+
 def rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
     """About a batch; fewer where texts may be stored once and repeated, since then sizes on disk tell little."""
     per_row = group.total_byte_size // max(1, group.num_rows)
@@ -181,7 +191,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
-    with _open(path, compression, spool) as source:
+    with open_seekable(path, compression, spool) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         try:
@@ -238,9 +248,9 @@ def unpacking_place(slice: Slice, column: str | None) -> str:
 
 
 def _require_column(schema: pa.Schema, column: str, path: str) -> None:
-    if column not in dict(text_columns(schema)):
-        names = ", ".join(f'"{name}"' for name, _ in text_columns(schema)) or "none"
-        raise InputError(f'{path}: no text column "{column}"; its text columns: {names}. Set text_column.')
+    there = dict(text_columns(schema))
+    if column not in there:
+        raise no_such_column(path, column, there)
 
 
 def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -249,10 +259,16 @@ def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
         yield from _text_fields(field.name, field.type)
 
 
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column is of bytes, which may be text or anything else."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_binary(value) or pa.types.is_large_binary(value))
+
+
 def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
-    if text or pa.types.is_binary(value) or pa.types.is_large_binary(value):
+    if text or holds_bytes(kind):
         yield name, kind
     elif pa.types.is_struct(kind):
         for inner in kind:
@@ -308,3 +324,19 @@ def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
             return parquet.schema_arrow
     with open_arrow(slice.path, slice.compression, spool) as reader:
         return reader.schema
+
+
+def column_sizes(slice: Slice, spool: str | None) -> dict[str, int]:
+    """About how many bytes each column has at the beginning of a parquet or Arrow file."""
+    if slice.format == "parquet":
+        with open_parquet(slice.path, slice.compression, spool) as parquet:
+            groups = [parquet.metadata.row_group(0)] if parquet.num_row_groups else []
+            chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
+            return {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in chunks}
+    with open_arrow(slice.path, slice.compression, spool) as reader:
+        several = reader.num_record_batches if hasattr(reader, "num_record_batches") else None
+        batch = next(iter(reader), None) if several is None else reader.get_batch(0) if several else None
+        first = pa.Table.from_batches([] if batch is None else [batch], reader.schema)
+        while any(pa.types.is_struct(field.type) for field in first.schema):
+            first = first.flatten()
+        return {name: first.column(k).nbytes for k, name in enumerate(first.column_names)}

@@ -17,6 +17,8 @@ from milldam.sources.listing import InputFile
 SMALLEST_SHARD, LARGEST_SHARD = 16 * 10**6, 256 * 10**6
 UNITS_WANTED = 16
 FILES_PER_UNIT = 20_000
+TYPICAL_RATIO = {"gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
+"""How much larger than a file what it unpacks to is, by compression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,15 @@ class Unit:
     @property
     def size(self) -> int:
         return sum(slice.size for slice in self.slices)
+
+    @property
+    def unpacked_bytes(self) -> float:
+        """About the size of its input without compression, as is typical."""
+        return sum(slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0) for slice in self.slices)
+
+    def input_bytes(self, bytes_read: int) -> int:
+        """About how much of its input so many bytes, unpacked, were; no more than there is."""
+        return min(self.size, int(bytes_read * self.size / max(1.0, self.unpacked_bytes)))
 
     def as_json(self) -> dict[str, Any]:
         origin = {"dataset": self.dataset, "copy": self.copy, "original": self.original}

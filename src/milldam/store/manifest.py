@@ -14,7 +14,7 @@ import itertools
 import json
 import mmap
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
 from milldam.manifests import TOKENS, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.store.place import Folder, Place
+from milldam.store.tally import Tally, total
 
 NAME = TOKENS.manifest
 _SHARDS_AT_ONCE = 512
@@ -67,8 +68,8 @@ class Manifest:
     input: InputFacts
     """Number, size and fingerprint of the input files."""
     shards: tuple[Shard, ...]
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Documents left out, by reason."""
+    sources: tuple[Tally, ...] = ()
+    """What became of the records of each data set, in plan order; none: it was not made from records."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     damaged_files: int = 0
@@ -91,6 +92,13 @@ class Manifest:
         return sum(shard.characters for shard in self.shards)
 
     @property
+    def tally(self) -> Tally:
+        """What became of all records; where nothing tells, every document was one."""
+        if not self.sources:
+            return Tally(read=self.documents, documents=self.documents, tokens=self.tokens)
+        return total(self.sources)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
@@ -108,8 +116,7 @@ class Manifest:
     def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
-        if not self.damaged_files:
-            del facts["damaged_files"]
+        facts["sources"] = [asdict(one) for one in self.sources]
         summed = {name: getattr(totals, name) for name in ("documents", "tokens", "text_bytes")}
         head = {"format": TOKENS.format, "format_version": TOKENS.version, "totals": summed}
         text = json_bytes(head | {"fingerprint": fingerprint} | facts | {"shards": []})
@@ -217,7 +224,7 @@ class ManifestText:
 
     def facts(self) -> Manifest:
         """All but the shards, in milliseconds however many there are."""
-        return checked(Manifest, {"damaged_files": 0} | self.head() | {"shards": []}, self._path)
+        return checked(Manifest, self.head() | {"shards": []}, self._path)
 
     def head(self) -> dict[str, Any]:
         """The object itself, without its shards where they need not be read for it."""

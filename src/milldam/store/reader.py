@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError, StoreError, did_you_mean
+from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.store.format import Index
 from milldam.store.manifest import Manifest, Shard
@@ -236,10 +237,9 @@ class Store:
         return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
 
     def __repr__(self) -> str:
-        facts = self._facts()
         split = "" if self.split_name is None else f", split {self.split_name}"
-        counted = f"{facts['documents']} documents, {facts['tokens']} tokens, {facts['dtype']}"
-        return f"Store({self.name!r}{split}: {counted})"
+        figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
+        return f"Store({self.name!r}{split}: {figures})"
 
     def _repr_html_(self) -> str:
         import html

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = TABLE.manifest
+IN_USE = "in-use"
+"""In a table of the cache: whoever reads it holds a shared lock on this file."""
 
 
 @dataclass(frozen=True, slots=True)

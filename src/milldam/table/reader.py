@@ -8,8 +8,10 @@ pickles as its path, so that a worker process opens it anew.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import operator
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
 from milldam.memory import format_size
 from milldam.table.formats import FORMATS, columns_as
-from milldam.table.manifest import NAME, TableManifest
+from milldam.table.manifest import IN_USE, NAME, TableManifest
 from milldam.table.summary import MapSummary
 
 if TYPE_CHECKING:
@@ -29,6 +31,30 @@ _OPEN_SHARDS = 64
 _ROWS_AT_ONCE = 1000
 _OF_HF = ("features", "select", "to_pandas", "shuffle", "filter", "sort", "map", "train_test_split", "with_format")
 """What users of HF datasets look for."""
+
+
+class _Held:
+    """A shared lock on a file, for as long as this lives."""
+
+    def __init__(self, path: Path) -> None:
+        import fcntl
+
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):
+            os.utime(self._descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _in_use(folder: Path) -> _Held | None:
+    """Keeps a table of the cache from being removed; others have no such file."""
+    try:
+        return _Held(folder / IN_USE)
+    except (OSError, ImportError):
+        return None
 
 
 class Table:
@@ -42,6 +68,7 @@ class Table:
         if address is not None:
             raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
         self.path = Path(path)
+        self._use = _in_use(self.path)
         self.manifest = TableManifest.read(self.path)
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
         self._open: OrderedDict[int, pa.Table] = OrderedDict()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import InputError
+from milldam.input_files import nearby, why_no_hub
 from milldam.tokenizers import conversion
 from milldam.tokenizers.special import NamedTokens, read_named_tokens
 
@@ -49,7 +50,7 @@ def load_tokenizer(spec: str) -> LoadedTokenizer:
     if path.is_file():
         return _checked(_name_of(path), _read_file(path), read_named_tokens(path.parent), path)
     if path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
-        raise InputError(f"{spec}: no such tokenizer file or folder.\n{_ACCEPTED}")
+        raise InputError(f"{spec}: no such tokenizer file or folder.{nearby(spec)}\n{_ACCEPTED}")
     return _from_hub(spec)
 
 
@@ -110,27 +111,34 @@ def _converter(path: Path) -> Callable[[Path], str]:
 
 
 def _from_hub(name: str) -> LoadedTokenizer:
-    local = _hub_file(name, "tokenizer.json", required=True)
-    assert local is not None
+    try:
+        local = _hub_file(name, "tokenizer.json")
+    except (OSError, ValueError) as error:  # also those of huggingface_hub
+        reason = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
+        raise InputError(
+            f"{name}: no such tokenizer file or folder.{nearby(name)}\n"
+            f"Nor is a tokenizer of that name in the Hub's cache, or to be had from the Hub: {reason}\n{_ACCEPTED}"
+        ) from None
     for file in _BESIDE:
-        _hub_file(name, file, required=False)
+        try:
+            _hub_file(name, file)
+        except ConnectionError:
+            break  # what is cached has to do
+        except (OSError, ValueError):
+            continue
     return _checked(name, local.read_text(encoding="utf-8"), read_named_tokens(local.parent), name)
 
 
-def _hub_file(name: str, file: str, *, required: bool) -> Path | None:
+def _hub_file(name: str, file: str) -> Path:
+    """A file out of the Hub's cache, else from the Hub. Raises ConnectionError when that does not answer."""
     import huggingface_hub
-    from huggingface_hub import errors
 
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(name, file)
-        if isinstance(cached, str):
-            return Path(cached)
-        return Path(huggingface_hub.hf_hub_download(name, file))
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        if not required:
-            return None
-        reason = str(error).strip().splitlines()[0][:160]
-        raise InputError(
-            f'"{name}" is neither a file here nor a tokenizer in the Hub cache, and could not be fetched ({reason}).\n'
-            f"{_ACCEPTED}"
-        ) from None
+    cached = huggingface_hub.try_to_load_from_cache(name, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    if cached is not None:
+        raise FileNotFoundError(f"it has no {file}.")
+    silence = why_no_hub(name, file)
+    if silence is not None:
+        raise ConnectionError(f"{silence}.")
+    return Path(huggingface_hub.hf_hub_download(name, file))

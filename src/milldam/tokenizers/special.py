@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, did_you_mean
+from milldam.errors import ConfigError, Setting, did_you_mean
 
 _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eod>", "<end_of_text>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<|startoftext|>", "[BOS]")
@@ -64,17 +64,17 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def choose_special_tokens(tokenizer: Any, named: NamedTokens, *, bos: str, eos: str) -> SpecialTokens:
     """Apply the policy: "auto" (what the tokenizer has; BOS only on request), "none", or a token by name."""
-    bos_token = None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, "--bos")
-    eos_token = None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, "--eos")
+    bos_token = None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, "tokenizer.bos")
+    eos_token = None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, "tokenizer.eos")
     ids = {token: tokenizer.token_to_id(token) if token else None for token in (bos_token, eos_token)}
     return SpecialTokens(ids[bos_token], ids[eos_token], bos_token, eos_token)
 
 
 def _find(
-    tokenizer: Any, wanted: str, named: str | None, named_id: int | None, usual: tuple[str, ...], option: str
+    tokenizer: Any, wanted: str, named: str | None, named_id: int | None, usual: tuple[str, ...], setting: str
 ) -> str | None:
     if wanted != "auto":
-        return _require(tokenizer, wanted, option)
+        return _require(tokenizer, wanted, setting)
     from_id = tokenizer.id_to_token(named_id) if named_id is not None else None
     for token in (named, from_id, *usual):
         if token is not None and tokenizer.token_to_id(token) is not None:
@@ -82,11 +82,11 @@ def _find(
     return None
 
 
-def _require(tokenizer: Any, token: str, option: str) -> str:
+def _require(tokenizer: Any, token: str, setting: str) -> str:
     if tokenizer.token_to_id(token) is None:
         added = [added.content for added in tokenizer.get_added_tokens_decoder().values()]
         hint = did_you_mean(token, added)
         raise ConfigError(
-            f'{option} "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
+            Setting(setting), f' "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
         )
     return token

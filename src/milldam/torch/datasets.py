@@ -22,8 +22,6 @@ from milldam.loader.samples import Batch, Samples
 from milldam.loader.streams import Streams
 from milldam.torch.tensors import State, converted
 
-OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
-"""What packed rows have once a batch: it says nothing of a single row."""
 _START_BYTES = 16 * 1024
 
 
@@ -40,7 +38,9 @@ class MapDataset(torch.utils.data.Dataset[Any]):
     def __init__(self, samples: Samples) -> None:
         _require_samples("MapDataset", samples)
         if isinstance(samples, MixedSamples):
-            raise ConfigError("MapDataset: a sampler would ignore the weights of a mixture. Use BatchDataset.")
+            raise ConfigError(
+                "MapDataset: a sampler would never get beyond the first epoch of a mixture. Use BatchDataset."
+            )
         self.samples = samples
 
     def __len__(self) -> int:
@@ -51,13 +51,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """Many samples in one read: what a DataLoader asks for when it makes a batch."""
-        count = len(self)
-        wanted = np.array(numbers, np.int64)
-        wanted[wanted < 0] += count
-        beyond = (wanted < 0) | (wanted >= count)
-        if beyond.any():
-            raise IndexError(f"sample {numbers[int(beyond.argmax())]:,} of {count:,}")
-        return _rows(converted(self.samples.read(wanted), torch.from_numpy))
+        return [converted(sample, torch.from_numpy) for sample in self.samples.__getitems__(numbers)]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.samples!r})"
@@ -70,15 +64,6 @@ def _require_samples(name: str, samples: Any) -> None:
         )
     if not isinstance(samples, Samples):
         raise ConfigError(f"{name}: {samples!r} are no samples. Give it store.windows(...) or store.packed(...).")
-
-
-def _rows(batch: Any) -> list[Any]:
-    """A batch of tensors as a list of samples."""
-    if not isinstance(batch, dict):
-        return list(zip(*(column.unbind() for column in batch), strict=True))
-    names = [name for name in batch if name not in OF_A_WHOLE_BATCH]
-    rows = zip(*(batch[name].unbind() for name in names), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 # ---- whole batches ----

@@ -1,0 +1,63 @@
+"""Settings in messages as the options of a command, and what an option that does not exist may have meant."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from milldam.errors import Setting, nearest
+
+_SET = "overrides"
+
+
+def as_option(command: click.Command, setting: Setting) -> str:
+    """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
+    options = _options(command)
+    value = "" if setting.value is None or setting.value is True else str(setting.value)
+    if setting.name in options:
+        return f"{options[setting.name]} {shlex.quote(value)}" if value else options[setting.name]
+    if _SET not in options:
+        return str(setting)
+    return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
+
+
+def explained(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The same error with a hint that helps, or none."""
+    hint = "" if error.ctx is None else _hint(error.option_name, error.ctx.command)
+    return click.NoSuchOption(error.option_name, f"No such option: {error.option_name}.{hint}", ctx=error.ctx)
+
+
+def _hint(word: str, command: click.Command) -> str:
+    from milldam.config_file.other_words import meant_setting
+
+    options = _options(command)
+    meant = meant_setting(word)
+    if meant is not None and Setting(meant).name in options:
+        return f" Did you mean {options[Setting(meant).name]}?"
+    hint = _of_a_job(word, meant, by_file=_SET in options) if _SET in options or command.name == "tokenize" else ""
+    near = nearest(word.lstrip("-").replace("_", "-"), [option.lstrip("-") for option in options.values()])
+    return hint or (f" Did you mean --{near}?" if near else "")
+
+
+def _of_a_job(word: str, meant: str | None, *, by_file: bool) -> str:
+    """Of what a job that makes tokens does, but has no option for: it is elsewhere, or in a file."""
+    from milldam.config import Config
+    from milldam.config_file.other_words import said_of
+    from milldam.config_file.shape import keys_of
+
+    key = word.lstrip("-").replace("-", "_")
+    path = meant or (key if key in keys_of(Config) else None)
+    if said_of(word) is not None and not (by_file and path):
+        return f" {said_of(word)}"
+    if path == "datasets.0.path":
+        return " Name the input without an option."
+    if path is None:
+        return ""
+    return f" Did you mean --set {path}=...?" if by_file else f" It is {path} in a file for `milldam preprocess`."
+
+
+def _options(command: click.Command) -> dict[str, str]:
+    """The long option of each setting of a command."""
+    options = (param for param in command.params if isinstance(param, click.Option))
+    return {str(option.name): max(option.opts, key=len) for option in options}

@@ -1,0 +1,198 @@
+"""Tables that `milldam.map` makes where no folder is named: one folder each in the user's cache, found again by key.
+
+    map/3f0c6a1e9b3d2748-91ab...   a table, named by function and settings, then by input
+    map/.../in-use                 whoever makes or reads it holds a shared `flock`; its time tells the last use
+
+A finished table never changes. Over other input the same function begins with a copy of its newest table, whose shards
+are linked, not copied: equal units are not made again. Bounded in bytes: when a table was made, those go that were not
+used for longest, but none that is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from milldam.errors import ConfigError
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
+from milldam.memory import parse_size
+from milldam.remote import default_bytes, default_folder
+from milldam.run import RUN_FOLDER
+from milldam.table.manifest import IN_USE, NAME
+
+SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
+ONCE = "once-"
+"""How the key of a table begins that is not found again."""
+_OWN = (IN_USE, "lock", "memory.csv", "status.json")
+"""What a copy does not take over."""
+
+
+def cache_folder() -> Path:
+    return default_folder().expanduser().absolute() / "map"
+
+
+def cache_limit() -> int:
+    """Bytes that all tables may have: as the environment says; or 50 GB, or half of what the disk has free."""
+    given = os.environ.get(SIZE_VARIABLE)
+    return default_bytes(cache_folder(), "*/*") if given is None else parse_size(given)
+
+
+@contextlib.contextmanager
+def cached_out(key: str) -> Iterator[Path]:
+    """The folder for the table of a key, nobody else's while the block runs; then there is room made for it."""
+    out = cache_folder() / key
+    while True:
+        with explain_os_errors(out):
+            if not out.exists():
+                _begin(out)
+            (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
+            (out / IN_USE).touch()
+            held = os.open(out / IN_USE, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_SH)
+        if _is_there(out, held):
+            break
+        os.close(held)  # it was removed meanwhile
+    try:
+        with FileLock(out / RUN_FOLDER / "lock"):
+            pass  # another process that makes the same table is waited for, then its table is found
+        yield out
+        make_room(cache_limit())
+    finally:
+        if key.startswith(ONCE) and not (out / NAME).exists():
+            shutil.rmtree(out, ignore_errors=True)  # nobody would go on with it
+        os.close(held)
+
+
+def _is_there(out: Path, held: int) -> bool:
+    try:
+        return os.path.samestat((out / IN_USE).stat(), os.fstat(held))
+    except FileNotFoundError:
+        return False
+
+
+def _begin(out: Path) -> None:
+    """With what the function made last of other input, if anything."""
+    siblings = () if out.name.startswith(ONCE) else out.parent.glob(f"{out.name.partition('-')[0]}-*")
+    newest = max((one for one in siblings if (one / NAME).exists()), key=_last_used, default=None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if newest is None:
+        out.mkdir(exist_ok=True)
+        return
+    new = out.with_name(f".{out.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        shutil.copytree(newest, new, copy_function=_link, ignore=shutil.ignore_patterns(*_OWN))
+        new.rename(out)
+    except OSError:  # it was removed meanwhile, or another process was faster
+        shutil.rmtree(new, ignore_errors=True)
+        out.mkdir(exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    """Shards are never written to once they are there; other files may be."""
+    if source.endswith(".arrow"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
+# ---- what there is ----
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTable:
+    path: Path
+    bytes: int
+    used: float
+    """When, in seconds since 1970."""
+    in_use: bool
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+
+def cached_tables() -> list[CachedTable]:
+    """Those last used first."""
+    folders = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
+    found = [CachedTable(path, _bytes_of(path), _last_used(path), _is_in_use(path)) for path in folders]
+    return sorted(found, key=lambda table: table.used, reverse=True)
+
+
+def _bytes_of(folder: Path) -> int:
+    """Of a shard that several tables have, its share."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            total += status.st_size // status.st_nlink if path.is_file() else 0
+    return total
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return (folder / IN_USE).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_in_use(folder: Path) -> bool:
+    with _exclusive(folder) as is_free:
+        return not is_free
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[bool]:
+    """Whether nobody uses a table, and nobody begins to while the block runs."""
+    try:
+        descriptor = os.open(folder / IN_USE, os.O_RDONLY)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+# ---- making room ----
+
+
+def make_room(limit: int) -> None:
+    """Remove tables that were not used for longest, until the others have at most so many bytes or are in use."""
+    for table in reversed(cached_tables()):
+        if sum(one.bytes for one in cached_tables()) <= limit:
+            return
+        remove(table)
+
+
+def remove(table: CachedTable) -> bool:
+    """Whether it is gone; not when it is in use."""
+    with _exclusive(table.path) as is_free:
+        if is_free:
+            # Under another name first: what has its own is whole.
+            gone = table.path.with_name(f".{table.key}.{time.time_ns()}{TEMPORARY_SUFFIX}")
+            with contextlib.suppress(FileNotFoundError):
+                table.path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        return is_free
+
+
+def table_of(key: str) -> CachedTable:
+    """The table of a key, or of its beginning. Raises ConfigError when there is none, or more than one."""
+    found = [table for table in cached_tables() if table.key.startswith(key)]
+    if len(found) != 1:
+        what = "no table of that key" if not found else f"{len(found)} tables begin so"
+        raise ConfigError(f"{key}: {what} in {cache_folder()}. `milldam cache` lists them.")
+    return found[0]

@@ -189,7 +189,7 @@ def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
             again: Any = map_rows(source, lengths, out)
             assert all(table.report.up_to_date for table in again.values())
         assert Table(tmp_path / f"out-{number}" / "test")[0]["text"] == "c"
-        with pytest.raises(StoreError, match="of each split one: test, train"):
+        with pytest.raises(StoreError, match="there is one of each split: test, train"):
             Table(tmp_path / f"out-{number}")
         assert map_rows(source, lengths, tmp_path / f"one-{number}", split="test")["n"].to_pylist() == [1]
     streamed: Any = map_rows(

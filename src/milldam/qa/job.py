@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
-VALUE_FACTOR, READING_BYTES = 24, 32 * 10**6
-"""Bytes held for a byte of a value while it is read (four for a character, several times over); what reading leaves."""
+VALUE_FACTOR, READING_BYTES = 64, 32 * 10**6
+"""Bytes held for a byte of a value while it is read (24 for `{}`, 4 for a character, twice); what it leaves."""
 SMALL_PARTS = 8 * 10**6
 """Bytes of examples for which starting worker processes takes longer than the work."""
 _READ = "read.json"

@@ -264,7 +264,7 @@ def _read_json(file: InputFile, spool: str | None, largest: int = LARGEST_VALUE)
     titles = _Titles(file, largest)
     try:
         with _open(file) as opened:
-            stream = JsonStream(opened.read1, largest, _WANTED)
+            stream = JsonStream(opened.read, largest, _WANTED)
             while stream.peek() != "":
                 yield from _walk(stream, titles)
     except (JsonError, DamagedError) as error:
@@ -319,7 +319,7 @@ class _Titles:
 
     def _read(self, file: InputFile, largest: int) -> Iterator[Any]:
         with _open(file) as opened:
-            stream = JsonStream(opened.read1, largest)
+            stream = JsonStream(opened.read, largest)
             for key in stream.fields():
                 if key != "data" or stream.peek() != "[":
                     stream.skip()
@@ -380,8 +380,8 @@ def _long_record(begin: bytes, opened: io.BufferedReader, where: str, largest: i
     line = _Line(begin, opened)
     try:
         stream = JsonStream(line.read, largest, _WANTED)
-        value = stream.value()
-        error = None if stream.peek() == "" else _UnusableError("bad_json", "more than one value in the line")
+        value, error = stream.value(), None
+        stream.require_end()
     except JsonError as wrong:
         value, error = begin[:_KEPT_CHARS].decode("utf-8", "replace"), _UnusableError("bad_json", str(wrong))
     while line.read(BLOCK_BYTES):

@@ -80,11 +80,10 @@ class JsonStream:
 
     Bytes that are not become lone surrogates, so that whoever uses a text finds them; `errors` names another way.
     `items` and `fields` walk through an array and an object; the value at hand must be read, passed over or walked
-    through before the next one is asked for.
+    through before the next one is asked for. `strict`: neither a byte order mark nor control characters in strings.
 
     largest   characters of a value that is read whole; in a larger one, those of each string and each list
     wanted    the fields that are read of a larger one; None: all
-    strict    neither a byte order mark nor control characters in strings
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class JsonStream:
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
         self._strict = strict
         self._json = json.JSONDecoder(strict=strict)
-        self._text, self._at, self._before, self._bytes_read, self._passed = "", 0, 0, 0, 0
+        self._text, self._at, self._before, self._bytes_read, self._passed_over = "", 0, 0, 0, 0
         self._ended = False
         if not strict and self.peek() == "\ufeff":
             self._at += 1
@@ -149,7 +148,7 @@ class JsonStream:
         if kind == "[":
             items = self._items_in_parts()
         elif kind == '"':
-            self.skip()
+            self._pass_over()
         else:
             raise self._wrong(f"a number of more than {self._largest:,} characters")
         return TooLarge(self._byte_place() - begun) if items is None else items
@@ -159,22 +158,28 @@ class JsonStream:
             if self._wanted is None or key in self._wanted:
                 yield key
             else:
-                self.skip()
+                self._pass_over()
 
     def _items_in_parts(self) -> list[Any] | None:
         """The items of a list; None: what is kept of them is larger than it may be."""
-        begun, passed = self._place, self._passed
+        begun, passed_over = self._place, self._passed_over
         items: list[Any] | None = []
         for _ in self.items():
             if items is None:
+                self._skip_members(["]"])
                 self.skip()
                 continue
             items.append(self.value())
-            if self._place - begun > self._largest + self._passed - passed:
+            if self._place - begun > self._largest + self._passed_over - passed_over:
                 items = None
         if items is None:
-            self._passed = passed + self._place - begun
+            self._passed_over = passed_over + self._place - begun
         return items
+
+    def _pass_over(self) -> None:
+        begun = self._place
+        self.skip()
+        self._passed_over += self._place - begun
 
     def string_parts(self) -> Iterator[str]:
         """The next value, which must be a string, in parts of about a block."""
@@ -220,11 +225,6 @@ class JsonStream:
 
     def skip(self) -> None:
         """Pass over the next value, whatever its size, and see that it is JSON."""
-        begun = self._place
-        self._skip_value()
-        self._passed += self._place - begun
-
-    def _skip_value(self) -> None:
         around: list[str] = []  # what closes each array and object that was entered, from the outside in
         while True:
             self._skip_members(around)

@@ -270,9 +270,9 @@ def test_map_keeps_what_tokenize_keeps(tmp_path: Path, format: str) -> None:
 def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
     """Its rejects are whole: the entry of the file beside that of a record."""
     data = as_lines(texts_of(5)) + b"broken\n"
-    path = write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"]))
-    first = milldam.map([str(path)], _lengths, tmp_path / "table", shards=1).report
-    assert (first.rejected, first.cached) == ({"bad_json": 1}, 0)
-    (tmp_path / "table" / "milldam-table.json").unlink()
-    again = milldam.map([str(path)], _lengths, tmp_path / "table", shards=1).report
-    assert (again.rejected, again.cached) == ({"bad_json": 1}, 1)
+    paths = [str(write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"])))]
+    first = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
+    again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
+    assert (first.cached, again.cached) == (0, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milldam.sources import giant, jsonl, lines, records, table_text
+from milldam.sources import arrays, jsonl, lines, records, table_text
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit, slice_file
@@ -73,8 +73,9 @@ def small_blocks(block_bytes: int, giant_bytes: int | None = None) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         for module in (records, lines, jsonl, table_text):
             patch.setattr(module, "BLOCK_BYTES", block_bytes)
-        patch.setattr(records, "GIANT_BYTES", giant_bytes or 8 << 20)
-        patch.setattr(giant, "_PART", max(1, block_bytes))
+        for module in (records, table_text):
+            patch.setattr(module, "GIANT_BYTES", giant_bytes or 8 << 20)
+        patch.setattr(arrays, "_PART", max(1, block_bytes))
         yield
 
 

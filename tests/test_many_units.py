@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from milldam.files import json_bytes
 from milldam.run import RECORDS, PartRecord, Run, in_plan_order
+from milldam.sealed import seal_line
 from milldam.store.drafting import ShardSpool, in_manifest_order
 from milldam.store.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split
 from milldam.store.place import Folder
@@ -176,10 +177,10 @@ _shards = st.builds(
     Shard,
     name=_names,
     split=st.sampled_from(["train", "val", "ä\n ],\n"]),
-    documents=st.integers(0),
-    tokens=st.integers(0),
-    text_bytes=st.integers(0),
-    characters=st.integers(0),
+    documents=st.integers(0, 2**50),
+    tokens=st.integers(0, 2**50),
+    text_bytes=st.integers(0, 2**50),
+    characters=st.integers(0, 2**50),
     bin=_files,
     idx=_files,
 )
@@ -194,7 +195,7 @@ def _as_one_document(manifest: Manifest) -> bytes:
     """What a plain JSON encoder makes of it."""
     value = dataclasses.asdict(manifest)
     totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}
-    head = {"format": "milldam store", "format_version": value.pop("format_version"), "totals": totals}
+    head = {"format": "milldam store", "format_version": 1, "totals": totals}
     return json_bytes(head | {"fingerprint": manifest.fingerprint} | value)
 
 
@@ -236,7 +237,7 @@ def test_a_manifest_laid_out_in_another_way_is_read_too(tmp_path: Path) -> None:
 def _records(order: list[tuple[int, int]]) -> Iterator[bytes]:
     for unit, part in order:
         record = PartRecord(unit, part, [], {"clean": {'odd", "inexact_cuts": 1}': 1}}, 1, last=part == 1)
-        yield json.dumps(record.as_json()).encode() + b"\n"
+        yield seal_line(record.as_json())
 
 
 @settings(max_examples=30)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
@@ -138,7 +138,7 @@ def most_off(shares: tuple[Fraction, ...], first: int, places: int) -> list[Frac
     return farthest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(weights=WEIGHTS, first=st.one_of(st.just(0), st.integers(0, 10**12)))
 def test_every_prefix_has_every_source_within_one_of_its_share(weights: list[Any], first: int) -> None:
     """Whatever the weights, from the begin and far out, over the seams of cycles and blocks."""
@@ -158,7 +158,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     powers=st.lists(st.floats(-6, 0), min_size=2, max_size=200),
     spread=st.sampled_from([0.05, 0.3, 1]),
@@ -182,7 +182,7 @@ def test_a_source_of_a_billionth_gets_its_billionth() -> None:
     assert max(most_off(shares_of([1e-9, 0.3, 0.7 - 1e-9]), begin - 100, 200)) < 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(weights=WEIGHTS, first=st.integers(0, 10**12), seed=st.integers(0, 99))
 def test_a_place_has_the_same_source_however_it_is_reached(weights: list[Any], first: int, seed: int) -> None:
     """One by one, in a row, in any order, and in a schedule that is made anew."""
@@ -225,7 +225,7 @@ def test_every_rank_sees_every_source(world_size: int, weights: list[float], tol
 
 
 @given(weights=WEIGHTS, index=st.integers(0, 10**9), places=st.integers(0, 10**12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_places_and_indices_are_each_others_inverse(weights: list[Any], index: int, places: int) -> None:
     """Where a source comes for the k-th time, and how many come before a place."""
     schedule = schedule_of(shares_of(weights))

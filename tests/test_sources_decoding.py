@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from milldam.sources import decoding, giant, lines
+from milldam.sources import arrays, decoding, giant, lines
 from milldam.sources.batch import TextRules
 from source_reading import Result, read, small_blocks
 
@@ -36,7 +36,7 @@ JSON_PIECES = st.sampled_from(
 def small_head(characters: int) -> Iterator[None]:
     """So few characters decide whether a text can be mended."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (decoding, giant):
+        for module in (arrays, decoding, giant):
             patch.setattr(module, "HEAD_CHARACTERS", characters)
         for module in (decoding, lines):
             patch.setattr(module, "HEAD_BYTES", 4 * characters)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from milldam.sources import giant, json_stream
+from milldam.sources import arrays, giant, json_stream
 from milldam.sources.batch import Batch, MalformedError, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.giant import GiantLine
@@ -50,8 +50,8 @@ SLIPS = st.sampled_from([*'"\\{}[],:0-.eE+ tu\x01\x7f', "é", "", "nul", "NaN", 
 def sizes(part: int, head: int = 4) -> Iterator[None]:
     """Small parts, and little looked at first of a string."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(giant, "_PART", part)
-        patch.setattr(giant, "HEAD_CHARACTERS", head)
+        patch.setattr(arrays, "_PART", part)
+        patch.setattr(arrays, "HEAD_CHARACTERS", head)
         patch.setattr(json_stream, "_FIRST_PART", part)
         yield
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milldam.errors import InputError
+from milldam.sources import table_text
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
+from milldam.sources.table_text import csv_head
 from milldam.sources.units import Slice
 from source_reading import TEXT, Result, line_of, read, small_blocks
 
@@ -25,6 +29,9 @@ def read_csv(folder: Path, data: str | bytes, shard_size: int = 1 << 30, *, name
     path = folder / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return read(path, TEXT, shard_size)
+
+
+GIANTS = st.sampled_from([None, 8, 40, 200])
 
 
 def naive_rows(data: str, delimiter: str = ",") -> list[list[str]]:
@@ -45,6 +52,7 @@ fields = st.lists(
     format=st.sampled_from(["csv", "tsv"]),
     shard_size=SIZES["shard_size"],
     block=SIZES["block"],
+    giant=GIANTS,
 )
 def test_rows_that_csv_writes_come_back_once_in_order(
     tmp_path: Path,
@@ -54,12 +62,13 @@ def test_rows_that_csv_writes_come_back_once_in_order(
     format: str,
     shard_size: int,
     block: int,
+    giant: int | None,
 ) -> None:
-    """With quoted delimiters, quotes and line ends, from any shards and blocks."""
+    """With quoted delimiters, quotes and line ends, from any shards and blocks, small or giant."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter="," if format == "csv" else "\t", lineterminator=end, quoting=quoting)
     writer.writerows([("id", "text"), *rows])
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, out.getvalue(), shard_size, name=f"a.{format}")
     assert result.texts == [text for _, text in rows]
     assert result.rejects == []
@@ -93,22 +102,24 @@ loose = st.lists(
 ).map("".join)
 
 
-@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"])
-@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20)
-def test_stray_quotes_are_read_as_by_the_csv_module(tmp_path: Path, body: str, shard_size: int, block: int) -> None:
+@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"], giant=GIANTS)
+@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20, giant=None)
+def test_stray_quotes_are_read_as_by_the_csv_module(
+    tmp_path: Path, body: str, shard_size: int, block: int, giant: int | None
+) -> None:
     """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects by the header."""
     data = "id,text\n" + body
     rows = naive_rows(data)[1:]
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, data, shard_size)
     assert result.texts == [row[1] for row in rows if len(row) == 2]
     assert result.reasons == ({"bad_row": bad} if (bad := sum(len(row) != 2 for row in rows)) else {})
 
 
-@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"])
-def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int) -> None:
+@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"], giant=GIANTS)
+def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int, giant: int | None) -> None:
     """In a file of one column: as many rows, with the same first field, whatever is in the blocks."""
-    with small_blocks(block):
+    with small_blocks(block, giant):
         result = read_csv(tmp_path, "text\n" + body)
     rows = naive_rows("text\n" + body)[1:]
     assert result.texts == [row[0] for row in rows if len(row) == 1]
@@ -180,6 +191,60 @@ def test_a_quote_that_is_never_closed_does_not_take_all_the_memory(tmp_path: Pat
         csv.field_size_limit(before)
     assert next((reject.line, reject.reason) for reject in result.rejects) == (2, "bad_row")
     assert set(result.texts) == {"b"}
+
+
+def test_a_giant_field_comes_in_parts(tmp_path: Path) -> None:
+    """In its place, with quotes, line ends and characters of several bytes in it."""
+    texts = ["before", '"é🙂",\r\n' * 2000, "after"]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([("id", "text"), *enumerate(texts)])
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, out.getvalue())
+    assert (result.texts, result.rejects) == (texts, [])
+    assert sum(batch.open for batch in result.batches) > 10
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ('1,"{}",too many', "3 fields where the header has 2"),
+        ('"{}"', "1 fields where the header has 2"),
+        ("1,{}\xff", "byte 0xff"),
+        ("1,{}\ry", "a carriage return in a field without quotes"),
+        ('1,"{}{}"', r"field larger than field limit \(15000\)"),
+    ],
+)
+def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
+) -> None:
+    """The rows around it stay, and so do their lines."""
+    monkeypatch.setattr(table_text, "_LARGEST_FIELD", 15_000)
+    data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, data.encode("latin-1"))
+    assert result.texts == ["before", "after"]
+    assert [reject.line for reject in result.rejects] == [3, 5]
+    assert re.search(detail, result.rejects[0].detail)
+
+
+def test_a_giant_header_names_the_columns(tmp_path: Path) -> None:
+    """And a giant first record is looked into without holding it."""
+    names = [f"column {n}" for n in range(500)]
+    data = ",".join([*names, "text"]) + "\n" + ",".join(["1"] * 500 + ["word " * 500]) + "\n"
+    with small_blocks(100, 1000):
+        assert read_csv(tmp_path, data).texts == ["word " * 500]
+        assert list(csv_head(str(tmp_path / "a.csv"), None, "csv")) == [[*names, "text"], ["1"] * 500 + ["word " * 500]]
+
+
+def test_a_file_that_is_cut_off_in_a_giant_row_takes_it_back(tmp_path: Path) -> None:
+    """It is told with its line, and what was before it stays."""
+    rng = random.Random(0)
+    text = "".join(rng.choices("abcdefgh", k=400_000))
+    with small_blocks(10_000, 50_000):
+        packed = gzip.compress(f"id,text\n0,before\n1,{text}\n2,after\n".encode())
+        result = read_csv(tmp_path, packed[: len(packed) // 2], name="a.csv.gz")
+    assert result.texts == ["before"]
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(3, "truncated")]
 
 
 # ---- rejects ----

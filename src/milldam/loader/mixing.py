@@ -4,7 +4,7 @@ Which source comes at a place follows from the weights (`schedule.py`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds the tables of a schedule (3 MB at most) beside what the sources hold. A batch is one read for each source in it.
+Holds the tables of a schedule (6 MB at most) beside what the sources hold. A batch is one read for each source in it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ are not full stay open for the next pieces: the emptiest ones, of `_OPEN_TOKENS`
 from the order of document lengths, `sequence_len` and `buffer` alone, and memory is bounded: about 200 bytes for each
 piece of the buffer, and 24 for each piece in an open row.
 
-Rows come in the order of their first documents, documents in a row in store order.
+Rows come when they are closed, after each `buffer` of pieces; those that are closed together in the order of their
+first documents. Documents in a row are in store order.
 
 Free lengths are bits of Python integers: the fullest row that has room is the lowest set bit above a length. Pieces
 of equal length are placed together. About 1 us a piece on one core.

@@ -10,11 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, stop_or_reject
-from milldam.sources.decoding import HEAD_BYTES, decode_text
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.compression import DamagedError
+from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
 from milldam.text_arrays import text_offsets
 
 BATCH_BYTES = 2 << 20
+_PART = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 _INK = ~np.isin(np.arange(256), list(b" \t\r\n"))
@@ -116,26 +118,74 @@ def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeSt
         return (None if text is None else pa.array([text], pa.large_string())), problem
 
 
+def gathered(parts: Iterator[str]) -> Iterator[str]:
+    """Parts of a text put together to about a megabyte; the first has the head of the text, at least."""
+    held: list[str] = []
+    size, wanted = 0, max(_PART, HEAD_CHARACTERS)
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size >= wanted:
+            yield "".join(held)
+            held, size, wanted = [], 0, _PART
+    if held:
+        yield "".join(held)
+
+
+def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]:
+    """The parts of one document as batches, open until the last; None: those before it don't count.
+
+    When something is wrong with what follows (MalformedError, DamagedError), what was given is taken back first.
+    """
+    waiting: pa.LargeStringArray | None = None
+    begun = False
+    cancel = Batch(pa.array([], pa.large_string()), cancel=True)
+    try:
+        for part in parts:
+            if part is not None and waiting is not None:
+                yield Batch(waiting, open=True, bytes_read=waiting.nbytes)
+                begun = True
+            elif part is None and begun:
+                yield cancel
+                begun = False
+            waiting = part
+    except (MalformedError, DamagedError):
+        if begun:
+            yield cancel
+        raise
+    yield Batch(waiting, bytes_read=waiting.nbytes if waiting is not None else 0)
+
+
 def text_in_parts(
     document: pa.LargeBinaryArray, rules: TextRules, on_reject: OnReject, make_reject: MakeReject
 ) -> Iterator[Batch]:
     """One large document in open batches; taken back when the rest of it is no UTF-8."""
-    begin, end = text_offsets(document)
-    data = document.buffers()[2][int(begin) : int(end)]  # not by as_buffer, which copies it
-    head = data[:HEAD_BYTES].to_pybytes()
-    start = 0
-    while start < data.size:
-        part = data[start : start + max(BATCH_BYTES, HEAD_BYTES)].to_pybytes()
-        if start + len(part) < data.size:
+    try:
+        yield from open_batches(_decoded_parts(document, rules))
+    except MalformedError as error:
+        begin, end = map(int, text_offsets(document))
+        shown = document.buffers()[2][begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
+        stop_or_reject(make_reject(0, error.reason, error.detail, shown), rules, on_reject)
+
+
+def _decoded_parts(document: pa.LargeBinaryArray, rules: TextRules) -> Iterator[pa.LargeStringArray]:
+    begin, end = map(int, text_offsets(document))
+    data = document.buffers()[2]  # not by as_buffer, which copies it
+    head = data[begin : min(end, begin + HEAD_BYTES)].to_pybytes()
+    while begin < end:
+        part = data[begin : min(end, begin + max(BATCH_BYTES, HEAD_BYTES))].to_pybytes()
+        if begin + len(part) < end:
             part = part[: whole_characters(part)]
-        text, problem = decode_array(part, rules, head)
-        if text is None:
-            if start:
-                yield Batch(pa.array([], pa.large_string()), cancel=True)
-            stop_or_reject(make_reject(0, "not_utf8", problem, part), rules, on_reject)
-            return
-        start += len(part)
-        yield Batch(text, open=start < data.size, bytes_read=len(part))
+        begin += len(part)
+        yield require_array(part, rules, head)
+
+
+def require_array(data: bytes, rules: TextRules, head: bytes) -> pa.LargeStringArray:
+    """As decode_array; raises MalformedError."""
+    text, problem = decode_array(data, rules, head)
+    if text is None:
+        raise MalformedError("not_utf8", problem)
+    return text
 
 
 def whole_characters(data: bytes) -> int:

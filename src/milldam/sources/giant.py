@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.sources.arrays import one_text, whole_characters
+from milldam.sources.arrays import gathered, one_text, open_batches, whole_characters
 from milldam.sources.batch import Batch, MalformedError, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
@@ -27,7 +28,6 @@ from milldam.sources.decoding import (
 from milldam.sources.json_stream import JsonError, JsonStream
 from milldam.sources.records import LAST, Block
 
-_PART = 1 << 20
 _OUTLINE, _SAMPLE, _LEVELS = 1 << 20, 1 << 12, 16
 """Characters of an outline and of each text in it; objects within objects."""
 _ERRORS = {"drop": "surrogateescape", "replace": "replace"}
@@ -69,25 +69,8 @@ class GiantLine:
 
     def batches(self, path: list[str]) -> Iterator[Batch]:
         """The text at a path, in open batches where it is long; raises MalformedError when there is none."""
-        waiting: pa.LargeStringArray | None = None
-        begun = False
-        try:
-            for part in self._checked(path):
-                if part is not None and waiting is not None:
-                    yield Batch(waiting, open=True, bytes_read=self.bytes_read())
-                    begun = True
-                elif part is None and begun:
-                    yield self._cancel()
-                    begun = False
-                waiting = part
-        except (MalformedError, DamagedError):
-            if begun:
-                yield self._cancel()
-            raise
-        yield Batch(waiting, bytes_read=self.bytes_read())
-
-    def _cancel(self) -> Batch:
-        return Batch(pa.array([], pa.large_string()), cancel=True, bytes_read=self.bytes_read())
+        for batch in open_batches(self._checked(path)):
+            yield replace(batch, bytes_read=self.bytes_read())
 
     def _checked(self, path: list[str]) -> Iterator[pa.LargeStringArray | None]:
         try:
@@ -130,7 +113,7 @@ class GiantLine:
             self._stream.skip()
             return MalformedError("no_text", f'"{field}" is {kind}, not text')
         fault, head = None, None
-        for part in _gathered(self._stream.string_parts()):
+        for part in gathered(self._stream.string_parts()):
             head = part[:HEAD_CHARACTERS] if head is None else head
             if fault is None:
                 try:
@@ -172,17 +155,3 @@ class GiantLine:
                 self._room -= len(record[key])
                 for _ in parts:
                     pass
-
-
-def _gathered(parts: Iterator[str]) -> Iterator[str]:
-    """Short parts put together; the first has the head of the text, at least."""
-    held: list[str] = []
-    size, wanted = 0, max(_PART, HEAD_CHARACTERS)
-    for part in parts:
-        held.append(part)
-        size += len(part)
-        if size >= wanted:
-            yield "".join(held)
-            held, size, wanted = [], 0, _PART
-    if held:
-        yield "".join(held)

@@ -1,17 +1,19 @@
 """CSV and TSV -> documents, as Python's csv module reads them: a field may hold line ends, blank lines are skipped.
 
-A row with too few or too many fields is rejected with its line. Holds one batch; a field may have `_LARGEST_FIELD`
-bytes, and a quote that is never closed ends there.
+A row with too few or too many fields is rejected with its line. Holds one batch; a giant record is read in parts
+(giant_row.py). A field may have `_LARGEST_FIELD` characters, and a quote that is never closed ends there.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
+import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import IO
 
 import numpy as np
@@ -19,10 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.sources.arrays import BATCH_BYTES
+from milldam.sources.arrays import BATCH_BYTES, gathered, open_batches, require_array
 from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     Batch,
+    MalformedError,
     OnReject,
     Reject,
     TextRules,
@@ -30,11 +33,12 @@ from milldam.sources.batch import (
     stop_or_reject,
 )
 from milldam.sources.compression import DamagedError, read_blocks
-from milldam.sources.decoding import decode_text
+from milldam.sources.decoding import HEAD_BYTES, decode_text
+from milldam.sources.giant_row import GiantRow
 from milldam.sources.lines import BOM, make_damage_reject
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
-from milldam.sources.records import BLOCK_BYTES
+from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
 from milldam.sources.units import Slice, whole
 
 _LARGEST_FIELD = 64 << 20
@@ -44,6 +48,7 @@ _CSV_ERRORS = {
 }
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _ROW_BYTES = 100
+_BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
 
 csv.field_size_limit(_LARGEST_FIELD)
 
@@ -63,7 +68,7 @@ def slice_csv(file: InputFile, shard_size: int) -> Iterator[Slice]:
         return
     cuts = _find_cuts(file, shard_size)
     edges = [0, *cuts, None] if cuts is not None else [0, None]
-    for start, stop in pairwise(edges):
+    for start, stop in itertools.pairwise(edges):
         assert start is not None
         size = (file.size if stop is None else stop) - start
         yield Slice(file.path, file.format, None, start, stop, size)
@@ -74,7 +79,7 @@ def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
     cuts: list[int] = []
     position, inside, wanted = 0, False, shard_size
     with open_bytes(file.path) as source:
-        for lines in _whole_lines(read_blocks(source, None, BLOCK_BYTES), file.path):
+        for lines in _stretches(read_blocks(source, None, BLOCK_BYTES)):
             array = np.frombuffer(lines, dtype=np.uint8)
             quotes = np.flatnonzero(array == _QUOTE)
             if not _well_placed(array, quotes, ord(DELIMITERS[file.format]), inside):
@@ -106,22 +111,37 @@ def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) 
     return ends
 
 
-def _whole_lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
+def _stretches(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines as far as possible. A giant one is cut, but not beside a quote."""
     held = b""
     try:
         for block in blocks:
             held += block
             end = held.rfind(b"\n") + 1
+            if not end and len(held) > GIANT_BYTES:
+                cuts = _BETWEEN_QUOTES.search(held, len(held) // 2)
+                end = cuts.end() if cuts is not None else 0
             if end:
                 yield held[:end]
                 held = held[end:]
-            elif len(held) > _LARGEST_FIELD:
-                raise InputError(
-                    f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
-                )
     except DamagedError as error:
         error.cut = held or None
         raise
+    if held:
+        yield held
+
+
+def _whole_lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
+    held = b""
+    for stretch in _stretches(blocks):
+        held += stretch
+        if held.endswith(b"\n"):
+            yield held
+            held = b""
+        elif len(held) > _LARGEST_FIELD:
+            raise InputError(
+                f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
+            )
     if held:
         yield held
 
@@ -143,16 +163,83 @@ class _Gathered:
         self.size += len(text)
 
 
+class _Lines:
+    """Lines with their ends, for csv's reader; bytes that are no UTF-8 come as lone surrogates.
+
+    When a record turns out to be giant, they end for that reader; `take_record` gives what was read of it, and `pieces`
+    what follows.
+    """
+
+    def __init__(self, stretches: Iterator[bytes]) -> None:
+        texts = codecs.iterdecode(stretches, "utf-8", "surrogateescape")
+        first = next(texts, "").removeprefix("\ufeff")
+        lines = (line for text in itertools.chain([first], texts) for line in io.StringIO(text, newline="\n"))
+        self.pieces: Iterator[str] = lines
+        """Lines; but a giant line in several."""
+        self.count, self.ended, self.giant = 0, False, False
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        self._record: list[str] = []
+        self._size, self._before = 0, self.count
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        piece = None if self.giant else next(self.pieces, None)
+        if piece is None:
+            self.ended = not self.giant
+            raise StopIteration
+        self.count += 1
+        self._size += len(piece)
+        if not self._record and piece in ("\n", "\r\n"):
+            self.begin_record()
+            return piece
+        self._record.append(piece)
+        # A piece that is no whole line has half as many bytes, and a character has four at most.
+        self.giant = self._size > GIANT_BYTES // 8
+        return next(self) if self.giant else piece
+
+    def take_record(self) -> tuple[int, str]:
+        """The line where the giant record begins, and its text so far."""
+        text, self.count = "".join(self._record), self._before
+        self.giant = False
+        return self.count + 1, text
+
+    def go_on_behind(self, row: GiantRow) -> None:
+        self.count += row.line_ends
+        self.pieces = itertools.chain(io.StringIO(row.rest, newline="\n"), self.pieces)
+        self.begin_record()
+
+
 def csv_head(path: str, compression: str | None, format: str) -> Iterator[list[str]]:
-    """The first records, column names first: of standard input only what can be seen without using it up."""
-    with open_head(path) as file, contextlib.suppress(DamagedError):
-        records = csv_records(text_lines(file, compression, None, path), DELIMITERS[format])
-        for number, (_, row, problem) in enumerate(records):
-            if problem and not number:
-                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in row[0] else ""
-                raise InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
-            if not problem:
-                yield row
+    """The first records, column names first: of standard input only what can be seen without using it up.
+
+    Of a giant record, what its fields begin with.
+    """
+    delimiter, begun = DELIMITERS[format], False
+    with open_head(path) as file, contextlib.suppress(DamagedError, MalformedError):
+        lines = _Lines(_stretches(read_blocks(file, compression, BLOCK_BYTES)))
+        while not lines.ended:
+            for _, row, problem in csv_records(lines, delimiter):
+                if lines.giant:
+                    break
+                lines.begin_record()
+                if problem and not begun:
+                    raise _unreadable_header(path, row[0], problem)
+                begun = True
+                if not problem:
+                    yield row
+            if lines.giant:
+                giant = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
+                yield giant.heads()
+                lines.go_on_behind(giant)
+
+
+def _unreadable_header(path: str, record: str, problem: str) -> InputError:
+    hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in record else ""
+    return InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
 
 
 def csv_header(path: str, compression: str | None, format: str) -> list[str]:
@@ -170,9 +257,9 @@ def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Ba
         if slice.start:
             file.seek(slice.start)
         size = None if slice.stop is None else slice.stop - slice.start
-        lines = text_lines(file, slice.compression, size, slice.path)
+        blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), size)
         try:
-            yield from reader.read(lines)
+            yield from reader.read(_Lines(_stretches(blocks)))
         except DamagedError as error:
             yield from reader.flush()
             stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
@@ -208,12 +295,15 @@ class _Noted:
             yield line
 
 
-def csv_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str], str]]:
-    """(line, fields, what is wrong); a record that csv can't read is one field as it stands there."""
+def csv_records(lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[tuple[int, list[str], str]]:
+    """(line, fields, what is wrong); a record that csv can't read is one field as it stands there.
+
+    `before`: how many lines came before these.
+    """
     noted = _Noted(lines)
     reader = csv.reader(noted, delimiter=delimiter)
     while True:
-        line, noted.taken = reader.line_num + 1, ""
+        line, noted.taken = before + reader.line_num + 1, ""
         try:
             row = next(reader, None)
         except csv.Error as error:
@@ -235,18 +325,38 @@ def row_problem(row: list[str], problem: str, width: int) -> str:
     return problem or ("" if len(row) == width else f"{len(row)} fields where the header has {width}")
 
 
+def _skip_record(lines: _Lines, delimiter: str) -> None:
+    next(csv_records(lines, delimiter), None)
+    if lines.giant:
+        row = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
+        row.heads()
+        lines.go_on_behind(row)
+    lines.begin_record()
+
+
 class _Reader:
     def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, names: list[str]) -> None:
         self._slice, self._rules, self._on_reject = slice, rules, on_reject
         self._width, self._column = len(names), names.index(str(rules.text_column))
         self._gathered = _Gathered([], [])
 
-    def read(self, lines: Iterator[str]) -> Iterator[Batch]:
-        rows = csv_records(lines, DELIMITERS[self._slice.format])
+    def read(self, lines: _Lines) -> Iterator[Batch]:
+        delimiter = DELIMITERS[self._slice.format]
         if self._slice.start == 0:
-            next(rows, None)
+            _skip_record(lines, delimiter)
+        while not lines.ended:
+            yield from self._read_rows(csv_records(lines, delimiter, lines.count), lines)
+            yield from self.flush()
+            if lines.giant:
+                yield from self._read_giant(lines, delimiter)
+
+    def _read_rows(self, rows: Iterator[tuple[int, list[str], str]], lines: _Lines) -> Iterator[Batch]:
+        """Rows up to the end, or to a giant one."""
         size = 0
         for line, row, problem in rows:
+            if lines.giant:
+                return
+            lines.begin_record()
             wrong = row_problem(row, problem, self._width)
             if wrong:
                 self._reject(line, "bad_row", wrong, DELIMITERS[self._slice.format].join(row))
@@ -257,7 +367,38 @@ class _Reader:
             if size >= BATCH_BYTES // 2:
                 yield from self.flush()
                 size = 0
-        yield from self.flush()
+
+    def _read_giant(self, lines: _Lines, delimiter: str) -> Iterator[Batch]:
+        line, begin = lines.take_record()
+        row = GiantRow(begin, lines.pieces, delimiter)
+        try:
+            yield from open_batches(self._text_of(row))
+        except MalformedError as error:
+            row.end()
+            self._reject(line, error.reason, error.detail, begin[: KEPT_RECORD_CHARS + 1])
+        except DamagedError as damage:
+            damage.cut, damage.line = begin[:KEPT_RECORD_CHARS].encode("utf-8", "surrogateescape"), line
+            raise
+        lines.go_on_behind(row)
+
+    def _text_of(self, row: GiantRow) -> Iterator[pa.LargeStringArray]:
+        head: bytes | None = None
+        for part in gathered(self._column_of(row)):
+            raw = part.encode("utf-8", "surrogateescape")
+            head = raw[:HEAD_BYTES] if head is None else head
+            yield require_array(raw, self._rules, head)
+
+    def _column_of(self, row: GiantRow) -> Iterator[str]:
+        number, size = -1, 0
+        for field, part in row.parts():
+            number, size = field, size + len(part) if field == number else len(part)
+            if size > _LARGEST_FIELD:
+                raise MalformedError("bad_row", f"field larger than field limit ({_LARGEST_FIELD})")
+            if field == self._column:
+                yield part
+        wrong = row_problem([""] * (number + 1), "", self._width)
+        if wrong:
+            raise MalformedError("bad_row", wrong)
 
     def flush(self) -> Iterator[Batch]:
         """What has been gathered, as a batch."""

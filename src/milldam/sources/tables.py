@@ -216,10 +216,8 @@ def _dearest_batch(slice: Slice) -> tuple[int, str]:
     if is_address(slice.path):
         return 0, ""
     with pa.memory_map(slice.path) as source:
-        sizes = itertools.islice(unpacked_sizes(source), slice.start, slice.stop)
-        return max(
-            ((size, f"record batch {number}") for number, size in enumerate(sizes, slice.start)), default=(0, "")
-        )
+        sizes = enumerate(itertools.islice(unpacked_sizes(source), slice.start, slice.stop), slice.start)
+        return max(((_BATCH_COPIES * size, f"record batch {k}") for k, size in sizes), default=(0, ""))
 
 
 def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:

@@ -202,7 +202,7 @@ class Store:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.name}/{name}: can't be read as an index ({error}).") from None
         index = Index.parse(buffer, f"{self.name}/{name}")
-        index.check_ends(shard.bin["bytes"])
+        index.check_ends(shard.tokens * self.dtype.itemsize)
         if index.dtype != self.dtype or len(index.documents) != shard.documents + 1:
             found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
             raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self.dtype}")

@@ -265,3 +265,14 @@ def test_map_keeps_what_tokenize_keeps(tmp_path: Path, format: str) -> None:
     table = milldam.map(str(path), _lengths, tmp_path / "table")
     assert table.to_arrow().column("text").to_pylist() == kept
     assert table.report.rejected == {"truncated": 1}
+
+
+def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
+    """Its rejects are whole: the entry of the file beside that of a record."""
+    data = as_lines(texts_of(5)) + b"broken\n"
+    paths = [str(write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"])))]
+    first = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
+    again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
+    assert (first.cached, again.cached) == (0, 1)

@@ -13,9 +13,11 @@ together as one, and have a schedule of their own for its places: when there are
 
 A schedule follows from the weights alone, as exact fractions. It holds one table, or the four blocks used last, of 0.8
 to 1.6 MB each. A table is made in 20 to 90 ms and read at about 12 ns a place; a block takes 0.1 to 0.2 us for each of
-its places, whichever of them a rank reads. The proportions are exact for all ranks together. One of 2, 4 or 8 ranks
-sees a source to within some percent of its share, or a fifth of it where it has one place in 8 to 100, or a third where
-all but equal weights have no short period; much rarer sources may keep to some ranks.
+its places, whichever of them a rank reads.
+
+The proportions are exact for all ranks together. One of 2, 4 or 8 ranks sees a source to within some percent of its
+share, or a fifth of it where it has one place in 8 to 100, or a third where all but equal weights have no short period;
+much rarer sources may keep to some ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Question answering on long documents: examples -> windows -> a feature store -> batches -> answers.
 
-examples, sources, listing   SQuAD files and flat records -> examples, streamed
+examples, sources, listing                SQuAD files and flat records -> examples, streamed
 rules, settings                           what can be set
 tokenizer, template, memory_tokens        what goes around the texts of a window
 spans, windows, features                  examples -> windows, with the tokens of their answers

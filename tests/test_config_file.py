@@ -446,8 +446,8 @@ def test_the_documentation_has_every_key(name: str, kind: type) -> None:
 def test_configurations_in_the_documentation_load(tmp_path: Path) -> None:
     """Every YAML block that names a tokenizer is a whole file, and right."""
     text = (PROJECT / "docs/config.md").read_text(encoding="utf-8")
-    whole = [part.split("```", 1)[0] for part in text.split("```yaml\n")[1:]]
-    whole = [one for one in whole if "tokenizer" in one]
+    blocks = re.findall(r"^```yaml.*?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    whole = [one for one in blocks if "tokenizer" in one]
     assert len(whole) >= 3
     for number, one in enumerate(whole):
         path = tmp_path / f"{number}.yaml"

@@ -426,7 +426,7 @@ def test_the_text_column_is_found_by_the_schema_alone(tmp_path: Path, format: st
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_pages_are_told_from_their_headers(version: str, dictionary: bool, compression: str, tmp_path: Path) -> None:
-    """Every value is on one of them, and they take the bytes of the column; damage is told as Arrow tells it."""
+    """Every value is on one of them, and they take the bytes of the column; damage is a ValueError."""
     texts = pa.table({"text": [None if n % 7 == 3 else f"text {n} " * (n % 50) for n in range(3000)], "n": range(3000)})
     path = tmp_path / "a.parquet"
     options = {"use_dictionary": dictionary, "compression": compression, "data_page_version": version}
@@ -438,7 +438,7 @@ def test_pages_are_told_from_their_headers(version: str, dictionary: bool, compr
             pages = list(pages_of(source, chunk))
             assert sum(page.values for page in pages) == 3000 and len(pages) > 1
             assert [page.first for page in pages] == list(accumulate([0, *(page.values for page in pages[:-1])]))
-            assert 0 < chunk.total_uncompressed_size - sum(page.unpacked_bytes for page in pages) < 2000 * len(pages)
+            assert 0 < chunk.total_uncompressed_size - sum(page.size for page in pages) < 2000 * len(pages)
     path.write_bytes(path.read_bytes()[:4] + bytes([0x1F] * 5000) + path.read_bytes()[5004:])
-    with pa.memory_map(str(path)) as source, pytest.raises(pa.ArrowInvalid, match="page header at byte 4"):
+    with pa.memory_map(str(path)) as source, pytest.raises(ValueError, match="page header"):
         list(pages_of(source, metadata.column(0)))

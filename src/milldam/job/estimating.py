@@ -28,7 +28,7 @@ from milldam.job.preparing import Prepared, Source, wanted_rows
 from milldam.memory import format_size, release
 from milldam.passes.documents import Documents, Reading, UnitReader
 from milldam.sources.compression import DamagedError, read_blocks
-from milldam.sources.opening import open_bytes
+from milldam.sources.opening import open_head
 from milldam.sources.tables import row_count
 from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.store.format import token_dtype
@@ -403,34 +403,22 @@ def _packed_ratio(slice: Slice) -> float:
     """How much larger the head of a compressed file is than what it is packed in."""
     if slice.compression is None:
         return 1.0
-    with open_bytes(slice.path) as file:
-        counted = _CountedReads(file)
-        size = _size_of_head(counted, slice.compression)
-    return size / counted.size if size and counted.size else 1.0
+    with open_head(slice.path) as file:
+        size = _size_of_head(file, slice.compression)
+        packed = file.tell()
+    return size / packed if size and packed else 1.0
 
 
-def _size_of_head(file: _CountedReads, compression: str) -> int:
+def _size_of_head(file: IO[bytes], compression: str) -> int:
     size = 0
     try:
-        for block in read_blocks(file, compression, 1 << 20):  # type: ignore[arg-type]
+        for block in read_blocks(file, compression, 1 << 20):
             size += len(block)
             if size >= _UNPACKED_SAMPLE:
                 break
     except DamagedError:
         pass
     return size
-
-
-class _CountedReads:
-    """A file that knows how much was read of it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.size = file, 0
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        self.size += len(data)
-        return data
 
 
 def keeps_texts(config: Config, text_bytes: float) -> bool:

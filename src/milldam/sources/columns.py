@@ -76,7 +76,7 @@ def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
     if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields.sizes):
         return False
     if slice.format in ("jsonl", "json"):
-        return is_in_a_list(list(_first_records(slice, spool)), slice)
+        return is_in_a_list(list(_first_records(slice)), slice)
     return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
 
 
@@ -84,7 +84,7 @@ def _no_text(slices: list[Slice], spool: str | None) -> str:
     """Of the first file that is not just empty."""
     path = why = ""
     for slice in slices:
-        records = list(_first_records(slice, spool)) if slice.format in ("jsonl", "json") else []
+        records = list(_first_records(slice)) if slice.format in ("jsonl", "json") else []
         path, why = slice.path, why_no_text(slice, records, spool)
         if not why.startswith("it is empty"):
             break
@@ -123,7 +123,7 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
         return _csv_fields(slice)
     if slice.format in ("jsonl", "json"):
-        records = _first_records(slice, spool)
+        records = _first_records(slice)
         return _looked_at(pair for record in records for pair in _string_fields(record, ""))
     columns = dict(text_columns(open_schema(slice, spool)))
     in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
@@ -161,7 +161,7 @@ def _looked_at(values: Iterable[tuple[str, str]]) -> _Fields:
     return _Fields(dict(sizes), frozenset(name for name in numbers if not sizes[name]))
 
 
-def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
+def _first_records(slice: Slice) -> Iterator[dict[str, Any]]:
     try:
         with open_head(slice.path) as file:
             blocks = json_blocks(file, slice)
@@ -172,8 +172,7 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
             if first.kind == WHOLE:
                 yield from _parsed(first.data)
             else:
-                outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
-                yield from [outline] if isinstance(outline, dict) else []
+                yield GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
     except (DamagedError, ValueError, RecursionError):
         return
 

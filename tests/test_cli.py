@@ -68,9 +68,9 @@ def job(lines: Path, out: Path, *options: object) -> list[object]:
 
 
 COMMANDS = (
-    "completion", "dedup-index", "demo", "export", "feed", "import", "inspect", "map", "migrate", "plan", "preprocess",
-    "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status", "tokenize",
-    "train-tokenizer", "verify", "watch",
+    "cache", "completion", "dedup-index", "demo", "export", "feed", "import", "inspect", "map", "migrate", "plan",
+    "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status",
+    "tokenize", "train-tokenizer", "verify", "watch",
 )  # fmt: skip
 
 

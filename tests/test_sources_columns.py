@@ -232,6 +232,7 @@ CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}]
         ("a.json", b"[]", "it is an empty array"),
         ("a.json", b'["a", "b"]', "jq -c"),
         ("a.json", b'{"version": "1", "data": [{"text": "a"}]}', 'its records are in the list "data"'),
+        ("a.json", b'{"data": [\n{"text": "a"},\n{"text": "b"}\n]}', 'its records are in the list "data"'),
         ("a.jsonl", b'{"n": 1, "tags": [2]}\n', 'none of its fields holds text: "n" (a number), "tags" (a list).'),
         ("a.jsonl", b'{"text": null}\n', '"text" (null)'),
         ("a.jsonl", json.dumps(CHAT).encode(), 'its records are conversations: "conversations" is a list of turns'),
@@ -270,6 +271,16 @@ def test_a_conversation_beside_a_text_is_no_matter(tmp_path: Path) -> None:
     """Nor when another field is asked for."""
     assert column_of(tmp_path, CHAT | {"text": "a"}) == "text"
     assert column_of(tmp_path, CHAT, wanted="tools") == "tools"
+
+
+def test_a_hash_beside_conversations_is_not_taken_for_the_text(tmp_path: Path) -> None:
+    """A folder of chat data is refused as such; a real text column beside it is found."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(CHAT) + "\n")
+    (tmp_path / "b.jsonl").write_text('{"sha": "0a1b2c3d"}\n')
+    with pytest.raises(InputError, match="its records are conversations"):
+        find(tmp_path)
+    (tmp_path / "c.jsonl").write_text('{"body": "some text"}\n')
+    assert find(tmp_path) == "body"
 
 
 def test_a_json_file_that_describes_the_data_beside_it_does_not_choose_the_column(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ TABLE = Kind(
     "milldam-table.json",
     "milldam table",
     "a table that milldam.map made",
-    '`milldam.Table("{0}")` opens it, and its `.to_hf()`.',
+    '`milldam.Table("{0}")` opens it; its `.to_hf()` gives a datasets.Dataset.',
 )
 FEATURES = Kind(
     "features",

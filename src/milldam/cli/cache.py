@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from milldam.cli.terminal import visible
+from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.mapping.cache import CachedTable
@@ -47,7 +48,7 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
     for one in found:
         click.echo(visible(_line(one)))
     total, limit = sum(one.bytes for one in found), tables.cache_limit()
-    click.echo(f"{tables.cache_folder()}: {len(found)} tables, {format_size(total)} of {format_size(limit)}")
+    click.echo(f"{tables.cache_folder()}: {counted(len(found), 'table')}, {format_size(total)} of {format_size(limit)}")
 
 
 def _described(table: CachedTable) -> dict[str, object]:

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
 def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Put a Python function over all rows of the input, in a fixed amount of memory; a table comes out.
+    """Apply a Python function to every row of the input, in a fixed amount of memory; the result is a table.
 
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Interrupted or killed,

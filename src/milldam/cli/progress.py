@@ -117,7 +117,8 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:
-        lines.append(f"Not read: {plan.left_out}. To read text among them, name it with --input-format txt.")
+        how = "name it with --input-format txt. In a configuration: input_format: txt for that data set."
+        lines.append(f"Not read: {plan.left_out}. To read text among them, {how}")
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines

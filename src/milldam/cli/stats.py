@@ -48,7 +48,7 @@ def stats(store: str, as_json: bool) -> None:
         if isinstance(value, dict):
             click.echo(f"{name}:" if value else f"{name + ':':<22}none")
             for key, inner in value.items():
-                click.echo(f"  {key + ':':<20}{_shown(inner)}")
+                click.echo(f"  {key + ': ':<20}{_shown(inner)}")
         else:
             click.echo(f"{name + ':':<22}{_shown(value)}")
     for line in sources:
@@ -138,4 +138,6 @@ def _of_features(store: FeatureStore) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:,}" if isinstance(value, int | float) else str(value)

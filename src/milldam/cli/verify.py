@@ -42,7 +42,7 @@ def verify(store: str, as_json: bool) -> None:
         click.echo(json.dumps({"ok": not problems, "problems": problems, **facts}))
     elif not problems:
         figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
-        click.echo(f"{place.name}: whole. {figures}; all hashes, indexes and ids are right.")
+        click.echo(f"{place.name}: whole. {figures}; all checks passed.")
     else:
         again = "Make it again with --overwrite." if folder is not None else "Push it again."
         click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)

@@ -60,11 +60,15 @@ def find_text_column(
     # A .json file may describe the data beside it: others are asked first.
     heads = itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES)
     looked_at = sorted(heads, key=lambda head: head.format == "json")
+    conversations = False
     for slice in looked_at:
         fields = _text_fields(slice, spool)
         if wanted is not None and fields.sizes:
             return _require(wanted, fields, slice.path, setting)
-        if fields.sizes and not _is_in_a_list(slice, fields, spool):
+        if fields.sizes and _is_in_a_list(slice, fields, spool):
+            conversations = True
+        # Beside conversations, a field that only happens to be text (an id, a hash) is not what is meant.
+        elif fields.sizes and (not conversations or _has_usual(fields)):
             return _obvious(fields, slice, spool, setting)
     if not looked_at:
         return None
@@ -73,18 +77,22 @@ def find_text_column(
 
 def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
     """Whether the text is in a list of turns, and what else is text (an id, a list of tools) is only beside it."""
-    if slice.format in ("csv", "tsv") or any(name.lower() in _USUAL for name in fields.sizes):
+    if slice.format in ("csv", "tsv") or _has_usual(fields):
         return False
     if slice.format in ("jsonl", "json"):
-        return is_in_a_list(list(_first_records(slice, spool)), slice)
+        return is_in_a_list(list(_first_records(slice)), slice)
     return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
+
+
+def _has_usual(fields: _Fields) -> bool:
+    return any(name.lower() in _USUAL for name in fields.sizes)
 
 
 def _no_text(slices: list[Slice], spool: str | None) -> str:
     """Of the first file that is not just empty."""
     path = why = ""
     for slice in slices:
-        records = list(_first_records(slice, spool)) if slice.format in ("jsonl", "json") else []
+        records = list(_first_records(slice)) if slice.format in ("jsonl", "json") else []
         path, why = slice.path, why_no_text(slice, records, spool)
         if not why.startswith("it is empty"):
             break
@@ -123,7 +131,7 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
         return _csv_fields(slice)
     if slice.format in ("jsonl", "json"):
-        records = _first_records(slice, spool)
+        records = _first_records(slice)
         return _looked_at(pair for record in records for pair in _string_fields(record, ""))
     columns = dict(text_columns(open_schema(slice, spool)))
     in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
@@ -161,7 +169,7 @@ def _looked_at(values: Iterable[tuple[str, str]]) -> _Fields:
     return _Fields(dict(sizes), frozenset(name for name in numbers if not sizes[name]))
 
 
-def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
+def _first_records(slice: Slice) -> Iterator[dict[str, Any]]:
     try:
         with open_head(slice.path) as file:
             blocks = json_blocks(file, slice)
@@ -172,8 +180,7 @@ def _first_records(slice: Slice, spool: str | None) -> Iterator[Any]:
             if first.kind == WHOLE:
                 yield from _parsed(first.data)
             else:
-                outline = GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
-                yield from [outline] if isinstance(outline, dict) else []
+                yield GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
     except (DamagedError, ValueError, RecursionError):
         return
 

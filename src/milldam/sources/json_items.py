@@ -68,12 +68,13 @@ def is_json_lines(head: bytes) -> bool:
     line, _, rest = head.removeprefix(_BOM).lstrip(_BLANK).partition(b"\n")
     if not line.startswith(b"{"):
         return not line.startswith(b"[")
-    if not rest or rest.lstrip(_BLANK).startswith(b"{"):
+    if not rest:
         return True
     try:
         json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        return False
+        # A broken record among others, unless it goes on: {"data": [ on a line of its own begins no record.
+        return rest.lstrip(_BLANK).startswith(b"{") and not line.rstrip(_BLANK).endswith((b"[", b"{", b",", b":"))
     return True
 
 

@@ -44,7 +44,6 @@ Array = npt.NDArray[Any]
 
 KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
 """Names that users know -> columns."""
-COMPUTED = ("attention_mask", "has_answer")
 WINDOW_FIELDS = (
     "input_ids",
     "attention_mask",

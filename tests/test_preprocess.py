@@ -557,6 +557,16 @@ def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
 # ---- up to date, or refused ----
 
 
+def test_other_rows_of_a_finished_store_are_told(tmp_path: Path) -> None:
+    """Rows are made again when their length changes; the summary says which rows there are now."""
+    store = lines_job(tmp_path, fresh_texts(60), packing={"strategy": "wrapped", "write": True}, sequence_len=16)
+    rows = {"packing": {"strategy": "wrapped", "write": True}, "sequence_len": 32}
+    config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", **rows))
+    again = invoke("preprocess", config)
+    assert again.exit_code == 0, again.output
+    assert "is up to date" in again.stdout and "Rows of 32, wrapped, train" in again.stdout
+
+
 def test_a_second_run_does_nothing(tmp_path: Path) -> None:
     """No file of the store changes, and the summary says that it is up to date."""
     texts = texts_with_copies(100)

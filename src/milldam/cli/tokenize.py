@@ -166,7 +166,8 @@ def summary_lines(summary: Summary) -> list[str]:
 
     made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}"
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {made}.", *column_lines(summary.text_columns)]
+        up_to_date = f"{summary.out} is up to date: {made}."
+        return [up_to_date, *column_lines(summary.text_columns), *_packing_lines(summary)]
     ratio = summary.characters / max(1, summary.tokens)
     lines = [
         f"{summary.out}: {made}, {format_size(summary.output_bytes)} on disk",
@@ -216,10 +217,13 @@ def _document_lines(summary: Summary) -> list[str]:
             f"{name} {one['documents']:,} ({counted(one['tokens'], 'token')})" for name, one in summary.splits.items()
         )
         lines.append(f"Splits: {', '.join(splits)}")
-    for name, packed in summary.packing.items():
-        lines.append(
-            f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
-            f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
-            f"{counted(packed['tail'], 'token')} at the end left out"
-        )
-    return lines
+    return lines + _packing_lines(summary)
+
+
+def _packing_lines(summary: Summary) -> list[str]:
+    return [
+        f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
+        f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
+        f"{counted(packed['tail'], 'token')} at the end left out"
+        for name, packed in summary.packing.items()
+    ]

@@ -106,16 +106,22 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     >>> nearest("treshold", ["threshold"]), nearest("vla", ["val"]), nearest("num_workers", ["workers"])
     ('threshold', 'val', 'workers')
-    >>> nearest("shuffle", ["buffer"])
+    >>> nearest("npz", ["npy"]), nearest("shuffle", ["buffer"])
+    ('npy', None)
     """
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=_NEAR)
     if not near:
         parts = _parts(word)
         alike = [name for name in names if parts <= _parts(name) or _parts(name) <= parts]
-        alike += [name for name in names if sorted(name) == sorted(word)]
+        alike += [name for name in names if sorted(name) == sorted(word) or _one_letter_off(name, word)]
         near = difflib.get_close_matches(word, alike, n=1, cutoff=0.0)
     return near[0] if near else None
+
+
+def _one_letter_off(name: str, word: str) -> bool:
+    """Of short words, where one letter is too much of the whole to be near otherwise."""
+    return 3 <= len(name) == len(word) and sum(a != b for a, b in zip(name, word, strict=True)) == 1
 
 
 def _parts(word: str) -> set[str]:

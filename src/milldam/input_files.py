@@ -32,7 +32,8 @@ FORMATS = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-BOOKKEEPING = {
+_BOOKKEEPING = {
+    *(kind.manifest for kind in KINDS),
     "config.json",
     "dataset_dict.json",
     "dataset_info.json",
@@ -44,7 +45,9 @@ BOOKKEEPING = {
     "tokenizer_config.json",
     "vocab.json",
 }
-"""What lies beside the data in the folders of HF data sets and models: no input, unless it is named."""
+"""What lies beside the data in our folders, and in those of HF data sets and models: no input, unless it is named."""
+_OUR_RECORDS = (".npy.json", "milldam-export.json")
+"""How the names of our files end that tell what an .npy file or an export was made from."""
 RUN_FOLDER = "run"
 _ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
 _NAMES_COMPARED = 10_000
@@ -101,7 +104,7 @@ class LeftOut:
         self._first: list[str] = []
 
     def add(self, path: str) -> None:
-        if PurePosixPath(path).name in BOOKKEEPING:
+        if _is_bookkeeping(path):
             return
         ending = PurePosixPath(path).suffix.lower() or "no ending"
         self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
@@ -133,7 +136,12 @@ def files_below(folder: Path, *, any_format: bool = False, left_out: LeftOut | N
 
 def is_input(path: str) -> bool:
     """Whether a file that lies in a folder is read without being named: by its name."""
-    return PurePosixPath(path).name not in BOOKKEEPING and kind_of(path) is not None
+    return kind_of(path) is not None and not _is_bookkeeping(path)
+
+
+def _is_bookkeeping(path: str) -> bool:
+    name = PurePosixPath(path).name
+    return name in _BOOKKEEPING or name.endswith(_OUR_RECORDS)
 
 
 def is_table(folder: Path) -> bool:

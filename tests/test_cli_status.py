@@ -33,6 +33,13 @@ def mapped(source: Path, out: Path, last: int) -> None:
     milldam.map(source, check, out, shards=UNITS, batch_size=100, workers=1, memory="2GB")
 
 
+def test_a_file_is_called_a_file(tmp_path: Path) -> None:
+    """What is no folder has no run in it: said in a sentence, not as a bug."""
+    (tmp_path / "x.npy").write_bytes(b"")
+    result = invoke("status", tmp_path / "x.npy")
+    assert result.exit_code == 3 and "x.npy: a file; status is of the folder" in result.stderr
+
+
 def test_a_table_counts_units_of_its_plan_and_rows(source: Path, tmp_path: Path) -> None:
     """Ended in the middle, ended in the probe, and finished: never the probe's own unit, nor tokens."""
     out = tmp_path / "out"

@@ -172,6 +172,13 @@ def test_blocks_fit_together_for_any_number_of_sources(powers: list[float], spre
         assert off < (Fraction(21, 10) if source in rare and len(rare) > 1 else 1)
 
 
+def test_a_source_that_would_hardly_ever_come_is_refused() -> None:
+    """By name, not by an overflow."""
+    for weights in ([5e-324, 1], [10**400, 1]):
+        with pytest.raises(ConfigError, match="less than once in 10"):
+            shares_of(weights)
+
+
 def test_a_source_of_a_billionth_gets_its_billionth() -> None:
     """Weights that differ by any factor are exact, also those that once were rounded to 65,521sts."""
     assert schedule_of(shares_of([0.00002, 0.33335, 0.66663])).drawn(10**6).tolist() == [20, 333_350, 666_630]

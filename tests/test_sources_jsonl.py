@@ -96,6 +96,14 @@ def test_marks_line_ends_and_file_ends_change_nothing(tmp_path: Path, before: by
     assert (result.texts, result.rejects) == (["good"] * 3, [])
 
 
+def test_a_number_of_any_length_costs_no_record(tmp_path: Path) -> None:
+    """Python reads no whole number of more than 4,300 digits; JSON has them."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one", "n": %s}\n{"text": "two", "n": 1}\n{"text": "\\ud800"}\n' % ("7" * 5000))
+    result = read(path, TextRules(text_column="text"))
+    assert result.texts == ["one", "two"]
+
+
 def test_blank_lines_are_no_records(tmp_path: Path) -> None:
     """They are neither documents nor rejects, and they count as lines."""
     result = read_lines(tmp_path, b"\n\n" + GOOD + b"\n  \n\r\n" + b"bad\n" + GOOD + b"\n")

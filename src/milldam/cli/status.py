@@ -40,6 +40,8 @@ def read_status(out: Path) -> dict[str, Any]:
     from milldam.run import FINISHED, NEW
     from milldam.run.folder import read_status as read_status_file
 
+    if out.is_file():
+        raise StoreError(f"{out}: a file; status is of the folder that a run works in. `milldam stats` tells of files.")
     run = _run_of(out)
     state = run.state()
     if state == NEW and not run.is_locked():

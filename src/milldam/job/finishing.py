@@ -24,6 +24,7 @@ from milldam.files import NewFile, names_matching, remove_matching
 from milldam.job.arranging import RECORDS as ARRANGED
 from milldam.job.preparing import Preparation, Prepared
 from milldam.job.rejects import first_reject, gather_rejects
+from milldam.markup import counted
 from milldam.memory import Monitor, format_size
 from milldam.packing.rows import pack
 from milldam.passes.shelf import STAGED
@@ -330,7 +331,8 @@ def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
     first = first_reject(run.out)
-    return f"No documents left: {flow[0]['documents_in']:,} records read, all dropped:\n{stages}{first}"
+    read = counted(flow[0]["documents_in"], "record")
+    return f"No documents left: {read} read, all dropped:\n{stages}{first}"
 
 
 def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:

@@ -58,6 +58,9 @@ _FIRST_BIT, _LAST_BIT = 34, 16
 _LAST_MASK = (1 << (_FIRST_BIT - _LAST_BIT)) - 1
 
 
+_SMALLEST_SHARE = Fraction(1, 10**12)
+
+
 def shares_of(weights: Sequence[object]) -> tuple[Fraction, ...]:
     """Weights as they are written, scaled to a sum of 1.
 
@@ -66,7 +69,10 @@ def shares_of(weights: Sequence[object]) -> tuple[Fraction, ...]:
     """
     exact = [_exact(weight) for weight in weights]
     total = sum(exact)
-    return tuple(weight / total for weight in exact)
+    shares = tuple(weight / total for weight in exact)
+    if min(shares) < _SMALLEST_SHARE:
+        raise ConfigError("mix: a source would come less than once in 10^12 samples. Leave it out, or weigh it more.")
+    return shares
 
 
 def _exact(weight: object) -> Fraction:

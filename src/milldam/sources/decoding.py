@@ -16,6 +16,8 @@ from milldam.sources.batch import MalformedError, TextRules
 
 HEAD_CHARACTERS = 4096
 HEAD_BYTES = 4 * HEAD_CHARACTERS
+_MOST_DIGITS = 4000
+"""Of a whole number, less than what Python reads by default."""
 """They hold the head of any document."""
 _FEW = 16
 # UTF-32 first: its little-endian mark begins with that of UTF-16.
@@ -88,10 +90,22 @@ def other_encoding(data: bytes) -> str | None:
 def parse_json(data: bytes, rules: TextRules) -> Any:
     """The value of a JSON text; raises MalformedError. A document in it is yet to go through `mended`."""
     try:
-        return json.loads(decode_json(data, rules))
+        text = decode_json(data, rules)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            if isinstance(error, json.JSONDecodeError):
+                raise
+            # No fault of the text: it has a number with more digits than Python reads.
+            return json.loads(text, parse_int=number_or_digits)
     except (ValueError, RecursionError) as error:
         require_encoding(data, rules)
         raise MalformedError("bad_json", str(error)) from None
+
+
+def number_or_digits(digits: str) -> int | str:
+    """A whole number; one that is longer than Python reads stays as it is written."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else digits
 
 
 def require_encoding(data: bytes, rules: TextRules) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
+from milldam.sources.decoding import number_or_digits
+
 BLOCK_BYTES = 1 << 18
 LARGEST_VALUE = 1 << 25
 """Characters of a single value, unless told otherwise: a paragraph with all its questions, not the file."""
@@ -98,7 +100,7 @@ class JsonStream:
         self._read, self._largest, self._wanted = read, largest, wanted
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
         self._strict = strict
-        self._json = json.JSONDecoder(strict=strict)
+        self._json = json.JSONDecoder(strict=strict, parse_int=number_or_digits)
         self._text, self._at, self._before, self._bytes_read, self._passed_over = "", 0, 0, 0, 0
         self._ended = False
         if not strict and self.peek() == "\ufeff":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
+from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.table.formats import FORMATS, columns_as
 from milldam.table.manifest import IN_USE, NAME, TableManifest
@@ -83,7 +84,7 @@ class Table:
     def __repr__(self) -> str:
         columns = ", ".join(self.columns)
         shards, size = len(self.manifest.shards), format_size(self.manifest.bytes)
-        return f"Table('{self.path}': {len(self):,} rows of {columns}; {shards} shards, {size})"
+        return f"Table('{self.path}': {counted(len(self), 'row')} of {columns}; {counted(shards, 'shard')}, {size})"
 
     def __eq__(self, other: object) -> bool:
         """Whether the rows are the same, in the same order, under the same columns."""

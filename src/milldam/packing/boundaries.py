@@ -46,9 +46,12 @@ class Boundaries:
 
 
 def boundaries_of(index: Index, first: int, last: int) -> Boundaries:
-    """The pieces of rows [first, last) of one shard."""
+    """The pieces of rows [first, last) of one shard; rows of different lengths are none."""
+    rows = index.document_lengths(first, last)
     sequences = index.documents[first : last + 1].astype(np.int64)
     lengths = index.lengths[int(sequences[0]) : int(sequences[-1])].astype(np.int64)
+    if (rows != rows[0]).any() or not len(lengths) or int(lengths.min()) < 0:
+        raise index.damaged("its rows are not of one length")
     return Boundaries(lengths, np.diff(sequences))
 
 

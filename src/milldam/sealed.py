@@ -78,6 +78,11 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     return value
 
 
+def record_of(path: Path) -> dict[str, Any]:
+    """What `is_whole` compares a file with later."""
+    return {"bytes": path.stat().st_size, "xxh3": hash_file(path)}
+
+
 def is_whole(path: str | Path, record: dict[str, Any]) -> bool:
     """Whether a file is as it was written: its size first, then its hash."""
     try:

@@ -16,10 +16,9 @@ from typing import Any
 from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
 from milldam.executors import PART, Report
-from milldam.files import hash_file
 from milldam.memory import usage
 from milldam.run import Identity
-from milldam.sealed import is_whole, read_sealed, write_sealed
+from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
 
 GROUP, NEAR, JOIN = "group", "near", "join"
 """The stages."""
@@ -47,7 +46,7 @@ class ResolveTask:
         # What this process holds already counts too.
         left = self.memory_bytes - usage().anonymous
         found = self._exact(step, left) if step < self.partitions else self._near(step - self.partitions, left)
-        files = {path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path)} for path in self._files(step)}
+        files = {path.name: record_of(path) for path in self._files(step)}
         write_sealed(resolved_path(self.folder, step), {"found": found, "files": files})
         if step in self.stages.get(JOIN, ()):
             from milldam.dedup.near import remove_pairs

@@ -15,7 +15,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors, hash_file
+from milldam.files import explain_os_errors
+from milldam.sealed import record_of
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16
@@ -31,8 +32,7 @@ class UnitList:
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Size and hash of both files, by their names."""
-        paths = (self._lines, self._offsets)
-        return {path.name: {"bytes": path.stat().st_size, "xxh3": hash_file(path)} for path in paths}
+        return {path.name: record_of(path) for path in (self._lines, self._offsets)}
 
     def write(self, units: Iterable[Any]) -> int:
         """Write units (with `as_json()`, and `size` where they have one); how many there are."""

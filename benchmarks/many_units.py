@@ -36,23 +36,25 @@ from pathlib import Path
 from typing import Any
 
 from memory import end_on_terminate, measure
-from milldam.config import Config
-from milldam.executors import PART, PROGRESS, Report, Work
+from milldam.config.settings import Config
 from milldam.files import hash_bytes
-from milldam.job.finishing import Finish, complete
-from milldam.job.preparing import Preparation, Prepared, Source, planned_units
 from milldam.memory import Budget
-from milldam.passes.assignments import Assignment, SetRules
-from milldam.planning import WorkPlan
-from milldam.progress import Quiet
-from milldam.run import FINISHED, Identity, PartRecord, Run
+from milldam.pipeline.assignments import Assignment, SetRules
+from milldam.pipeline.finishing import Finish, complete
+from milldam.pipeline.preparing import Preparation, Prepared, Source, planned_units
+from milldam.run.folder import FINISHED, Run
+from milldam.run.identity import Identity
+from milldam.run.planning import WorkPlan
+from milldam.run.progress import Quiet
+from milldam.run.records import PartRecord
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
-from milldam.store.reader import open_store
+from milldam.stores.tokens.reader import open_store
 from milldam.tokenizers.proof import Expected
 from milldam.tokenizers.special import SpecialTokens
-from milldam.workforce import Staff, Stage, at_work
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6

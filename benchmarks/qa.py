@@ -177,7 +177,6 @@ def flat_rows(title: str, paragraph: Paragraph) -> Iterator[dict[str, Any]]:
 def write_tokenizer(spec: str, folder: Path) -> Path:
     """A folder with the tokenizer in the one form that both load, with its template and its side of padding."""
     import tokenizers
-
     from milldam.qa.rules import QARules
     from milldam.qa.template import template_of
     from milldam.tokenizers.loading import load_tokenizer
@@ -279,7 +278,7 @@ class Peak:
 def epoch(store_path: Path, batch_size: int = 8) -> dict[str, Any]:
     """Every window of the store once, in time-step-major batches."""
     from milldam.qa.batches import DocumentSamples
-    from milldam.qa.feature_store import FeatureStore
+    from milldam.stores.features import FeatureStore
 
     imported = anonymous_bytes()
     started = time.perf_counter()
@@ -305,7 +304,7 @@ def differing_positions(folder: Path) -> tuple[int, int, int]:
     """Windows of each, and in how many start or end differ: (milldam, datasets, different)."""
     import numpy as np
 
-    from milldam.qa.feature_store import FeatureStore
+    from milldam.stores.features import FeatureStore
 
     store = FeatureStore(folder / "store")
     theirs = np.load(folder / "datasets/positions.npy", mmap_mode="r")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from milldam.store.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Index
-from milldam.store.manifest import NAME, Manifest, Shard
-from milldam.store.writer import ShardWriter, Tokens
+from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Index
+from milldam.stores.tokens.manifest import NAME, Manifest, Shard
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 VOCABULARY = 50_257
 END = 50_256

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from milldam import workforce
-from milldam.executors import DONE, Event, Executor, Task
-from milldam.executors.local import LocalExecutor
-from milldam.executors.serial import SerialExecutor
-from milldam.job.stages import run_job
-from milldam.tokenize_options import tokenize_config
+from milldam.config.tokenize_options import tokenize_config
+from milldam.pipeline.stages import run_job
+from milldam.run import workforce
+from milldam.run.local import LocalExecutor
+from milldam.run.serial import SerialExecutor
+from milldam.run.tasks import DONE, Event, Executor, Task
 
 
 class ThreadExecutor:

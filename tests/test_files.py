@@ -11,8 +11,8 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.jobs import small_disk
 
-from jobs import small_disk
 from milldam import files
 from milldam.errors import ResourceError
 from milldam.files import (
@@ -25,8 +25,8 @@ from milldam.files import (
     stays_in_folder,
     write_file,
 )
-from milldam.store import ShardWriter
-from milldam.store.writer import Tokens
+from milldam.stores.tokens import ShardWriter
+from milldam.stores.tokens.writer import Tokens
 
 
 def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from milldam.loader.mixing import mix
     from milldam.loader.stores import Store
     from milldam.mapping import map
+    from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
-    from milldam.table import Table
-    from milldam.tokenizing_function import TextEncoder
+    from milldam.stores.table import Table
 
 __all__ = [
     "Budget",
@@ -52,8 +52,8 @@ _HOMES = {
     "Budget": "milldam.memory",
     "MilldamError": "milldam.errors",
     "Store": "milldam.loader.stores",
-    "Table": "milldam.table",
-    "TextEncoder": "milldam.tokenizing_function",
+    "Table": "milldam.stores.table",
+    "TextEncoder": "milldam.mapping.text_encoder",
     "export": "milldam.exporters",
     "import_tokens": "milldam.importers",
     "map": "milldam.mapping",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.stores import Store
-from milldam.manifests import FEATURES, TABLE, TOKENS, Kind, store_kind
 from milldam.memory import release, usage
+from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,7 +66,7 @@ def open(
 
 def _open_other(kind: Kind, path: str | Path) -> Any:
     if kind is TABLE:
-        from milldam.table import Table
+        from milldam.stores.table import Table
 
         return Table(path)
     from milldam.qa import FeatureStore
@@ -85,8 +85,8 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.job.stages import run_job
-    from milldam.tokenize_options import OPTIONS, tokenize_config
+    from milldam.config.tokenize_options import OPTIONS, tokenize_config
+    from milldam.pipeline.stages import run_job
 
     for name in options:
         if name not in OPTIONS:
@@ -105,8 +105,8 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "gpt2", "out": "books.milldam"})   # doctest: +SKIP
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
-    from milldam.config_file import load_config, parse_config
-    from milldam.job.stages import run_job
+    from milldam.config.loading import load_config, parse_config
+    from milldam.pipeline.stages import run_job
 
     release()
     held = usage().anonymous

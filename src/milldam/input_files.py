@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 from milldam.checked import checked
 from milldam.errors import InputError, nearest
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.manifests import KINDS, TABLE
+from milldam.stores.kinds import KINDS, TABLE
 
 FORMATS = {
     ".txt": "txt",

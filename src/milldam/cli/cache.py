@@ -53,7 +53,7 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
 
 def _described(table: CachedTable) -> dict[str, object]:
     from milldam.errors import StoreError
-    from milldam.table.manifest import TableManifest
+    from milldam.stores.table.manifest import TableManifest
 
     told: dict[str, object] = {"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used}
     try:

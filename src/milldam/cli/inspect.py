@@ -16,7 +16,7 @@ from milldam.markup import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from milldam.store import Store
+    from milldam.stores.tokens import Store
 
 # Of the 256 that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
@@ -46,7 +46,7 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
     milldam inspect corpus.milldam --split val
     """
     from milldam.remote import place_at
-    from milldam.store import open_store
+    from milldam.stores.tokens import open_store
 
     opened = open_store(place_at(store), split=split)
     first = start + len(opened) if start < 0 else start

@@ -20,8 +20,8 @@ from milldam.errors import ConfigError, MilldamError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.progress import Observer
-    from milldam.table.summary import MapSummary
+    from milldam.run.progress import Observer
+    from milldam.stores.table.summary import MapSummary
 
 
 @click.command()

@@ -21,8 +21,8 @@ def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrit
     \b
     milldam migrate krill.yaml -o preprocess.yaml
     """
-    from milldam.config_file import load_config
-    from milldam.config_file.writing import as_yaml
+    from milldam.config.loading import load_config
+    from milldam.config.writing import as_yaml
 
     if out is not None and out.exists() and not overwrite:
         raise ConfigError(f"{out} exists. Choose another name, or add --overwrite.")

@@ -15,10 +15,10 @@ from milldam.cli.engine import engine_options
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.config import Config
-    from milldam.job.estimating import Estimate
-    from milldam.job.needs import Needs
-    from milldam.job.stages import PlannedJob
+    from milldam.config.settings import Config
+    from milldam.pipeline.estimating import Estimate
+    from milldam.pipeline.needs import Needs
+    from milldam.pipeline.stages import PlannedJob
     from milldam.sources.listed import Listing
 
 _SAMPLE_TOKENS = 120
@@ -57,7 +57,7 @@ def preprocess(
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
     from milldam.cli.tokenize import run_and_show
-    from milldam.job.stages import run_job
+    from milldam.pipeline.stages import run_job
 
     loaded = load(config, overrides, quiet=quiet, options=options)
     if dry_run:
@@ -71,8 +71,8 @@ def preprocess(
 def _show_sample(out: Path) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
-    from milldam.run import PACKED_FOLDER
-    from milldam.store import Store
+    from milldam.run.folder import PACKED_FOLDER
+    from milldam.stores.tokens import Store
 
     rows = out / PACKED_FOLDER
     packed = rows.exists()
@@ -125,7 +125,7 @@ def plan(
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     """The configuration of a file, with options put over it."""
-    from milldam.config_file import load_config
+    from milldam.config.loading import load_config
 
     chosen = {name: value for name, value in options.items() if value is not None and value is not False}
     given = [f"{name}={json.dumps(value, default=str)}" for name, value in chosen.items()]
@@ -137,7 +137,7 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
 
 
 def _show_plan(config: Config, *, as_json: bool, nodes: int = 1, listing: Listing | None = None) -> None:
-    from milldam.job.stages import plan_job
+    from milldam.pipeline.stages import plan_job
 
     planned = plan_job(config, nodes=nodes, listing=listing)
     if as_json:

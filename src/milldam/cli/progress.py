@@ -13,14 +13,14 @@ import click
 from milldam.cli.terminal import visible
 from milldam.markup import counted
 from milldam.memory import format_size
-from milldam.progress import Snapshot
+from milldam.run.progress import Snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from milldam.planning import WorkPlan
-    from milldam.progress import Observer
+    from milldam.run.planning import WorkPlan
+    from milldam.run.progress import Observer
 
 PLAIN_SECONDS = 30.0
 

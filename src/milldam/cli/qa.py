@@ -95,8 +95,8 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    from milldam.config_file.lines import read_yaml
-    from milldam.config_file.shape import fit
+    from milldam.config.lines import read_yaml
+    from milldam.config.shape import fit
     from milldam.qa.settings import QASettings
 
     try:

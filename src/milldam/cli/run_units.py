@@ -15,8 +15,8 @@ import click
 from milldam.errors import ConfigError, NotReadyError, ShareHeldError
 
 if TYPE_CHECKING:
-    from milldam.config import Config
-    from milldam.progress import Observer
+    from milldam.config.settings import Config
+    from milldam.run.progress import Observer
 
 _LOOK_AGAIN_SECONDS = 2.0
 
@@ -74,9 +74,9 @@ def run_units(
 
 
 def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> Callable[[Observer], Any]:
-    from milldam.array_jobs import FINISH, PREPARE
-    from milldam.job.in_shares import finish_job, prepare_job, work_share
-    from milldam.run import Share
+    from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
+    from milldam.run.array_jobs import FINISH, PREPARE
+    from milldam.run.shares import Share
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:

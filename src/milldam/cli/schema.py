@@ -17,6 +17,6 @@ def schema() -> None:
     milldam schema > milldam.schema.json
     # yaml-language-server: $schema=milldam.schema.json
     """
-    from milldam.config_file import json_schema
+    from milldam.config.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

@@ -47,11 +47,11 @@ def slurm(
     milldam slurm config.yaml --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh
     bash job.sh
     """
-    from milldam.array_jobs import ArraySettings, slurm_script
     from milldam.cli.preprocess import load
     from milldam.files import write_file
-    from milldam.job.in_shares import require_shareable
-    from milldam.job.stages import plan_job
+    from milldam.pipeline.in_shares import require_shareable
+    from milldam.pipeline.stages import plan_job
+    from milldam.run.array_jobs import ArraySettings, slurm_script
 
     loaded = load(config, overrides, quiet=False, options={})
     require_shareable(loaded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from milldam.cli.terminal import columns
 
 if TYPE_CHECKING:
-    from milldam.store.tally import Tally
+    from milldam.stores.tokens.tally import Tally
 
 _HEADS = ("source", "read", "rejected", "dropped", "kept", "tokens")
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from milldam.loader.foreign import ForeignFile
     from milldam.qa import FeatureStore
-    from milldam.store import Store
-    from milldam.table import Table
+    from milldam.stores.table import Table
+    from milldam.stores.tokens import Store
 
 _LONGEST_COUNTED = 1 << 20
 _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
@@ -35,8 +35,8 @@ def stats(store: str, as_json: bool) -> None:
     milldam stats corpus.milldam
     """
     from milldam.api import open
-    from milldam.store import Store
-    from milldam.store.tally import Tally
+    from milldam.stores.tokens import Store
+    from milldam.stores.tokens.tally import Tally
 
     opened = open(store)
     figures = collect(opened) if isinstance(opened, Store) else _collect_other(opened)
@@ -57,7 +57,7 @@ def stats(store: str, as_json: bool) -> None:
 
 def collect(store: Store) -> dict[str, Any]:
     """All figures; memory does not grow with the store."""
-    from milldam.config import text_columns
+    from milldam.config.settings import text_columns
 
     manifest, tally = store.manifest, store.manifest.tally
     return {
@@ -106,7 +106,7 @@ def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str,
 def _collect_other(opened: Any) -> dict[str, Any]:
     """The same of what else `milldam.open` opens."""
     from milldam.loader.foreign import ForeignFile
-    from milldam.table import Table
+    from milldam.stores.table import Table
 
     if isinstance(opened, ForeignFile):
         return _of_file(opened)

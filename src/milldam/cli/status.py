@@ -12,7 +12,7 @@ import click
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.run import Run
+    from milldam.run.folder import Run
 
 _STUCK_SECONDS = 120
 
@@ -37,7 +37,7 @@ def status(out: Path, as_json: bool) -> None:
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a folder and, where there is a run, what it last wrote down; so do its shares."""
     from milldam.errors import StoreError
-    from milldam.run import FINISHED, NEW
+    from milldam.run.folder import FINISHED, NEW
     from milldam.run.folder import read_status as read_status_file
 
     if out.is_file():
@@ -76,8 +76,8 @@ def _is_silent(told: dict[str, Any]) -> bool:
 
 def _run_of(out: Path) -> Run:
     """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.manifests import FEATURES, TABLE, store_kind
-    from milldam.run import RUN_FOLDER, TABLE_RECORDS, Run
+    from milldam.run.folder import RUN_FOLDER, TABLE_RECORDS, Run
+    from milldam.stores.kinds import FEATURES, TABLE, store_kind
 
     kind = store_kind(out)
     if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():

@@ -21,7 +21,7 @@ from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.progress import Observer, Summary
+    from milldam.run.progress import Observer, Summary
 
 
 @click.command()
@@ -114,9 +114,9 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.job.npy import npy_path, tokenize_to_npy, work_folder
-    from milldam.job.stages import run_job
-    from milldam.tokenize_options import tokenize_config
+    from milldam.config.tokenize_options import tokenize_config
+    from milldam.pipeline.npy import npy_path, tokenize_to_npy, work_folder
+    from milldam.pipeline.stages import run_job
 
     if options["separator"] is not None:
         options["separator"] = options["separator"].replace("\\n", "\n").replace("\\t", "\t")
@@ -145,7 +145,7 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
 
 
 def _explain_interrupt(work: Path) -> NoReturn:
-    from milldam.run import Run
+    from milldam.run.folder import Run
 
     done = len({record.unit for record in Run(work).records() if record.last})
     units = counted(done, "unit")

@@ -23,8 +23,8 @@ def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, a
     milldam train-tokenizer config.yaml
     milldam train-tokenizer config.yaml --set tokenizer.train.vocab_size=16_000
     """
-    from milldam.config_file import load_config
-    from milldam.job.tokenizer_training import train_from_config
+    from milldam.config.loading import load_config
+    from milldam.pipeline.tokenizer_training import train_from_config
 
     loaded = load_config(config, [*overrides, *(["overwrite=true"] if overwrite else [])])
     for note in loaded.notes:

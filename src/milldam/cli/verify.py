@@ -13,7 +13,7 @@ import click
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.store.place import Place
+    from milldam.stores.tokens.place import Place
 
 
 @click.command()
@@ -52,7 +52,7 @@ def verify(store: str, as_json: bool) -> None:
 def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
     """What a store counts, and what is wrong with it, by its kind."""
     from milldam.loader.foreign import foreign_path
-    from milldam.manifests import FEATURES, TABLE, store_kind
+    from milldam.stores.kinds import FEATURES, TABLE, store_kind
 
     folder = place.folder
     if folder is None:
@@ -66,8 +66,8 @@ def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
 
 
 def _table(store: Path) -> tuple[dict[str, int], Iterator[str]]:
-    from milldam.table import TableManifest
-    from milldam.table.verify import verify as find_problems
+    from milldam.stores.table import TableManifest
+    from milldam.stores.table.verify import verify as find_problems
 
     table = TableManifest.read(store)
     return {"shards": len(table.shards), "rows": table.rows}, find_problems(store)
@@ -75,8 +75,8 @@ def _table(store: Path) -> tuple[dict[str, int], Iterator[str]]:
 
 def _tokens(store: Place) -> tuple[dict[str, int], Iterator[str]]:
     """What a store of tokens counts, and what is wrong with it."""
-    from milldam.store.manifest import Manifest
-    from milldam.store.verify import verify as find_problems
+    from milldam.stores.tokens.manifest import Manifest
+    from milldam.stores.tokens.verify import verify as find_problems
 
     manifest = Manifest.read_at(store)
     facts = {"shards": len(manifest.shards), "documents": manifest.documents, "tokens": manifest.tokens}
@@ -94,8 +94,8 @@ def _file(path: Path) -> tuple[dict[str, int], Iterator[str]]:
 
 def _features(store: Path) -> tuple[dict[str, int], Iterator[str]]:
     """The same of a store of features."""
-    from milldam.qa.feature_store import FeatureManifest
-    from milldam.qa.feature_store.verify import verify as find_problems
+    from milldam.stores.features import FeatureManifest
+    from milldam.stores.features.verify import verify as find_problems
 
     shards = FeatureManifest.read(store).shards
     examples, windows = sum(shard.examples for shard in shards), sum(shard.windows for shard in shards)

@@ -40,7 +40,7 @@ from milldam.dedup.shingles import (
 )
 from milldam.errors import InputError
 from milldam.files import NewFile
-from milldam.text_arrays import text_offsets
+from milldam.text.arrays import text_offsets
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]

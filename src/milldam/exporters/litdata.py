@@ -21,7 +21,7 @@ import numpy as np
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, with_headers, write_rows
 from milldam.files import NewFile, hash_bytes, write_file
-from milldam.store.blocks import is_giant
+from milldam.stores.tokens.blocks import is_giant
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store

@@ -23,11 +23,11 @@ import numpy as np
 from milldam.exporters.job import Export, Options
 from milldam.exporters.rows import FileRows, Part, check_rows, with_headers, write_rows
 from milldam.files import NewFile, write_file
-from milldam.store.blocks import is_giant
+from milldam.stores.tokens.blocks import is_giant
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.store.format import Int64s
+    from milldam.stores.tokens.format import Int64s
 
 NAME, KIND, ALL_SPLITS = "mds", "folder", True
 OPTIONS = ("seq_len", "dtype", "shard_size")

@@ -19,7 +19,7 @@ from milldam.exporters.job import Export, Options
 from milldam.exporters.reading import chosen_dtype, document_lengths
 from milldam.files import NewFile, explain_os_errors
 from milldam.loader.stores import Store
-from milldam.store.format import DTYPE_CODES, IndexCounts, count_sequences, write_index
+from milldam.stores.tokens.format import DTYPE_CODES, IndexCounts, count_sequences, write_index
 
 NAME = "megatron"
 KIND = "pair"

@@ -15,8 +15,8 @@ import numpy as np
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stores import Store
-from milldam.store.blocks import in_blocks
-from milldam.store.format import Int64s
+from milldam.stores.tokens.blocks import in_blocks
+from milldam.stores.tokens.format import Int64s
 
 
 def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:

@@ -25,8 +25,8 @@ from milldam.files import NewFile, explain_os_errors, remove_temporaries
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.loader.stores import Store
 from milldam.sealed import is_whole
-from milldam.store.blocks import cut_blocks, in_blocks
-from milldam.store.format import Int64s
+from milldam.stores.tokens.blocks import cut_blocks, in_blocks
+from milldam.stores.tokens.format import Int64s
 
 MOST_ROWS = 1 << 20
 """Of a file: bounds what is held of documents of a token or two."""

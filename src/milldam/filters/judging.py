@@ -23,8 +23,8 @@ from milldam.filters.layout import Layout, Mask
 from milldam.filters.length import character_faults, token_faults
 from milldam.filters.repetition import repetition_faults
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
-from milldam.user_functions import FAILED, UserFunction
-from milldam.verdicts import Verdicts
+from milldam.text.user_functions import FAILED, UserFunction
+from milldam.text.verdicts import Verdicts
 
 HEAD_BYTES: Final = 1 << 20
 """How much of a document rules on text look at: whole characters within so many bytes."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from milldam.files import hash_bytes
 from milldam.hub.contents import Contents
-from milldam.manifests import FEATURES, TABLE, TOKENS
 from milldam.memory import format_size
+from milldam.stores.kinds import FEATURES, TABLE, TOKENS
 
 NAME = "README.md"
 END = "<!-- milldam: end -->"

@@ -15,7 +15,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import hash_file, stays_in_folder
-from milldam.manifests import KINDS, TOKENS, Kind
+from milldam.stores.kinds import KINDS, TOKENS, Kind
 
 TOKENIZER = "tokenizer.json"
 
@@ -113,7 +113,7 @@ def is_whole(folder: Path, file: StoredFile) -> bool:
 
 
 def _read_tokens(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.store.manifest import Manifest
+    from milldam.stores.tokens.manifest import Manifest
 
     manifest = Manifest.read(folder)
     return manifest, _token_files(manifest)
@@ -128,7 +128,7 @@ def _token_files(manifest: Any) -> list[StoredFile]:
 
 
 def _read_features(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.qa.feature_store.manifest import FeatureManifest
+    from milldam.stores.features.manifest import FeatureManifest
 
     manifest = FeatureManifest.read(folder)
     files = _tokenizer_file(manifest.tokenizer)
@@ -136,7 +136,7 @@ def _read_features(folder: Path) -> tuple[Any, list[StoredFile]]:
 
 
 def _read_table(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.table.manifest import TableManifest
+    from milldam.stores.table.manifest import TableManifest
 
     manifest = TableManifest.read(folder)
     return manifest, [StoredFile(shard.name, shard.xxh3, shard.bytes) for shard in manifest.shards]

@@ -44,9 +44,9 @@ from milldam.hub.contents import (
     wrong_size,
 )
 from milldam.hub.tree import Tree, fetch, read_tree
-from milldam.manifests import FEATURES, KINDS, TOKENS
 from milldam.memory import format_size
 from milldam.sealed import read_sealed, write_sealed
+from milldam.stores.kinds import FEATURES, KINDS, TOKENS
 
 STREAMS = 4
 """Files that are fetched at a time."""
@@ -96,10 +96,10 @@ class PullSummary:
 
             return Store(self.out)
         if self.kind == FEATURES.name:
-            from milldam.qa.feature_store.reader import FeatureStore
+            from milldam.stores.features.reader import FeatureStore
 
             return FeatureStore(self.out)
-        from milldam.table.reader import Table
+        from milldam.stores.table.reader import Table
 
         return Table(self.out)
 

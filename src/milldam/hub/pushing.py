@@ -30,8 +30,8 @@ from milldam.hub import card, client
 from milldam.hub.client import REPO_TYPE, explained, has_token, hub_api, quiet, repo_name, tried, trouble_of
 from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, read_contents
 from milldam.hub.tree import Digests, Entry, Tree, read_small, read_tree, same_bytes
-from milldam.manifests import KINDS
 from milldam.memory import format_size
+from milldam.stores.kinds import KINDS
 
 log = logging.getLogger("milldam")
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from milldam.errors import InputError
 from milldam.importers.pieces import Piece, ReadRules
-from milldam.store.blocks import cut_blocks
-from milldam.store.format import Int64s
-from milldam.store.writer import Tokens
+from milldam.stores.tokens.blocks import cut_blocks
+from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     import pyarrow as pa

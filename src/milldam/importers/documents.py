@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milldam.importers.pieces import Piece, ReadRules
-from milldam.store.writer import Tokens
+from milldam.stores.tokens.writer import Tokens
 
 _READERS = {"npy": "flat", "nanogpt": "flat", "megatron": "flat", "hf": "columns", "parquet": "columns"}
 

@@ -21,7 +21,7 @@ from milldam.importers.pieces import Piece
 from milldam.importers.settings import ImportSettings
 from milldam.input_files import is_ours, nearby
 from milldam.loader.foreign import foreign_path
-from milldam.store.manifest import NAME as MANIFEST
+from milldam.stores.tokens.manifest import NAME as MANIFEST
 
 _SUFFIXES = {
     ".npy": "npy", ".bin": "nanogpt", ".idx": "megatron", ".parquet": "parquet", ".pq": "parquet",

@@ -13,9 +13,9 @@ import numpy as np
 from milldam.importers.pieces import Piece, ReadRules
 from milldam.loader.foreign import open_foreign
 from milldam.loader.reading import Reader, open_reader
-from milldam.store.blocks import cut_blocks, in_blocks, is_giant
-from milldam.store.format import Index
-from milldam.store.writer import Tokens
+from milldam.stores.tokens.blocks import cut_blocks, in_blocks, is_giant
+from milldam.stores.tokens.format import Index
+from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stream import TokenStream

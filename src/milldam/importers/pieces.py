@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from milldam.errors import InputError
 from milldam.input_files import version_of
-from milldam.store.writer import Tokens
+from milldam.stores.tokens.writer import Tokens
 
 TokenArray = npt.NDArray[np.integer[Any]]
 

@@ -23,8 +23,8 @@ from milldam.importers.pieces import Piece, ReadRules, require_integers
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.sources.compression import DamagedError, read_blocks
-from milldam.store.blocks import cut_blocks
-from milldam.store.writer import Tokens
+from milldam.stores.tokens.blocks import cut_blocks
+from milldam.stores.tokens.writer import Tokens
 
 Bytes = npt.NDArray[np.uint8]
 

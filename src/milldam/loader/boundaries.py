@@ -20,7 +20,7 @@ from milldam.errors import ConfigError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import map_side_by_side
 from milldam.loader.stream import TokenFile, TokenStream
-from milldam.store.format import HEADER, Index
+from milldam.stores.tokens.format import HEADER, Index
 
 _STEP = 2
 """Bytes between two places where a number of an index may begin: its arrays begin at even bytes, not at round ones."""

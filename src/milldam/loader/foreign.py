@@ -25,8 +25,8 @@ from milldam.files import hash_bytes
 from milldam.loader.reading import TokenArray
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
-from milldam.manifests import FileRecord, InputFacts, TokenizerFacts
-from milldam.store.format import Index
+from milldam.stores.kinds import FileRecord, InputFacts, TokenizerFacts
+from milldam.stores.tokens.format import Index
 
 ENDINGS = (".npy", ".bin", ".idx")
 _NPY_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}

@@ -22,8 +22,8 @@ from milldam.checked import checked
 from milldam.errors import StoreError
 from milldam.input_files import InputState, bare_name, files_below, version_of
 from milldam.loader.foreign import read_sidecar, sidecar_path
-from milldam.manifests import InputFacts
-from milldam.store.manifest import NAME, Manifest
+from milldam.stores.kinds import InputFacts
+from milldam.stores.tokens.manifest import NAME, Manifest
 
 STORE_ENDING, NPY_ENDING = ".milldam", ".npy"
 _FILES_COMPARED, _CHANGES_SHOWN = 200_000, 3

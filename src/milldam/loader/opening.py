@@ -18,8 +18,8 @@ from milldam.input_files import files_below, kind_of, nearby
 from milldam.loader.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.loader.freshness import STORE_ENDING, Prepared, command_for, places, prepared_beside
 from milldam.loader.stores import Store
-from milldam.manifests import TOKENS, store_kind
-from milldam.store.manifest import Manifest
+from milldam.stores.kinds import TOKENS, store_kind
+from milldam.stores.tokens.manifest import Manifest
 
 log = logging.getLogger("milldam")
 

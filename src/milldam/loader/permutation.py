@@ -4,7 +4,7 @@ From 2^16 on a modular Feistel network: x is (left, right) of a rectangle of abo
 add to one half a hash of the other, in turn; what falls outside [0, n) goes round again. Below that, the sorted order
 of a hash of each number, held as an array of at most 512 KB. About 60 ns a number in calls of some thousands.
 
-Tested by tests/test_permutation.py on gaps, pairs, low bits and places: those in use elsewhere fail such tests
+Tested by tests/loader/test_permutation.py on gaps, pairs, low bits and places: those in use elsewhere fail such tests
 (docs/decisions/0015).
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 from milldam.errors import ConfigError
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
-from milldam.store import reader
-from milldam.store.manifest import Shard
+from milldam.stores.tokens import reader
+from milldam.stores.tokens.manifest import Shard
 
 
 class Store(reader.Store, Trainable):

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from milldam.loader.foreign import ForeignFile, MegatronFile, read_sidecar
-from milldam.store.verify import CHANGED, verify_arrays
+from milldam.stores.tokens.verify import CHANGED, verify_arrays
 
 _BLOCK_BYTES = 1 << 20
 

@@ -7,7 +7,7 @@ calling, schema, shards                       batch -> function -> columns of on
 carrying, probing, working                    the same in worker processes
 unit_list, map_run, job                       all of it as a run: planned, resumable, in a memory budget
 
-What it makes is a `milldam.table.Table`.
+What it makes is a `milldam.stores.table.Table`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from milldam.table import Table
-    from milldam.table.summary import MapSummary
+    from milldam.stores.table import Table
+    from milldam.stores.table.summary import MapSummary
 
 __all__ = ["map", "run_map"]
 
@@ -78,7 +78,7 @@ def _table_of(said: dict[str, Any]) -> Table:
     from milldam.errors import ConfigError
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
-    from milldam.table import Table
+    from milldam.stores.table import Table
 
     release()
     settings = settings_of(said)
@@ -98,7 +98,7 @@ def _table_of(said: dict[str, Any]) -> Table:
 
 def _warn(summary: MapSummary) -> None:
     """What nobody should overlook, to `logging`; of a table that was there already it was said before."""
-    from milldam.progress import log
+    from milldam.run.progress import log
 
     if not summary.up_to_date and summary.rejected:
         log.warning("%s: rejected: %s", summary.out, summary.set_aside)

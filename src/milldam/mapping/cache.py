@@ -25,8 +25,8 @@ from milldam.errors import ConfigError
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
 from milldam.memory import parse_size
 from milldam.remote import default_bytes, default_folder
-from milldam.run import RUN_FOLDER
-from milldam.table.manifest import IN_USE, NAME
+from milldam.run.folder import RUN_FOLDER
+from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
 ONCE = "once-"

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from milldam.errors import did_you_mean
 from milldam.mapping.rows import Rows, column, column_names, row_count, take
-from milldam.table.formats import columns_as
+from milldam.stores.table.formats import columns_as
 
 ALL = "all"
 _FRAMES = 8

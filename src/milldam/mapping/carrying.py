@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
-from milldam.function_identity import FunctionIdentity, identify
+from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.plan import RowReader
 
 
@@ -88,7 +88,7 @@ class Carried:
                 "What it needs must be importable there; or use workers=1 on the local engine."
             ) from None
         if self.spec is not None:
-            from milldam.user_functions import load_function
+            from milldam.text.user_functions import load_function
 
             function = load_function(self.spec)
         if self.identity is not None:

@@ -32,7 +32,7 @@ from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import RowSlice
 from milldam.sources.tables import open_schema
 from milldam.sources.units import whole
-from milldam.table.manifest import TableManifest
+from milldam.stores.table.manifest import TableManifest
 
 _STDIN = "standard-input"
 _FINE = 16

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.files import hash_bytes
-from milldam.function_identity import identify
 from milldam.input_files import is_address, without_secrets
-from milldam.job.rejects import first_reject, gather_rejects
 from milldam.mapping.cache import ONCE, cached_out
 from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.identity import identify
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.plan import SourceOptions, SourcePlan
@@ -43,15 +42,16 @@ from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import FAILED, Assigned, BatchRules, MapTask
 from milldam.memory import Budget, format_size, usage
-from milldam.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
-from milldam.progress import Observer, Quiet, log
-from milldam.run import NEW, UNFINISHED
+from milldam.pipeline.rejects import first_reject, gather_rejects
+from milldam.run.folder import NEW, UNFINISHED
+from milldam.run.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
+from milldam.run.progress import Observer, Quiet, log
+from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN
-from milldam.table.manifest import MadeUnit, TableManifest, TableSchema
-from milldam.table.summary import MapSummary
-from milldam.workforce import Staff, Stage, at_work
+from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.summary import MapSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa

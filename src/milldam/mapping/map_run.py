@@ -21,19 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import NewFile
-from milldam.function_identity import FunctionIdentity
+from milldam.mapping.identity import FunctionIdentity
 from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
 from milldam.mapping.turns import remove_turns
 from milldam.mapping.unit_list import UnitList
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
-from milldam.run import FINISHED, Run
-from milldam.run import TABLE_RECORDS as RECORDS
-from milldam.run.folder import PLAN
+from milldam.run.folder import FINISHED, PLAN, Run
+from milldam.run.folder import TABLE_RECORDS as RECORDS
 from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
-from milldam.table.manifest import NAME as MANIFEST
-from milldam.table.manifest import MadeUnit, TableManifest
+from milldam.stores.table.manifest import NAME as MANIFEST
+from milldam.stores.table.manifest import MadeUnit, TableManifest
 
 SCHEMA, SPOOL, UNITS = "schema.json", "rows", "units.jsonl"
 

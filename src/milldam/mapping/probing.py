@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.executors import PART, Report, Work
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, FunctionError, ResultError, Results
 from milldam.mapping.carrying import Carried, Load
@@ -30,8 +29,9 @@ from milldam.mapping.unit_list import read_units
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import FAILED, BatchRules, call_batch, explained, place_of, require_room
 from milldam.memory import release, usage
+from milldam.run.tasks import PART, Report, Work
 from milldam.sources.batch import Reject
-from milldam.table.manifest import TableSchema
+from milldam.stores.table.manifest import TableSchema
 
 MOST_UNITS = 4
 """Units that are looked at for a type of the last columns."""

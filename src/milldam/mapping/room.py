@@ -16,7 +16,7 @@ import pyarrow as pa
 from milldam.errors import ResourceError
 from milldam.mapping.rows import Rows, byte_size, column
 from milldam.memory import format_size, release, usage
-from milldam.planning import WORK_BYTES, WORKER_BYTES
+from milldam.run.planning import WORK_BYTES, WORKER_BYTES
 
 MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
 """What is added to what a batch takes: batches differ, and a shard waits to be written."""

@@ -197,7 +197,7 @@ def settings_of(given: Mapping[str, Any]) -> MapSettings:
 
 
 def _loaded(spec: str) -> dict[str, Any]:
-    from milldam.user_functions import load_function
+    from milldam.text.user_functions import load_function
 
     return {"function": load_function(spec), "function_spec": spec}
 

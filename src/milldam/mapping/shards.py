@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.files import FileSink, NewFile
-from milldam.table.manifest import TableShard
+from milldam.stores.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
 PREFIX, SUFFIX = "rows-", ".arrow"

@@ -24,9 +24,9 @@ import xxhash
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes
-from milldam.function_identity import identify
 from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_in_memory, in_memory_rows
 from milldam.mapping.file_rows import FilePlan
+from milldam.mapping.identity import identify
 from milldam.mapping.plan import SHARD_SIZE, Report, RowReader, SourceOptions, SourcePlan
 from milldam.mapping.rows import Rows
 from milldam.mapping.spooling import SpooledPlan, Stream
@@ -88,7 +88,7 @@ def each_split(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
 
 def _paths(source: Any) -> list[str] | None:
     """What names files; None when the source is something else."""
-    table = sys.modules.get("milldam.table.reader")
+    table = sys.modules.get("milldam.stores.table.reader")
     if table is not None and isinstance(source, table.Table):
         return [str(source.path)]
     if isinstance(source, str | os.PathLike):

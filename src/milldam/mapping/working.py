@@ -16,7 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, Results, row_by_row
 from milldam.mapping.carrying import Carried
@@ -32,10 +31,11 @@ from milldam.mapping.shards import TableShardWriter
 from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.units import RowUnit
 from milldam.memory import release, usage
-from milldam.passes.aside import RejectFile
-from milldam.passes.assignments import REPORT_SECONDS
+from milldam.pipeline.aside import RejectFile
+from milldam.pipeline.assignments import REPORT_SECONDS
+from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.batch import Reject
-from milldam.table.manifest import MadeUnit, TableSchema
+from milldam.stores.table.manifest import MadeUnit, TableSchema
 
 FAILED = "function_failed"
 RELEASE_BYTES = 4 << 20

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from milldam.packing.pieces import Pieces, Rows, join
-from milldam.store.format import Int64s
+from milldam.stores.tokens.format import Int64s
 
 _OPEN_TOKENS = 1 << 21
 _MOST_OPEN = 1 << 10

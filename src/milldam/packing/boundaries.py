@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milldam.store import Store
-from milldam.store.format import Index, Int64s
+from milldam.stores.tokens import Store
+from milldam.stores.tokens.format import Index, Int64s
 
 
 @dataclass(frozen=True, slots=True)

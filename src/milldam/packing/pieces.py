@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milldam.store import Store
-from milldam.store.format import Index, Int64s
-from milldam.store.manifest import Manifest, Shard
+from milldam.stores.tokens import Store
+from milldam.stores.tokens.format import Index, Int64s
+from milldam.stores.tokens.manifest import Manifest, Shard
 
 CHUNK = 1 << 16
 

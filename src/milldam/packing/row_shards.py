@@ -20,9 +20,9 @@ import numpy.typing as npt
 from milldam.errors import StoreError
 from milldam.files import NewFile, explain_os_errors
 from milldam.packing.pieces import Pieces, Rows, split_shards
-from milldam.store import Store
-from milldam.store.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Int64s
-from milldam.store.manifest import Shard
+from milldam.stores.tokens import Store
+from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Int64s
+from milldam.stores.tokens.manifest import Shard
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
@@ -163,7 +163,7 @@ class _RowShard:
         return Shard(self.name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
 
     def _write_index(self, new: NewFile) -> None:
-        """The layout of milldam.store.format, with several sequences to a document."""
+        """The layout of milldam.stores.tokens.format, with several sequences to a document."""
         code, width = DTYPE_CODES[self.form.dtype], np.dtype(self.form.dtype).itemsize
         new.write(HEADER.pack(MAGIC, VERSION, code, self._sequences, self.rows + 1))
         for lengths in _chunks(self._lengths):

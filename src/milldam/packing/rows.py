@@ -20,9 +20,9 @@ from milldam.packing.pieces import Cutter, Rows, document_lengths, split_shards
 from milldam.packing.row_shards import RowForm, write_shards
 from milldam.packing.rules import PackingRules
 from milldam.packing.wrapped import wrapped_rows
-from milldam.store import Store, open_store
-from milldam.store.format import MAX_SEQUENCE
-from milldam.store.manifest import NAME, Manifest, Shard
+from milldam.stores.tokens import Store, open_store
+from milldam.stores.tokens.format import MAX_SEQUENCE
+from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 
 _SHARD_FILE = re.compile(r"[A-Za-z]\w*-\d{5,}\.(bin|idx)")
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
     from milldam.qa.evaluation import Scores, evaluate
     from milldam.qa.examples import Answer, Example
-    from milldam.qa.feature_store import FeatureStore
     from milldam.qa.job import prepare
     from milldam.qa.lanes import Lanes
     from milldam.qa.selection import Selection
     from milldam.qa.sources import examples_of
     from milldam.qa.token_stretches import stretches
     from milldam.qa.torch_batches import to_tensors
+    from milldam.stores.features import FeatureStore
 
 __all__ = [
     "Answer",
@@ -55,23 +55,23 @@ __all__ = [
 
 # Loaded when first used: reading features needs numpy alone, and not what made them.
 _HOMES = {
-    "Answer": "examples",
-    "DocumentSamples": "batches",
-    "Example": "examples",
-    "FeatureStore": "feature_store",
-    "Lanes": "lanes",
-    "Prediction": "answering",
-    "Predictions": "answering",
-    "Scores": "evaluation",
-    "Selection": "selection",
-    "TimeSteps": "batches",
-    "WindowSamples": "batches",
-    "answers": "answering",
-    "evaluate": "evaluation",
-    "examples_of": "sources",
-    "prepare": "job",
-    "stretches": "token_stretches",
-    "to_tensors": "torch_batches",
+    "Answer": "milldam.qa.examples",
+    "DocumentSamples": "milldam.qa.batches",
+    "Example": "milldam.qa.examples",
+    "FeatureStore": "milldam.stores.features",
+    "Lanes": "milldam.qa.lanes",
+    "Prediction": "milldam.qa.answering",
+    "Predictions": "milldam.qa.answering",
+    "Scores": "milldam.qa.evaluation",
+    "Selection": "milldam.qa.selection",
+    "TimeSteps": "milldam.qa.batches",
+    "WindowSamples": "milldam.qa.batches",
+    "answers": "milldam.qa.answering",
+    "evaluate": "milldam.qa.evaluation",
+    "examples_of": "milldam.qa.sources",
+    "prepare": "milldam.qa.job",
+    "stretches": "milldam.qa.token_stretches",
+    "to_tensors": "milldam.qa.torch_batches",
 }
 
 
@@ -80,7 +80,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'milldam.qa' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"milldam.qa.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,7 @@ from milldam.files import NewFile
 from milldam.qa.token_stretches import stretches
 
 if TYPE_CHECKING:
-    from milldam.qa.feature_store import FeatureStore
+    from milldam.stores.features import FeatureStore
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

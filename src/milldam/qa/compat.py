@@ -28,11 +28,11 @@ import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, hash_bytes, write_file
-from milldam.qa.feature_store.manifest import NAME
-from milldam.qa.feature_store.reader import FeatureStore
 from milldam.qa.memory_tokens import READ, WRITE, add_memory_tokens
 from milldam.qa.token_stretches import stretches
 from milldam.qa.windows import VERSION
+from milldam.stores.features.manifest import NAME
+from milldam.stores.features.reader import FeatureStore
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches

@@ -235,11 +235,11 @@ def evaluate(
 
 def _opened(references: Any) -> Any:
     """A feature store, where the path of one is given."""
-    from milldam.qa.feature_store.manifest import NAME
+    from milldam.stores.features.manifest import NAME
 
     if not isinstance(references, str | Path) or not (Path(references) / NAME).exists():
         return references
-    from milldam.qa.feature_store import FeatureStore
+    from milldam.stores.features import FeatureStore
 
     return FeatureStore(Path(references))
 

@@ -21,10 +21,6 @@ from typing import TYPE_CHECKING, Any
 from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
-from milldam.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
-from milldam.progress import Observer, Quiet
-from milldam.qa.feature_store.manifest import NAME as MANIFEST
-from milldam.qa.feature_store.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.qa.listing import list_files
 from milldam.qa.parts import FOLDER as PARTS
 from milldam.qa.parts import REJECTS, Read, ReadTask, part_path
@@ -34,13 +30,18 @@ from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.weighing import Scale
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
-from milldam.run import FINISHED, NEW, QA_RECORDS, UNFINISHED, Identity, Run
+from milldam.run.folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
+from milldam.run.identity import Identity
+from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
+from milldam.run.progress import Observer, Quiet
+from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.listing import InputFile
-from milldam.workforce import Staff, Stage, at_work
+from milldam.stores.features.manifest import NAME as MANIFEST
+from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 
 if TYPE_CHECKING:
-    from milldam.qa.feature_store.reader import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
 WINDOWS_BYTES = 42 * 10**6
@@ -92,7 +93,7 @@ def prepare(
     >>> prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased", overlap=128)   # doctest: +SKIP
     FeatureStore('squad.milldam': 131,944 windows of 384, 130,319 examples, 700 MB)
     """
-    from milldam.qa.feature_store.reader import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
     release()
     settings = _settings(inputs, {"out": out, "tokenizer": tokenizer, **options})

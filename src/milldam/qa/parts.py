@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.qa.examples import Answer, Example
 from milldam.qa.sources import Limits, Reject, read_examples
+from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.listing import InputFile
 
 EXAMPLES, CHARACTERS = 1024, 32 << 20

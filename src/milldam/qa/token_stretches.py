@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from milldam.qa.feature_store import FeatureStore
+    from milldam.stores.features import FeatureStore
 
 Tokens = npt.NDArray[np.int32]
 """(tokens, 2): begin and end, in characters of the context."""

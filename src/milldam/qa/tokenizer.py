@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import hash_bytes
-from milldam.qa.feature_store.format import FeatureForm
 from milldam.qa.memory_tokens import add_memory_tokens, with_memory
 from milldam.qa.rules import QARules
 from milldam.qa.template import Template, template_of
 from milldam.qa.windows import Windower
+from milldam.stores.features.format import FeatureForm
 from milldam.tokenizers.loading import load_tokenizer
 
 _FACTS = ("cls_token", "pad_token", "padding_side")

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.executors import PART, PROGRESS, Report, Work
 from milldam.files import NewFile
 from milldam.memory import release, usage
 from milldam.qa.examples import Example
-from milldam.qa.feature_store.format import FeatureForm
-from milldam.qa.feature_store.writer import FeatureShardWriter
 from milldam.qa.parts import REPORT_SECONDS, part_path, read_part
 from milldam.qa.rules import QARules
 from milldam.qa.template import Template
 from milldam.qa.tokenizer import load_windower
 from milldam.qa.windows import Prepared, Windower
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.stores.features.format import FeatureForm
+from milldam.stores.features.writer import FeatureShardWriter
 
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 8 << 20
 """Examples, characters of different contexts (what encoding takes), bytes of windows."""

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from milldam.errors import MilldamError, StoreError
-from milldam.manifests import KINDS, TOKENS, FileRecord
 from milldam.memory import format_size
 from milldam.remote.filesystem import RemoteFolder
 from milldam.remote.shard_cache import Content, DamagedError, ShardCache
-from milldam.store.place import BLOCK_BYTES
+from milldam.stores.kinds import KINDS, TOKENS, FileRecord
+from milldam.stores.tokens.place import BLOCK_BYTES
 
 SHARDS, ROWS = "shards", "rows"
 _MOST_AHEAD = 64

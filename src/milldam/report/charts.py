@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from milldam.drawing import (
+from milldam.markup import duration, escape_plain, short_count, shorten
+from milldam.report.drawing import (
     LETTER,
     WIDTH,
     Panel,
@@ -22,7 +23,6 @@ from milldam.drawing import (
     text,
     time_axis,
 )  # fmt: skip
-from milldam.markup import duration, escape_plain, short_count, shorten
 from milldam.report.timeline import Span, Timeline
 
 

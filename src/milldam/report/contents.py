@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from milldam.drawing import WIDTH
 from milldam.markup import escape, share, short_count, shorten
 from milldam.memory import format_size
 from milldam.report.charts import Column, column_chart
+from milldam.report.drawing import WIDTH
 from milldam.report.facts import Clusters, Facts, Packing
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
 from milldam.report.lengths import MAX_SPLITS, Lengths

@@ -15,8 +15,8 @@ from typing import Any
 from milldam.report.lengths import Lengths, count_lengths
 from milldam.report.samples import Sample, sample_documents, sample_dropped
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.store import open_store
-from milldam.store.manifest import Manifest
+from milldam.stores.tokens import open_store
+from milldam.stores.tokens.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from milldam.store.format import Index, Int64s
-from milldam.store.manifest import Manifest
+from milldam.stores.tokens.format import Index, Int64s
+from milldam.stores.tokens.manifest import Manifest
 
 MAX_SPLITS = 50
 _EXACT = 1 << 16

@@ -12,7 +12,7 @@ from milldam.report.facts import Facts, as_number
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
 from milldam.report.record import configuration, versions
 from milldam.report.work import flow, memory, sources, throughput
-from milldam.store.tally import Tally
+from milldam.stores.tokens.tally import Tally
 
 # Whatever slipped through the escaping could still neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

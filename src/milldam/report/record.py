@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from milldam.manifests import TOKENS
 from milldam.markup import escape
 from milldam.memory import format_size
 from milldam.report.facts import Facts, as_dict
 from milldam.report.layout import Section, facts_table, paragraphs
+from milldam.stores.kinds import TOKENS
 
 _SHOWN_CHARACTERS = 20_000
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.markup import shorten
-from milldam.store import Store
+from milldam.stores.tokens import Store
 
 CHARACTERS = 500
 _SAMPLES, _TOKENS = 5, 400

@@ -32,16 +32,16 @@ from milldam.files import (
     write_file,
 )
 from milldam.input_files import InputState
-from milldam.manifests import store_kind
 from milldam.run.identity import Identity
 from milldam.run.journal import Journal
 from milldam.run.records import PartRecord, Progress, Sequence, parse_record
 from milldam.run.shares import Share
 from milldam.run.units import UnitList
 from milldam.sealed import ended, is_whole, read_sealed, seal_file, write_sealed
-from milldam.store.manifest import NAME as MANIFEST
-from milldam.store.manifest import ManifestText
-from milldam.store.place import Folder
+from milldam.stores.kinds import store_kind
+from milldam.stores.tokens.manifest import NAME as MANIFEST
+from milldam.stores.tokens.manifest import ManifestText
+from milldam.stores.tokens.place import Folder
 
 RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
 QA_RECORDS, TABLE_RECORDS = "made.jsonl", "mapped.jsonl"

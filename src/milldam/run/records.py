@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.sealed import is_sealed, unseal_line
-from milldam.store.drafting import in_manifest_order
-from milldam.store.manifest import Shard
+from milldam.stores.tokens.drafting import in_manifest_order
+from milldam.stores.tokens.manifest import Shard
 
 
 @dataclass(frozen=True, slots=True)

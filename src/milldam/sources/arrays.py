@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
-from milldam.text_arrays import text_offsets
+from milldam.text.arrays import text_offsets
 
 BATCH_BYTES = 2 << 20
 _PART = 1 << 20

@@ -31,9 +31,9 @@ from milldam.input_files import (
     version_of,
     without_secrets,
 )
-from milldam.manifests import KINDS
 from milldam.sources.compression import DamagedError, compression_of, read_blocks
 from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
+from milldam.stores.kinds import KINDS
 
 _JSON_BEGINS = {"jsonl": re.compile(rb"\s*\{"), "json": re.compile(rb"\s*\[\s*\{")}
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.store.format import Int64s
-from milldam.store.writer import Tokens
-from milldam.text_arrays import byte_count, text_offsets
+from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.writer import Tokens
+from milldam.text.arrays import byte_count, text_offsets
 from milldam.tokenizers.cutting import Cutter, character_start
 from milldam.tokenizers.engines import Engine, Ids, Offsets, json_model_type
 from milldam.tokenizers.runs import Runs, find_runs

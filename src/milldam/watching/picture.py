@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from milldam.drawing import Panel, area, drawn_limit, limit_line, line, peak_mark, size_axis, text, time_axis
 from milldam.markup import duration, escape_plain, shorten
 from milldam.memory import format_size
+from milldam.report.drawing import Panel, area, drawn_limit, limit_line, line, peak_mark, size_axis, text, time_axis
 from milldam.watching import Watched
 
 BANDS = 8

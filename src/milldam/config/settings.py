@@ -1,0 +1,386 @@
+"""The settings of a job: what the user chose, and which of it changes the result.
+
+One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
+`Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
+made from other settings is never taken for this job's. Memory, workers and engine are not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
+
+from milldam.dedup.rules import DedupRules, NearRules
+from milldam.errors import ConfigError, Setting
+from milldam.filters.rules import FilterRules
+from milldam.memory import parse_size
+from milldam.packing.rules import PackingRules
+from milldam.text.cleaning import CleanRules
+
+TRAIN, VAL = "train", "val"
+TOKENS_SUFFIX = "_tokens"
+SMALLEST_SHARD_SIZE = 10**5
+MOST_VALUES = 1024
+"""Of a signature for near-duplicates: what making one takes grows with the square."""
+
+_SCHEMA: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """One source of documents."""
+
+    path: str | tuple[str, ...]
+    """File, folder, glob or address; a data set saved by HF `save_to_disk`; or the name of one on the Hub."""
+    split: str | None = None
+    """Split of an HF data set, with an optional slice of its documents: train, train[:100_000], train[10%:20%]."""
+    subset: str | None = None
+    """Configuration of a data set on the Hub."""
+    text_column: str | None = None
+    """Field with the text; dots for nested fields. Default: the obvious one."""
+    documents: Literal["file", "line", "paragraph"] = "file"
+    """In .txt files: what is a document."""
+    separator: str | None = None
+    """In .txt files: documents end at this text."""
+    input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
+    """What the files are, when their names do not say."""
+    weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
+    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again. At most
+    1000."""
+    max_documents: int | None = None
+    """Take the first so many documents only."""
+    max_tokens: int | None = None
+    """Keep the first documents with so many tokens together only; the last one is cut to make it exact."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+    @property
+    def name(self) -> str:
+        """What people know it by: not the folders above it, which say nothing of the data.
+
+        >>> DataSet(path="/data/books/*.jsonl").name, DataSet(path=("a.txt", "b.txt"), split="train[:10%]").name
+        ('books/*.jsonl', 'a.txt and 1 more, train[:10%]')
+        """
+        parts = [part for part in re.split(r"[\\/]+", self.paths[0]) if part]
+        shown = "/".join(parts[-2:] if parts and "*" in parts[-1] else parts[-1:])
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        named = ", ".join(filter(None, (shown + more, self.subset, self.split)))
+        # A path need not be UTF-8.
+        return named.encode("utf-8", "backslashreplace").decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRules:
+    """How `milldam train-tokenizer` makes the tokenizer."""
+
+    vocab_size: int = 32_000
+    """Tokens in the vocabulary, special ones included."""
+    model: Literal["bpe", "unigram"] = "bpe"
+    """Byte-level BPE, or unigram."""
+    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    """Tokens that never come from text; the first one ends documents."""
+    sample: str | int = "100MB"
+    """Train on about so much text, a seeded sample of the documents."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerRules:
+    """The tokenizer, and which tokens begin and end a document."""
+
+    path: str
+    """Folder, file or Hub name; where `milldam train-tokenizer` saves one."""
+    bos: str = "none"
+    """Token before each document: none, auto or its text."""
+    eos: str = "auto"
+    """Token after each document: auto, none or its text."""
+    special_text: Literal["special", "plain"] = "special"
+    """The text of a special token inside a document: the special token, as HF has it, or plain text."""
+    engine: Literal["auto", "gigatoken", "huggingface"] = "auto"
+    """What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. Does not change the result."""
+    train: TrainingRules | None = None
+    """For `milldam train-tokenizer`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Raw data sets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
+
+    datasets: str | DataSet | tuple[str | DataSet, ...]
+    """What to read: a path, or a list of paths and data sets."""
+    tokenizer: str | TokenizerRules
+    """Folder, file or Hub name of the tokenizer, or an object with more to say."""
+    out: str
+    """Folder for the store."""
+    validation: str | DataSet | tuple[str | DataSet, ...] = ()
+    """Data sets that become the split val: used whole, cleaned, but neither filtered nor deduplicated. Dedup drops
+    training documents that equal one of theirs."""
+    clean: Literal["off", "default"] | CleanRules = "default"
+    """How texts are cleaned."""
+    invalid_utf8: Literal["drop", "reject", "replace", "strict"] = "drop"
+    """Bytes that are no UTF-8, and halves of surrogate pairs: drop them, set the record aside, put U+FFFD in their
+    place, or stop."""
+    strict: bool = False
+    """Stop at the first record that can't be read."""
+    dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
+    """Which duplicates are dropped; near means exact and near."""
+    filters: FilterRules = field(default_factory=FilterRules)
+    """Which documents are dropped for what they are."""
+    write_dropped: bool = False
+    """Write every dropped document with its reason, and what it duplicates, to dropped.jsonl.zst in the store."""
+    splits: dict[str, float] = field(default_factory=dict)
+    """Shares of the documents that are kept apart, such as {val: 0.001}, or exact numbers of tokens, such as
+    {val_tokens: 500_000}; chosen by the hash of the text."""
+    packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
+    """How training will fill its rows of sequence_len tokens."""
+    sequence_len: int | None = None
+    """Tokens in a row; needed for packing."""
+    seed: int = 0
+    """Chooses other documents for splits, weights and samples."""
+    limit: int | None = None
+    """Stop after so many documents, exactly; works in one process."""
+    shard_size: str | int | None = None
+    """Input per shard, such as 256MB. Default: a 16th of the input, 16MB to 256MB."""
+    memory: str | int | None = None
+    """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
+    workers: int | None = None
+    """Cores to use. Default: all. Does not change the result."""
+    engine: Literal["local", "ray"] = "local"
+    """Where it is worked: on this machine, or on a Ray cluster whose machines all see `out`. Does not change the
+    result."""
+    address: str | None = None
+    """Of the Ray cluster, such as 10.0.0.1:6379. Default: the one that runs here, else one that is started."""
+    overwrite: bool = False
+    """Replace what was made from other settings or input."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    # ---- short forms, spelled out ----
+
+    @property
+    def sources(self) -> tuple[DataSet, ...]:
+        """Every data set in plan order: validation first, so that its documents are the ones that stay."""
+        return self.validation_sets + _data_sets(self.datasets)
+
+    @property
+    def validation_sets(self) -> tuple[DataSet, ...]:
+        return _data_sets(self.validation)
+
+    @property
+    def tokenizer_rules(self) -> TokenizerRules:
+        return TokenizerRules(path=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+
+    @property
+    def clean_rules(self) -> CleanRules | None:
+        if self.clean == "off":
+            return None
+        return self.clean if isinstance(self.clean, CleanRules) else CleanRules()
+
+    @property
+    def dedup_rules(self) -> DedupRules | None:
+        if isinstance(self.dedup, DedupRules):
+            return self.dedup if self.dedup.method != "off" or self.dedup.near else None
+        if self.dedup == "off":
+            return None
+        near = NearRules() if self.dedup == "near" else None
+        return DedupRules(method="bloom" if self.dedup == "bloom" else "exact", near=near)
+
+    @property
+    def packing_rules(self) -> PackingRules | None:
+        if self.packing == "none":
+            return None
+        return self.packing if isinstance(self.packing, PackingRules) else PackingRules(strategy=self.packing)
+
+    @property
+    def split_shares(self) -> dict[str, float]:
+        """Splits that are shares of the documents, by name."""
+        return {name: share for name, share in sorted(self.splits.items()) if not name.endswith(TOKENS_SUFFIX)}
+
+    @property
+    def split_tokens(self) -> dict[str, int]:
+        """Splits of an exact number of tokens, by name."""
+        exact = ((name, number) for name, number in sorted(self.splits.items()) if name.endswith(TOKENS_SUFFIX))
+        return {name.removesuffix(TOKENS_SUFFIX): int(number) for name, number in exact}
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether splits or limits are exact in tokens."""
+        return bool(self.split_tokens) or any(one.max_tokens is not None for one in self.sources)
+
+    @property
+    def shard_bytes(self) -> int | None:
+        return None if self.shard_size is None else parse_size(self.shard_size)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that changes the store, by name, but for what has to be found out: see preparing.py.
+
+        Packing is not in it: rows are made from a store, whenever they are wanted.
+        """
+        tokenizer = self.tokenizer_rules
+        return {
+            "special_text": tokenizer.special_text,
+            "datasets": [_set_settings(one) for one in _data_sets(self.datasets)],
+            "validation": [_set_settings(one) for one in self.validation_sets],
+            "clean": self.clean_rules and asdict(self.clean_rules),
+            "invalid_utf8": self.invalid_utf8,
+            "dedup": self.dedup_rules and asdict(self.dedup_rules) | {"index": self.dedup_rules.index is not None},
+            "filters": {name: value for name, value in asdict(self.filters).items() if value is not None},
+            "write_dropped": self.write_dropped,
+            "splits": self.splits,
+            "seed": self.seed,
+            "limit": self.limit,
+        }
+
+
+def _data_sets(given: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
+    several = given if isinstance(given, tuple) else (given,)
+    return tuple(DataSet(path=one) if isinstance(one, str) else one for one in several)
+
+
+def _set_settings(one: DataSet) -> dict[str, Any]:
+    """Not the path: data that moves to another folder is still the same data."""
+    given = {field.name: getattr(one, field.name) for field in fields(one)}
+    del given["path"]
+    return given | {"documents": one.documents if one.separator is None else "separator"}
+
+
+def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
+    """The text column of every data set, by its place in the configuration, out of settings that are settled.
+
+    >>> text_columns({"datasets": [{"text_column": "body"}, {"text_column": None}], "validation": []})
+    {'datasets.0': 'body', 'datasets.1': None}
+    """
+    several = ((kind, settings.get(kind)) for kind in ("datasets", "validation"))
+    return {
+        f"{kind}.{number}": one.get("text_column")
+        for kind, sets in several
+        for number, one in enumerate(sets if isinstance(sets, list) else [])
+        if isinstance(one, dict)
+    }
+
+
+# ---- what can be seen to be wrong without looking at any data ----
+
+
+def _check(config: Config) -> None:
+    sources = config.sources
+    if not _data_sets(config.datasets) or any(not one.paths for one in sources):
+        raise ConfigError("No input: name at least one file, folder or glob, or - for standard input.")
+    paths = [path for one in sources for path in one.paths]
+    if "-" in paths and len(paths) > 1:
+        raise ConfigError("Standard input (-) can't be combined with other inputs.")
+    if "-" in paths:
+        _check_standard_input(config)
+    for one in sources:
+        _check_data_set(one)
+    _check_numbers(config)
+    _check_splits(config)
+    _check_limit(config)
+    _check_rules(config)
+    _check_engine(config, paths)
+    if config.packing_rules is not None and config.sequence_len is None:
+        raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
+
+
+def _check_standard_input(config: Config) -> None:
+    (one,) = config.sources
+    twice = {
+        "dedup": config.dedup_rules is not None,
+        "weight": one.weight > 1,
+        "max_documents": one.max_documents is not None,
+        "split": one.split is not None,
+    }
+    for key in (key for key, needed in twice.items() if needed):
+        raise ConfigError(
+            f"{key} reads the input twice, and standard input (-) can be read only once. Save it to a file."
+        )
+
+
+def _check_limit(config: Config) -> None:
+    """A limit counts what is written, in the order of the plan; it can't tell what comes behind it."""
+    if config.limit is None:
+        return
+    if config.validation_sets:
+        raise ConfigError("limit would count validation too. Use max_documents of the data sets instead.")
+    if config.dedup_rules is not None and config.dedup_rules.index is not None:
+        raise ConfigError("limit leaves documents out that dedup.index would know as seen. Use max_documents instead.")
+
+
+def _check_engine(config: Config, paths: list[str]) -> None:
+    if config.engine == "local" and config.address is not None:
+        raise ConfigError(Setting("address"), " is for engine: ray.")
+    seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
+    if config.engine == "ray" and seen_here_alone:
+        raise ConfigError(
+            f"engine: ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
+        )
+
+
+def _check_rules(config: Config) -> None:
+    near = config.dedup_rules.near if config.dedup_rules is not None else None
+    if near is not None and near.bands * near.rows > MOST_VALUES:
+        raise ConfigError(f"dedup: near has {near.bands} bands x {near.rows} rows, more than {MOST_VALUES:,} values.")
+    filters = config.filters
+    for kind in ("characters", "tokens"):
+        least, most = getattr(filters, f"min_{kind}"), getattr(filters, f"max_{kind}")
+        if least is not None and most is not None and least > most:
+            raise ConfigError(f"filters: min_{kind} {least:,} is more than max_{kind} {most:,}: nothing would be left.")
+
+
+def _check_data_set(one: DataSet) -> None:
+    if one.separator == "":
+        raise ConfigError(Setting("separator"), " is empty.")
+    for name in ("max_documents", "max_tokens"):
+        value = getattr(one, name)
+        if value is not None and value < 1:
+            raise ConfigError(Setting(name), " must be at least 1.")
+
+
+def _check_numbers(config: Config) -> None:
+    for name in ("limit", "workers", "sequence_len"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(Setting(name), " must be at least 1.")
+    if config.shard_bytes is not None and config.shard_bytes < SMALLEST_SHARD_SIZE:
+        raise ConfigError(Setting("shard_size"), " is too small: at least 100KB.")
+    if config.memory is not None:
+        parse_size(config.memory)
+
+
+def _check_split_names(names: list[str]) -> None:
+    for name in names:
+        if name == TRAIN:
+            raise ConfigError("splits: train is what the other splits leave; name only those.")
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
+            raise ConfigError(f'splits: "{name}" can\'t be the name of a split: use letters and digits.')
+        if names.count(name) > 1:
+            raise ConfigError(f'splits: "{name}" is given both as a share and in tokens.')
+
+
+def _check_splits(config: Config) -> None:
+    names = [name.removesuffix(TOKENS_SUFFIX) for name in config.splits]
+    _check_split_names(names)
+    if config.validation_sets and VAL in names:
+        raise ConfigError("splits: val is made from the data sets under validation; name the other split otherwise.")
+    for name, share in config.split_shares.items():
+        if not 0 < share < 1:
+            raise ConfigError(f"splits: {name}: {share} is no share; it must be between 0 and 1, or use {name}_tokens.")
+    if sum(config.split_shares.values()) >= 1:
+        raise ConfigError("splits: the shares leave nothing for train.")
+    if config.split_shares and config.split_tokens:
+        raise ConfigError("splits: give all of them as shares, or all in tokens.")
+    if any(tokens < 1 for tokens in config.split_tokens.values()):
+        raise ConfigError("splits: a number of tokens must be at least 1.")

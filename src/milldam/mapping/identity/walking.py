@@ -1,0 +1,333 @@
+"""From a function to everything of the user's that it can reach: each function, class and value a part with a hash.
+
+A function refers to others by the names of their parts, so that functions which call each other are no cycle, and a
+change shows in the part where it was made and in no other. Parts are met breadth first, names in order: the same
+walk in every process. Costs the size of what is reachable, once.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from milldam.mapping.identity.bytecode import Chain, Import, Uses, content, uses
+from milldam.mapping.identity.libraries import compiled_from
+from milldam.mapping.identity.origin import (
+    is_library,
+    is_library_file,
+    is_standard,
+    library_name,
+    library_version,
+    module_file,
+)
+from milldam.mapping.identity.values import NAMED, Digest, Values, digest_of, text_digest, type_name
+
+CODE = "code"
+
+# A function of functools.singledispatch: what it captures is a cache; its registry says what it does.
+_DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+
+_HEAP_TYPE = 1 << 9
+"""Flag of the classes made by a class statement; the others are Python's own or compiled."""
+
+# Of a class: where it stands, what Python adds to each (some of it later), what is said in other words elsewhere.
+_UNTOLD = {
+    "__abstractmethods__",
+    "__annotate_func__",
+    "__annotations__",
+    "__annotations_cache__",
+    "__dataclass_params__",
+    "__dict__",
+    "__doc__",
+    "__firstlineno__",
+    "__module__",
+    "__orig_bases__",
+    "__parameters__",
+    "__qualname__",
+    "__slotnames__",  # set by the first pickling of an instance
+    "__static_attributes__",
+    "__weakref__",
+    "_abc_impl",
+}
+
+
+class Walk:
+    """Collects the parts. `begin` with the function, add its arguments by `root`, then `finish`."""
+
+    def __init__(self, within: frozenset[int] = frozenset()) -> None:
+        self._within = within  # members of sets, around this walk: one that contains its own set is met again
+        self.parts: dict[str, str] = {}
+        self.unhashables: list[str] = []
+        self._values = Values(self)
+        self._labels: dict[Any, str] = {}
+        self._taken: set[str] = set()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._alive: list[Any] = []
+
+    def begin(self, function: Any, label: str = "object") -> None:
+        """The function itself, whatever kind of callable it is: its code is the part "code"."""
+        if isinstance(function, functools.partial):
+            for n, value in enumerate(function.args):
+                self.root(f"argument {n}", value)
+            for name, value in sorted(function.keywords.items()):
+                self.root(f"argument {name}", value)
+            self.begin(function.func, label)
+        elif isinstance(function, types.MethodType):
+            self.root(label, function.__self__)
+            self.begin(function.__func__, f"method of {label}")
+        elif isinstance(function, types.FunctionType) and library_name(function) is None:
+            self._labels[id(function)] = CODE
+            self._taken.add(CODE)
+            self._waiting.append(lambda: self._function(function, CODE))
+        else:
+            self.root(label, function)
+
+    def finish(self) -> None:
+        """Walk until nothing new is found."""
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def root(self, label: str, value: Any) -> None:
+        """A value that nothing else refers to: a part under its own label also when it is a function or a class."""
+        link = self.value(label, value)
+        if self.has_name(value):
+            self.parts[label] = link.hex()
+
+    def value(self, label: str, value: Any) -> Digest:
+        """A named value: a part of its own, unless it is a function, class or module, which have theirs."""
+        if self.has_name(value):
+            return self.named(value, label)
+        try:
+            self.parts[label] = self._values.digest(value, label).hex()
+        except RecursionError:
+            self.unhashable(f"{label}, which is nested too deep", type(value))
+            self.parts[label] = digest_of("too deep").hex()
+        return text_digest("part", label)
+
+    # ---- what values.py asks for ----
+
+    def has_name(self, value: Any) -> bool:
+        """Functions, classes, modules, and what a library has under a name of its own (a ufunc)."""
+        if isinstance(value, NAMED):
+            return not isinstance(value, types.BuiltinMethodType) or self._is_of_module(value)
+        return callable(value) and hasattr(value, "__qualname__") and library_name(value) is not None
+
+    @staticmethod
+    def _is_of_module(value: Any) -> bool:
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+
+    def named(self, value: Any, where: str) -> Digest:
+        """A reference to it; what it is comes later, as a part."""
+        if isinstance(value, types.ModuleType):
+            return self._module(value, {()})
+        name = library_name(value)
+        if name is not None:
+            return digest_of("named", name.encode(), self._library(name))
+        if isinstance(value, types.FunctionType):
+            short = value.__qualname__.rpartition("<locals>.")[2]
+            return self._node(value, f"function {short}", lambda label: self._function(value, label))
+        if isinstance(value, type) and not value.__flags__ & _HEAP_TYPE:
+            return text_digest("built-in type", type_name(value))
+        if isinstance(value, type):
+            short = value.__qualname__.rpartition("<locals>.")[2]
+            return self._node(value, f"class {short}", lambda label: self._class(value, label))
+        return digest_of("compiled", value.__name__.encode(), self._file(str(value.__module__)))
+
+    def unhashable(self, where: str, kind: type) -> None:
+        line = f"{where}: {type_name(kind)}"
+        if line not in self.unhashables:
+            self.unhashables.append(line)
+
+    def alone(self, value: Any) -> Digest:
+        if id(value) in self._within:
+            return digest_of("again")
+        walk = Walk(self._within | {id(value)})
+        walk.root("value", value)
+        walk.finish()
+        return text_digest("alone", *(f"{name} {part}" for name, part in sorted(walk.parts.items())))
+
+    # ---- parts ----
+
+    def _label(self, key: Any, wanted: str) -> str:
+        """The name of a part, numbered where another has it."""
+        if key not in self._labels:
+            label, number = wanted, 1
+            while label in self._taken:
+                number += 1
+                label = f"{wanted} ({number})"
+            self._labels[key] = label
+            self._taken.add(label)
+        return self._labels[key]
+
+    def _node(self, value: Any, wanted: str, walk: Callable[[str], None]) -> Digest:
+        if id(value) not in self._labels:
+            self._alive.append(value)
+            label = self._label(id(value), wanted)
+            self._waiting.append(lambda: walk(label))
+        return text_digest("part", self._labels[id(value)])
+
+    def _library(self, name: str) -> Digest:
+        package = name.partition(".")[0]
+        if not is_standard(package):
+            self.parts[f"module {package}"] = library_version(package)
+        return package.encode()
+
+    def _file(self, module: str) -> Digest:
+        """A user's compiled module: by its file."""
+        file = module_file(module)
+        if file is None or not Path(file).is_file():
+            self.unhashables.append(f"compiled module {module}: no file")
+            return module.encode()
+        label = self._label(("file", module), f"compiled module {module}")
+        if label not in self.parts:
+            self.parts[label] = digest_of("file", Path(file).read_bytes()).hex()
+        return label.encode()
+
+    # ---- functions ----
+
+    def _function(self, function: types.FunctionType, label: str) -> None:
+        code, owner = function.__code__, "" if label == CODE else f" of {label.removeprefix('function ')}"
+        if code is _DISPATCH:
+            self.parts[label] = self._values.pairs("dispatch", function.registry.items(), label).hex()  # type: ignore[attr-defined]
+            return
+        compiled = compiled_from(function)
+        if compiled is not None:
+            self.parts[label] = digest_of("compiled", self._values.digest(compiled, label)).hex()
+            return
+        found = uses(code)
+        links = [self._captured(function, found, owner), self._defaults(function, owner)]
+        own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        links.append(self._values.attributes("attributes", own, f"attribute{owner}"))
+        if hasattr(function, "__wrapped__"):
+            links.append(self.value(f"wrapped function{owner}", function.__wrapped__))
+        if is_library_file(code.co_filename):  # made by a library, e.g. a decorator's wrapper
+            body = digest_of(code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
+        else:
+            body = self._values.digest(content(code), label)
+            links += self._reached(function, found)
+            # Not where it is a name of the user's own.
+            known = (None, importlib.import_module)
+            unseen = (name for name in sorted(found.unseen) if function.__globals__.get(name) in known)
+            self.unhashables += [f"{label}: what {name} leads to" for name in unseen]
+        self.parts[label] = digest_of("function", body, *links).hex()
+
+    def _captured(self, function: types.FunctionType, found: Uses, owner: str) -> Digest:
+        links = []
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                links.append(digest_of("empty"))
+                continue
+            links.append(self._reach(value, found.variables.get(name, {()}), f"captured value {name}{owner}"))
+        return digest_of("captured", *links)
+
+    def _defaults(self, function: types.FunctionType, owner: str) -> Digest:
+        code, given = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+        both = [*zip(names, given, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
+        return digest_of("defaults", *(self.value(f"default argument {name}{owner}", value) for name, value in both))
+
+    def _reached(self, function: types.FunctionType, found: Uses) -> Iterable[Digest]:
+        """Links to the globals that a function uses and to what it imports while it runs."""
+        scope = function.__globals__
+        for name, chains in sorted(found.globals.items()):
+            if name in scope:
+                label = self._label((id(scope), name), f"global {name}")
+                yield digest_of(name, self._reach(scope[name], chains, label))
+        for one in sorted(found.imports, key=repr):
+            chains = found.variables.get(one.variable, set()) | found.globals.get(one.variable, set())
+            yield digest_of(repr(one), self._imported(one, chains, str(scope.get("__package__") or "")))
+
+    def _reach(self, value: Any, chains: Iterable[Chain], label: str) -> Digest:
+        return self._module(value, chains) if isinstance(value, types.ModuleType) else self.value(label, value)
+
+    def _imported(self, one: Import, chains: set[Chain], package: str) -> Digest:
+        try:
+            name = importlib.util.resolve_name("." * one.level + one.module, package or None)
+            if is_library(name):
+                return self._library(name)
+            value: Any = importlib.import_module(name)
+            if one.is_top:
+                value = sys.modules[name.partition(".")[0]]
+            elif one.member is not None:
+                value = self._member(value, one.member)
+        except (ImportError, AttributeError):
+            return digest_of("not there")
+        return self._reach(value, chains, self._label((name, one.member), f"global {one.member}"))
+
+    @staticmethod
+    def _member(module: Any, name: str) -> Any:
+        try:
+            return getattr(module, name)
+        except AttributeError:  # a module of the package that nothing has imported yet
+            return importlib.import_module(f"{module.__name__}.{name}")
+
+    # ---- modules ----
+
+    def _module(self, module: types.ModuleType, chains: Iterable[Chain]) -> Digest:
+        """A library by its version; of a user's module what is used of it, or all where it is handed on as it is."""
+        if is_library(module.__name__):
+            return digest_of("module", self._library(module.__name__))
+        links = []
+        for chain in sorted(chains):
+            if not chain:
+                links.append(self._whole_module(module))
+            elif hasattr(module, chain[0]):
+                label = self._label((id(vars(module)), chain[0]), f"global {chain[0]}")
+                links.append(digest_of(chain[0], self._reach(getattr(module, chain[0]), [chain[1:]], label)))
+            else:
+                links.append(text_digest("not there", chain[0]))
+        return digest_of("own module", *links)
+
+    def _whole_module(self, module: types.ModuleType) -> Digest:
+        name = module.__name__
+        return self._node(module, f"own module {name}", lambda label: self._all_of(module, label))
+
+    def _all_of(self, module: types.ModuleType, label: str) -> None:
+        links = []
+        for name, value in sorted(vars(module).items()):
+            if not name.startswith("__"):
+                part = self._label((id(vars(module)), name), f"global {name}")
+                links.append(digest_of(name, self._reach(value, [()], part)))
+        self.parts[label] = digest_of("own module", *links).hex()
+
+    # ---- classes ----
+
+    def _class(self, kind: type, label: str) -> None:
+        """Methods are parts of their own; attributes belong to the class."""
+        where = label
+        bases = digest_of("bases", *(self._values.digest(base, where) for base in kind.__bases__))
+        told = self._members_of_enum(kind) if issubclass(kind, enum.Enum) else dict(vars(kind))
+        # The places of slots are told by `__slots__`; a class that cloudpickle has carried has none.
+        told = {
+            name: value
+            for name, value in told.items()
+            if name not in _UNTOLD and not isinstance(value, types.MemberDescriptorType)
+        }
+        annotated = list(vars(kind).get("__annotations__", ()))
+        self.parts[label] = digest_of(
+            "class",
+            self._values.digest(type(kind), where),
+            bases,
+            self._values.digest(annotated, where),
+            self._values.attributes("attributes", told, where),
+        ).hex()
+
+    @staticmethod
+    def _members_of_enum(kind: type[enum.Enum]) -> dict[str, Any]:
+        """Names with values, and the methods; not what the enum module made of them."""
+        own = {
+            name: value
+            for name, value in vars(kind).items()
+            if isinstance(value, types.FunctionType | property | classmethod | staticmethod)
+        }
+        return own | {f"member {name}": member.value for name, member in kind.__members__.items()}

@@ -1,0 +1,210 @@
+"""`TextEncoder`: text in, a numpy array of token ids out, for use inside a function that is mapped over documents.
+
+The ids of HF tokenizers, whatever the size of a text: a document of many megabytes without a space is cut where that
+provably changes nothing (tokenizers/cutting.py), so that a call holds its texts twice (once as Arrow), their ids, and
+a few megabytes. The engine's word cache is dropped when it has grown by `CACHE_BYTES`. No Python object per token.
+
+Pickles with its tokenizer.json, a few megabytes, and loads the engine when it is first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from milldam.errors import ConfigError
+from milldam.memory import release, usage
+from milldam.run.lean_arrow import keep_arrow_lean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from milldam.tokenizers import engines
+    from milldam.tokenizers.encoder import Encoder
+    from milldam.tokenizers.engines import Engine
+    from milldam.tokenizers.loading import LoadedTokenizer
+
+CACHE_BYTES = 48 << 20
+GIANT_CACHE_BYTES = 16 << 20
+"""While a giant document is cut: what the engine remembers of it, ten times its text, is of no use again."""
+_ROOM = 1 << 20
+_SMALL = 4096
+_REMEMBERED = 3
+"""Bytes that the engine keeps for each byte of new text."""
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+
+
+class TextEncoder:
+    """
+    >>> encode = TextEncoder("openai-community/gpt2")                                              # doctest: +SKIP
+    >>> encode("A text."), encode(["A text.", "And another."])                                     # doctest: +SKIP
+    (array([  32, 2420,   13], dtype=uint16), [array([...], dtype=uint16), array([...], dtype=uint16)])
+
+    `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
+    "auto" (what the tokenizer has), or a token. `special_text`: "special" takes the text of a special token as that
+    token, "plain" as text like any other. `engine`: "auto" is the fast one where it gives the ids of HF tokenizers.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        bos: str = "none",
+        eos: str = "none",
+        special_text: str = "special",
+        engine: str = "auto",
+    ) -> None:
+        from milldam.stores.tokens.format import token_dtype
+        from milldam.tokenizers.proof import choose_engine, expected_ids
+        from milldam.tokenizers.special import choose_special_tokens
+
+        keep_arrow_lean()
+        if special_text not in ("special", "plain"):
+            raise ConfigError(f'special_text: "{special_text}"; must be "special" or "plain".')
+        loaded = _load(tokenizer)
+        self._json, self._plain = loaded.json, special_text == "plain"
+        self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
+        self.vocab_size = loaded.vocab_size
+        self.dtype = np.dtype(token_dtype(self.vocab_size))
+        expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
+        self._engine = choose_engine(engine, self._json, expected, plain_specials=self._plain).engine
+        self._encoder: Encoder | None = None
+        del loaded, expected
+        release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_encoder": None}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What the ids depend on, for a cache; not which engine makes them, which is the same."""
+        return (self._json, self._plain, self._special.bos, self._special.eos)
+
+    def __call__(self, texts: str | Sequence[str | None] | Any) -> Any:
+        """The ids of a text, or of each of several: a list, a numpy or an Arrow array. None has none."""
+        if isinstance(texts, str):
+            return self._encode([texts])[0]
+        return self._encode(texts)
+
+    def _encode(self, texts: Any) -> list[Ids]:
+        array = _as_arrow(texts)
+        encoder = self._encoder
+        if encoder is None:
+            encoder = self._encoder = self._make_encoder()
+        found = [_Growing(self.dtype) for _ in range(len(array))]
+        encoder.cancel()  # what an earlier call that failed has left
+        for tokens in encoder.encode(array):
+            assert tokens.positions is not None
+            stops = np.cumsum(tokens.lengths)
+            for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
+                found[position].add(tokens.flat[start:stop], room=tokens.open)
+        return [one.ids() for one in found]
+
+    def _make_encoder(self) -> Encoder:
+        from milldam.tokenizers.encoder import Encoder, bare_form
+        from milldam.tokenizers.engines import HUGGINGFACE, make_engine
+
+        make = partial(make_engine, plain_specials=self._plain, threads=1)
+        engine = _ForgettingEngine(make(self._engine, self._json))
+        return Encoder(engine, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE)))
+
+
+class _Growing:
+    """The ids of one text, piece by piece, in one array, which is never there twice."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._ids: Ids = np.empty(0, dtype)
+        self._size = 0
+
+    def add(self, ids: Ids, *, room: bool) -> None:
+        """`room`: more is to come."""
+        end = self._size + len(ids)
+        if end > len(self._ids):
+            # A large array is moved by the system, without a copy.
+            self._ids.resize(end + _ROOM if room else end, refcheck=False)
+        self._ids[self._size : end] = ids
+        self._size = end
+
+    def ids(self) -> Ids:
+        self._ids.resize(self._size, refcheck=False)
+        return self._ids
+
+
+class _ForgettingEngine:
+    """An engine that drops its caches when calls to it have taken so much memory and not given it back.
+
+    What the rest of the process takes does not count: inside a user's function nobody knows how much that may be.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._taken = 0
+        self.name, self.batch_bytes = engine.name, engine.batch_bytes
+        self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[engines.Ids, engines.Offsets]:
+        before = self._with_room(CACHE_BYTES)
+        ids, offsets = self._engine.encode(texts)
+        self._taken += usage().anonymous - before
+        return ids, offsets
+
+    def encode_text(self, text: bytes) -> engines.Ids:
+        """What cuts giant documents encodes texts one by one; a look at the memory takes as long as a small one."""
+        if len(text) < _SMALL:
+            self._taken += _REMEMBERED * len(text)
+            return self._engine.encode_text(text)
+        before = self._with_room(GIANT_CACHE_BYTES)
+        ids = self._engine.encode_text(text)
+        self._taken += usage().anonymous - before
+        return ids
+
+    def _with_room(self, most_bytes: int) -> int:
+        if self._taken > most_bytes:
+            self.renew()
+        return usage().anonymous
+
+    def renew(self) -> None:
+        self._engine.renew()
+        self._taken = 0
+
+
+def _load(tokenizer: Any) -> LoadedTokenizer:
+    from milldam.tokenizers.loading import load_tokenizer
+
+    if isinstance(tokenizer, str | Path):
+        return load_tokenizer(str(tokenizer))
+    return _of_object(tokenizer)
+
+
+def _of_object(tokenizer: Any) -> LoadedTokenizer:
+    """A copy, without truncation, padding and dropout."""
+    from milldam.tokenizers.loading import LoadedTokenizer
+    from milldam.tokenizers.special import NamedTokens
+
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        raise ConfigError(
+            f"A {type(tokenizer).__name__} has no tokenizer.json in it. "
+            "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
+        )
+    copy = type(backend).from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    if getattr(copy.model, "dropout", None) is not None:
+        copy.model.dropout = None
+    named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
+    return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)
+
+
+def _as_arrow(texts: Any) -> pa.LargeStringArray:
+    import pyarrow as pa
+
+    array = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.cast(pa.large_string()).fill_null("")

@@ -1,0 +1,170 @@
+"""A unit -> its cleaned documents, numbered: what both passes over the input begin with.
+
+A document's row is its position among the readable documents of its unit, from 0; so (unit, row) names it in both
+passes. Holds one batch; a document larger than a batch comes in parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from milldam.prefetch import prefetched
+from milldam.sources.batch import Batch, Reject, TextRules
+from milldam.sources.reading import read_unit
+from milldam.sources.units import Unit
+from milldam.text.arrays import text_offsets
+from milldam.text.cleaning import Cleaner, CleanRules
+from milldam.text.verdicts import Verdicts
+
+READ_AHEAD = 4
+HEAD_BYTES = 1 << 20
+"""What decides on a document from its text alone looks at so much of it."""
+
+EMPTY = "empty"
+_NO_TEXTS = pa.array([], pa.large_string())
+
+_Read = tuple[Batch | None, list[Reject]]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Whole documents in order; or a part of one that is larger than a batch."""
+
+    texts: pa.LargeStringArray
+    verdicts: Verdicts
+    first_row: int = 0
+    part: bool = False
+    """`texts` is one text, a part of a document."""
+    last: bool = True
+    """A part: the document ends with it."""
+    cancel: bool = False
+    """Forget the parts so far: the rest of the document could not be read."""
+    bytes_read: int = 0
+    rejects: list[Reject] = field(default_factory=list)
+    batch: int = 0
+    """Which batch of the unit it was, from 1; what comes after the last counts as one more."""
+
+    @property
+    def bytes(self) -> bytes:
+        """The text of a part."""
+        return bytes(self.texts[0].as_buffer())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read of a unit, and how."""
+
+    unit: Unit
+    rules: TextRules
+    clean: CleanRules | None
+    rows: tuple[int, int] | None = None
+    """Only the documents from, up to; None: all."""
+    skip_batches: int = 0
+    """Batches that were done before."""
+    spool: str | None = None
+    ahead: bool = False
+    """Read in a thread while what was read is worked on."""
+
+    def without_told_rejects(self, documents: Documents) -> Documents:
+        """What was rejected on the way to the batch after a finished part was recorded with that part."""
+        told = self.skip_batches and documents.batch == self.skip_batches + 1
+        return replace(documents, rejects=[]) if told else documents
+
+
+class UnitReader:
+    """Iterate over it once; `batches` and `seconds` tell how far it is and what took how long."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self.unit = reading, reading.unit
+        self._cleaner = Cleaner(reading.clean) if reading.clean is not None else None
+        self._row = 0
+        self._inside = False
+        self.batches = 0
+        self.seconds = {"read": 0.0, "clean": 0.0}
+
+    def __iter__(self) -> Iterator[Documents]:
+        first, stop = self._reading.rows or (0, None)
+        if stop is not None and first >= stop:
+            return
+        for batch, rejects in self._timed():
+            if batch is None:
+                yield Documents(_NO_TEXTS, Verdicts(0), rejects=rejects, batch=self.batches + 1)
+                return
+            self.batches += 1
+            if self.batches > self._reading.skip_batches:
+                documents = replace(
+                    self._documents(batch), bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches
+                )
+                yield self._reading.without_told_rejects(documents)
+            else:
+                self._row += 0 if batch.open else len(batch.texts)
+            if stop is not None and self._row >= stop and not self._inside:
+                return
+
+    def _timed(self) -> Iterator[_Read]:
+        reads = prefetched(self._read(), READ_AHEAD) if self._reading.ahead else self._read()
+        while True:
+            started = time.perf_counter()
+            read = next(reads, None)
+            self.seconds["read"] += time.perf_counter() - started
+            if read is None:
+                return
+            yield read
+
+    def _read(self) -> Iterator[_Read]:
+        """Each batch with what was rejected on the way to it; at the end None with the last rejects."""
+        rejects: list[Reject] = []
+        for batch in read_unit(self._reading.unit, self._reading.rules, rejects.append, self._reading.spool):
+            yield batch, rejects.copy()
+            rejects.clear()
+        yield None, rejects
+
+    def _documents(self, batch: Batch) -> Documents:
+        if batch.cancel:
+            if self._cleaner is not None:
+                self._cleaner.cancel()
+            self._inside = False
+            return Documents(_NO_TEXTS, Verdicts(0), cancel=True)
+        if batch.open or (self._inside and len(batch.texts)):
+            return self._part(batch)
+        return self._whole(batch.texts)
+
+    def _part(self, batch: Batch) -> Documents:
+        assert len(batch.texts) == 1
+        row, self._inside = self._row, batch.open
+        self._row += not batch.open
+        if not self._wanted(row):
+            return Documents(_NO_TEXTS, Verdicts(0))
+        verdicts = Verdicts(1)
+        texts = self._clean(batch.texts, verdicts, open=batch.open)
+        return Documents(texts, verdicts, row, part=True, last=not batch.open)
+
+    def _whole(self, texts: pa.LargeStringArray) -> Documents:
+        row = self._row
+        self._row += len(texts)
+        if self._reading.rows is not None:
+            first, stop = self._reading.rows
+            skipped = max(0, first - row)
+            row, texts = row + skipped, texts[skipped : max(skipped, stop - row)]
+        verdicts = Verdicts(len(texts))
+        texts = self._clean(texts, verdicts, open=False)
+        empty = np.diff(text_offsets(texts)) == 0
+        if empty.any():
+            verdicts.drop(empty, EMPTY)
+        return Documents(texts, verdicts, row)
+
+    def _wanted(self, row: int) -> bool:
+        return self._reading.rows is None or self._reading.rows[0] <= row < self._reading.rows[1]
+
+    def _clean(self, texts: pa.LargeStringArray, verdicts: Verdicts, *, open: bool) -> pa.LargeStringArray:
+        if self._cleaner is None or not len(texts):
+            return texts
+        started = time.perf_counter()
+        cleaned = self._cleaner.clean(texts, verdicts, open=open)
+        self.seconds["clean"] += time.perf_counter() - started
+        return cleaned

@@ -1,0 +1,435 @@
+"""What a job will take, before it begins: documents, tokens, disk, time.
+
+From a small sample of each data set (the heads of some sixteen stretches of files spread over the input, at most a
+quarter of a megabyte of each), or, for the check of the disk that every job begins with, from typical text. What fits
+into the sample is counted exactly; else the figures are estimates and are called so. What follows from them is in
+needs.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from milldam.config.settings import Config
+from milldam.errors import ResourceError
+from milldam.filters.judging import Filters
+from milldam.memory import format_size, release
+from milldam.pipeline.documents import Documents, Reading, UnitReader
+from milldam.pipeline.needs import Load, Machines, Needs, find_needs
+from milldam.pipeline.preparing import Prepared, Source, wanted_rows
+from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.opening import open_head
+from milldam.sources.tables import row_count
+from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
+from milldam.stores.tokens.format import token_dtype
+from milldam.text.arrays import byte_count
+from milldam.text.verdicts import Verdicts
+from milldam.tokenizers.encoder import groups
+from milldam.tokenizers.engines import Engine, make_engine
+
+UNITS_SAMPLED = 8
+SAMPLE_BYTES, SMALLEST_SAMPLE = 256 << 10, 16 << 10
+TEXTS_PART_OF_DISK = 8
+"""Texts are kept between the passes when they fit this many times on the free disk."""
+WARM_SHARE = 0.65
+"""An engine that knows the words of a sample encodes it faster than new text by this factor."""
+WRITE_SECONDS = 1.4e-9
+"""A byte of text, of one core: writing its tokens, with what is around it."""
+_UNIT_BYTES = 46
+"""A line of the list of units, beside its slices, with where it lies."""
+_LISTED_BYTES = 110
+"""A line of the list of files, beside the path."""
+_UNPACKED_SAMPLE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    documents: int
+    text_bytes: int
+    tokens: int
+    store_bytes: int
+    temporary_bytes: dict[str, int] = field(default_factory=dict)
+    """What is on disk meanwhile, by kind; not all of it at a time."""
+    seconds: float = 0.0
+    free_bytes: int = 0
+    disk_bytes: int = 0
+    """The most there is at a time, the store included."""
+    needs: Needs | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """How much text, how many documents and tokens some input holds, and how long what takes."""
+
+    input_bytes: float = 0
+    text_bytes: float = 0
+    documents: float = 0
+    tokens: float = 0
+    work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of one core by kind: read (and clean), hash, signatures, filter, encode, write."""
+    slices: float = 0
+
+    def add(self, other: Sample, factor: float = 1.0) -> None:
+        """What another one holds, so many times."""
+        for name in ("input_bytes", "text_bytes", "documents", "tokens", "slices"):
+            setattr(self, name, getattr(self, name) + factor * getattr(other, name))
+        for kind, seconds in other.work.items():
+            self.work[kind] += factor * seconds
+
+
+Kind = tuple[int, str, str | None]
+"""Files that are alike: the number of their data set, their format, their compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What is known of the input, by kind: what is true of one data set need not be of another."""
+
+    other: Sample
+    """For what has no sample of its own; by bytes without compression."""
+    own: dict[Kind, Sample] = field(default_factory=dict)
+
+    def expect(self, kind: Kind, size: int, slices: int) -> Sample:
+        """What so many bytes of files of a kind hold, in so many slices."""
+        sample, ratio = self.own.get(kind), 1.0
+        if sample is None:
+            sample, ratio = self.other, _ratio(kind)
+        expected = Sample()
+        expected.add(sample, size * ratio / max(1, sample.input_bytes))
+        if sample.documents == sample.slices > 0:
+            expected.documents = slices  # a file is a document, however large
+        return expected
+
+
+def _ratio(kind: Kind) -> float:
+    """How much larger than a file what it unpacks to is, as is typical."""
+    return TYPICAL_RATIO.get(kind[2] or "", 1.0)
+
+
+# Measured (docs/scale.md): seconds for a gigabyte of English JSON lines, and for a document.
+_TYPICAL_WORK = {"read": 5.8, "hash": 0.2, "signatures": 8.0, "encode": 9.7, "write": 1.4}
+_TYPICAL_DOCUMENT = {"hash": 2e-6, "signatures": 18e-6}
+
+
+def typical(input_bytes: float, documents: float) -> Sample:
+    """Text of that much, as most of it is."""
+    text = input_bytes * 0.98
+    work = {
+        kind: seconds * text / 1e9 + _TYPICAL_DOCUMENT.get(kind, 0.0) * documents
+        for kind, seconds in _TYPICAL_WORK.items()
+    }
+    return Sample(int(input_bytes), int(text), int(documents), int(text / 4.4), work)
+
+
+TYPICAL = typical(4_500_000, 2000)
+
+
+def estimate(
+    config: Config,
+    prepared: Prepared,
+    survey: Survey,
+    samples: Samples,
+    stages: tuple[str, ...],
+    machines: Machines,
+    *,
+    documents: dict[int, int] | None = None,
+    here: bool = True,
+) -> Estimate:
+    """What so much input will take when each data set is like its sample.
+
+    `documents`: of each data set, where they are known. `here`: the output goes to a disk that can be looked at.
+    """
+    job = _expected(prepared, survey, samples, documents or {})
+    tokens = int(job.tokens)
+    width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
+    free = _free_bytes(config)
+    load = Load(
+        documents=round(job.documents),
+        text_bytes=int(job.text_bytes),
+        tokens=tokens,
+        token_bytes=tokens * width,
+        input_bytes=prepared.identity.input["bytes"],
+        units=survey.units,
+        plan_bytes=int(survey.plan_bytes + prepared.identity.input["files"] * _LISTED_BYTES),
+        shard_size=prepared.shard_size,
+        keeps_texts=here and keeps_texts(config, job.text_bytes),
+        work=dict(job.work),
+    )
+    needs = find_needs(config, load, stages, machines)
+    store = {"tokens", "idx", "packed rows", "dedup index"}
+    kinds: Counter[str] = Counter()
+    for sizes in needs.disk.values():
+        kinds |= Counter(sizes)
+    return Estimate(
+        documents=load.documents,
+        text_bytes=load.text_bytes,
+        tokens=tokens,
+        store_bytes=load.token_bytes + needs.index_bytes + needs.packed_bytes,
+        temporary_bytes={kind: size for kind, size in kinds.items() if kind not in store},
+        seconds=sum(needs.seconds.values()),
+        free_bytes=free,
+        disk_bytes=needs.peak[1],
+        needs=needs,
+    )
+
+
+def _expected(prepared: Prepared, survey: Survey, samples: Samples, documents: dict[int, int]) -> Sample:
+    """What is taken of all data sets."""
+    job = Sample()
+    for number, source in enumerate(prepared.sources):
+        held = Sample()
+        for kind, size in survey.sizes.items():
+            if kind[0] == number:
+                held.add(samples.expect(kind, size, survey.slices[kind]))
+        there = documents.get(number) or held.documents
+        taken = _wanted(source, there)
+        job.add(held, taken / max(1.0, there))
+        # Where documents are known, the sample need not have as many.
+        job.documents += taken - held.documents * taken / max(1.0, there)
+    return job
+
+
+def require_disk(needed: Estimate, out: str) -> None:
+    """Refuse a job that would fill the disk."""
+    if needed.disk_bytes > needed.free_bytes:
+        raise ResourceError(
+            f"Not enough disk for {out}: about {format_size(needed.disk_bytes)} are needed "
+            f"({format_size(needed.store_bytes)} for the store, the rest on the way), "
+            f"{format_size(needed.free_bytes)} are free.\nFree some space, or choose another place for it."
+        )
+
+
+def _wanted(source: Source, documents: float) -> float:
+    """How many of a data set's documents are taken: slice, limit, weight."""
+    first, stop = wanted_rows(source, round(documents))
+    return (stop - first) * source.rules.weight
+
+
+class Survey:
+    """The size of every data set by compression, and some slices of each, spread evenly; holds few of however many."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self._spread: defaultdict[int, _Spread] = defaultdict(_Spread)
+        self.sizes: Counter[Kind] = Counter()
+        self.slices: Counter[Kind] = Counter()
+        """By kind of file."""
+        self.dearest: tuple[int, Slice] | None = None
+        """The slice that takes most memory to unpack, and its data set; None: none takes more than batches do."""
+
+    @classmethod
+    def of(cls, units: Iterable[Unit]) -> Survey:
+        survey = cls()
+        for _ in survey.watch(units):
+            pass
+        return survey
+
+    def watch(self, units: Iterable[Unit]) -> Iterator[Unit]:
+        """Look at units as they pass."""
+        for unit in units:
+            self.units += 1
+            if not unit.copy:
+                self._add(unit)
+            yield unit
+
+    def _add(self, unit: Unit) -> None:
+        spread = self._spread[unit.dataset]
+        for slice in unit.slices:
+            kind = (unit.dataset, slice.format, slice.compression)
+            self.sizes[kind] += slice.size
+            self.slices[kind] += 1
+            spread.add(unit, slice)
+            if slice.unpacking > (self.dearest[1].unpacking if self.dearest is not None else 0):
+                self.dearest = unit.dataset, slice
+
+    @property
+    def some(self) -> list[Unit]:
+        """For a sample: units of one slice each, of every data set; repetitions are none of them."""
+        each = max(1, 2 * UNITS_SAMPLED // max(1, len(self._spread)))
+        return [unit for spread in self._spread.values() for unit in spread.some[:: -(-len(spread.some) // each)]]
+
+    @property
+    def plan_bytes(self) -> float:
+        """About the size of the list of units, and of the paths in the list of files."""
+        some = [unit.slices[0] for unit in self.some]
+        listed = sum(len(json.dumps(slice.as_json())) + 2 + len(slice.path) for slice in some)
+        return listed / max(1, len(some)) * self.slices.total() + _UNIT_BYTES * self.units
+
+    @property
+    def unpacked_bytes(self) -> float:
+        """About the size of all without compression."""
+        return sum(size * _ratio(kind) for kind, size in self.sizes.items())
+
+
+@dataclass(slots=True)
+class _Spread:
+    """Some of many slices, each as a unit of its own."""
+
+    some: list[Unit] = field(default_factory=list)
+    seen: int = 0
+    step: int = 1
+
+    def add(self, unit: Unit, slice: Slice) -> None:
+        if self.seen % self.step == 0:
+            self.some.append(replace(unit, slices=(slice,)))
+            if len(self.some) > 2 * UNITS_SAMPLED:
+                self.some, self.step = self.some[::2], self.step * 2
+        self.seen += 1
+
+
+def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Samples:
+    """Read and encode the heads of some units of one slice each, and do with them what the job will do."""
+    plain = config.tokenizer_rules.special_text == "plain"
+    engine = make_engine(engine_name, prepared.tokenizer_json, plain_specials=plain, threads=1)
+    working = _Working(engine, _FirstPass(config), Filters(config.filters))
+    limit = max(SMALLEST_SAMPLE, min(SAMPLE_BYTES, 2 * UNITS_SAMPLED * SAMPLE_BYTES // max(1, len(units))))
+    samples = Samples(Sample())
+    for unit in units:
+        (slice,) = unit.slices
+        reading = Reading(unit, prepared.sets[unit.dataset].text, config.clean_rules)
+        head, whole = working.on_head(UnitReader(reading), limit)
+        size = slice.size * _packed_ratio(slice)
+        times = 1.0 if whole else _times(slice, head, size)
+        head.slices = 1 / times
+        if not whole:
+            head.documents = max(head.documents, 1 / times)  # the one that goes on behind the head
+        own = samples.own.setdefault((unit.dataset, slice.format, slice.compression), Sample())
+        for one, counted in ((own, slice.size), (samples.other, size)):
+            head.input_bytes = counted / times
+            one.add(head, times)
+    del working, engine
+    release()
+    return samples
+
+
+def _times(slice: Slice, head: Sample, size: float) -> float:
+    """How many times more than its head a slice holds: by its rows where it has some, else by bytes."""
+    rows = row_count(slice)
+    if rows is not None and head.documents:
+        return max(1.0, rows / head.documents)
+    return max(1.0, size / max(1.0, head.input_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """What the job does with texts."""
+
+    engine: Engine
+    first_pass: _FirstPass
+    filters: Filters
+
+    def on_head(self, batches: Iterable[Documents], limit: int) -> tuple[Sample, bool]:
+        """What the first batches hold, the last one cut to what is wanted of it, and whether that was all."""
+        head = Sample()
+        started = time.process_time()
+        for documents in batches:
+            seconds, texts = time.process_time() - started, documents.texts
+            size = byte_count(texts)
+            wanted = max(1, int(len(texts) * (limit - head.text_bytes) / size)) if size else len(texts)
+            some = texts[:wanted]
+            part = byte_count(some) / size if size else 1.0
+            head.input_bytes += documents.bytes_read * part
+            head.text_bytes += byte_count(some)
+            head.documents += len(some) if documents.last else 0
+            head.work["read"] += seconds * part
+            self._work_on(some, head)
+            if wanted < len(texts) or head.text_bytes >= limit:
+                return head, False
+            started = time.process_time()
+        return head, True
+
+    def _work_on(self, texts: pa.LargeStringArray, head: Sample) -> None:
+        self.first_pass.work_on(texts, head.work)
+        with _Timed(head.work, "filter"):
+            self.filters.judge(texts, Verdicts(len(texts)))
+        for _ in _encoded(self.engine, texts):
+            pass  # what an engine learns from the first words is no measure of the millions that follow
+        with _Timed(head.work, "encode", 1 / WARM_SHARE):
+            head.tokens += sum(_encoded(self.engine, texts))
+        head.work["write"] += byte_count(texts) * WRITE_SECONDS
+
+
+class _Timed:
+    """Adds the processor's time, which others on the machine change less than the clock's."""
+
+    def __init__(self, work: dict[str, float], kind: str, factor: float = 1.0) -> None:
+        self._work, self._kind, self._factor = work, kind, factor
+
+    def __enter__(self) -> None:
+        self._started = time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._work[self._kind] += (time.process_time() - self._started) * self._factor
+
+
+class _FirstPass:
+    """What dedup does with texts."""
+
+    def __init__(self, config: Config) -> None:
+        from milldam.dedup.fingerprints import Fingerprinter
+        from milldam.dedup.minhash import MinHasher
+
+        rules = config.dedup_rules
+        self._fingerprinter = Fingerprinter(rules.normalize) if rules is not None else None
+        self._hasher = MinHasher(rules.near) if rules is not None and rules.near is not None else None
+
+    def work_on(self, texts: pa.LargeStringArray, work: dict[str, float]) -> None:
+        if self._fingerprinter is not None:
+            with _Timed(work, "hash"):
+                self._fingerprinter.hash(texts)
+        if self._hasher is not None:
+            with _Timed(work, "signatures"):
+                self._hasher.signatures(texts)
+
+
+def _encoded(engine: Engine, texts: pa.LargeStringArray) -> Iterator[int]:
+    """Tokens of each group of texts, with one more a document."""
+    for group in groups(texts, engine.batch_bytes):
+        flat, _ = engine.encode(group)
+        yield len(flat) + len(group)
+
+
+def _packed_ratio(slice: Slice) -> float:
+    """How much larger the head of a compressed file is than what it is packed in."""
+    if slice.compression is None:
+        return 1.0
+    with open_head(slice.path) as file:
+        size = _size_of_head(file, slice.compression)
+        packed = file.tell()
+    return size / packed if size and packed else 1.0
+
+
+def _size_of_head(file: IO[bytes], compression: str) -> int:
+    size = 0
+    try:
+        for block in read_blocks(file, compression, 1 << 20):
+            size += len(block)
+            if size >= _UNPACKED_SAMPLE:
+                break
+    except DamagedError:
+        pass
+    return size
+
+
+def keeps_texts(config: Config, text_bytes: float) -> bool:
+    """Whether the first pass keeps its texts for the second: where they take a small part of the free disk."""
+    return text_bytes < _free_bytes(config) // TEXTS_PART_OF_DISK
+
+
+def _free_bytes(config: Config) -> int:
+    return shutil.disk_usage(_existing(Path(config.out))).free
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder that exists."""
+    return next(parent for parent in itertools.chain([path.absolute()], path.absolute().parents) if parent.exists())

@@ -1,0 +1,193 @@
+"""The first pass, for one unit: read, clean, fingerprint. Only with dedup.
+
+Runs in a worker. Holds one batch and a bounded number of fingerprints. A unit's files appear whole, the hashes last:
+when they are there, the unit is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, hash_file_name
+from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter, signature_file_name
+from milldam.dedup.rules import DedupRules
+from milldam.memory import usage
+from milldam.pipeline.assignments import REPORT_SECONDS, Assignment, SetRules
+from milldam.pipeline.documents import HEAD_BYTES, Documents, Reading, UnitReader
+from milldam.pipeline.splitting import Chooser, below
+from milldam.pipeline.text_cache import CacheWriter, cache_path
+from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.text.cleaning import CleanRules
+from milldam.text.verdicts import Mask
+
+_SKIPPED_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintTask:
+    """What every worker needs to know; it pickles."""
+
+    folder: Path
+    """Where the fingerprints go."""
+    sets: tuple[SetRules, ...]
+    clean: CleanRules | None
+    rules: DedupRules
+    spool: str
+    threads: int
+    seed: int
+    keep_texts: bool
+    """Keep the cleaned texts for the second pass."""
+
+    def start(self) -> UnitFingerprinter:
+        return UnitFingerprinter(self)
+
+
+class UnitFingerprinter:
+    """A worker's state."""
+
+    def __init__(self, task: FingerprintTask) -> None:
+        self._task = task
+        self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
+
+    def __call__(self, assignment: Assignment, report: Report) -> None:
+        task, unit = self._task, assignment.unit
+        reader = UnitReader(
+            Reading(
+                unit,
+                task.sets[unit.dataset].text,
+                task.clean,
+                rows=assignment.rows,
+                spool=task.spool,
+                ahead=task.threads > 1,
+            )
+        )
+        with ExitStack() as stack:
+            hashes = stack.enter_context(FingerprintWriter(task.folder / hash_file_name(unit.index)))
+            cache = stack.enter_context(CacheWriter(cache_path(task.folder, unit.index))) if task.keep_texts else None
+            near = None
+            if self._near is not None:
+                writer = stack.enter_context(SignatureWriter(task.folder / signature_file_name(unit.index)))
+                near = _Near(self._near, writer, assignment.rows[0] if assignment.rows else 0)
+            exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
+            sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
+            # The hashes are committed last.
+            files = _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
+        report(PART, {"unit": unit.index, "files": files})
+
+
+class _Exact:
+    """Hashes of the documents of a unit."""
+
+    def __init__(self, fingerprinter: Fingerprinter, writer: FingerprintWriter) -> None:
+        self._fingerprinter, self._writer = fingerprinter, writer
+
+    def add(self, documents: Documents, wanted: Mask) -> None:
+        self._writer.add(self._fingerprinter.hash(documents.texts), documents.first_row, wanted)
+
+    def feed(self, documents: Documents) -> None:
+        self._fingerprinter.feed(documents.bytes)
+        if documents.last:
+            self._writer.add(self._fingerprinter.finish()[None, :], documents.first_row)
+
+    def cancel(self) -> None:
+        self._fingerprinter.cancel()
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._writer.path.name: self._writer.commit()}
+
+
+class _Near:
+    """Signatures of the documents of a unit."""
+
+    def __init__(self, hasher: MinHasher, writer: SignatureWriter, skipped_rows: int) -> None:
+        self._hasher, self._writer = hasher, writer
+        # A document's place in the file is its row: those that are not wanted take theirs.
+        for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
+            some = min(_SKIPPED_AT_ONCE, skipped_rows - start)
+            writer.add(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8))
+
+    def add(self, documents: Documents, wanted: Mask) -> None:
+        signatures = self._hasher.signatures(documents.texts)
+        signatures[~wanted] = NO_WORDS
+        self._writer.add(signatures)
+
+    def feed(self, documents: Documents) -> None:
+        self._hasher.feed(documents.bytes)
+        if documents.last:
+            self._writer.add(self._hasher.finish()[None, :])
+
+    def cancel(self) -> None:
+        self._hasher.cancel()
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._writer.path.name: self._writer.commit()}
+
+
+class _UnitWork:
+    """One unit on its way through the first pass."""
+
+    def __init__(
+        self,
+        reader: UnitReader,
+        kinds: list[_Exact | _Near],
+        cache: CacheWriter | None,
+        sample: tuple[Chooser, float],
+        report: Report,
+    ) -> None:
+        self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
+        self._chooser, self._share = sample
+        self._unit, self._bytes_read = reader.unit, 0
+        self._counts: Counter[str] = Counter()
+        self._seconds = {"fingerprint": 0.0}
+        self._reported = time.monotonic()
+
+    def run(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of each file that was made, by its name."""
+        for documents in self._reader:
+            started = time.perf_counter()
+            wanted = self._wanted(documents)
+            for kind in self._kinds:
+                self._fingerprint(kind, documents, wanted)
+            if self._cache is not None:
+                self._cache.add(documents)
+            self._seconds["fingerprint"] += time.perf_counter() - started
+            self._bytes_read += documents.bytes_read
+            self._counts["input_bytes"] = self._unit.input_bytes(self._bytes_read)
+            self._counts["documents"] += len(documents.texts) if documents.last else 0
+            if time.monotonic() - self._reported > REPORT_SECONDS:
+                self._send_progress()
+        self._counts["input_bytes"] = self._unit.size
+        if self._cache is not None:
+            self._cache.commit()
+        files: dict[str, dict[str, Any]] = {}
+        for kind in self._kinds:
+            files |= kind.commit()
+        self._send_progress()
+        return files
+
+    def _wanted(self, documents: Documents) -> Mask:
+        """What is dropped for another reason, or not in the sample, makes no other document a duplicate."""
+        keep = documents.verdicts.keep
+        if self._share < 1 and not documents.part:
+            keep &= below(self._chooser.sample_keys(documents.texts), self._share)
+        return keep
+
+    def _fingerprint(self, kind: _Exact | _Near, documents: Documents, wanted: Mask) -> None:
+        if documents.cancel:
+            kind.cancel()
+        elif documents.part:
+            kind.feed(documents)
+        elif len(documents.texts):
+            kind.add(documents, wanted)
+
+    def _send_progress(self) -> None:
+        self._reported = time.monotonic()
+        seconds = self._reader.seconds | self._seconds
+        self._report(PROGRESS, {"counts": dict(self._counts), "seconds": seconds, "anonymous_bytes": usage().anonymous})

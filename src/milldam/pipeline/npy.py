@@ -1,0 +1,109 @@
+"""`NAME.npy`: all tokens of the input in one 1-D file for `np.load(mmap_mode="r")`, written as a stream.
+
+The tokens are made as a store in a work folder beside it (so that it resumes like one), joined, and the folder is
+removed. Beside the file stays `NAME.npy.json`, which says what it was made from; without it nobody could tell
+whether the file is fresh. Disk: twice the file while it is joined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from milldam.checked import checked, read_json
+from milldam.config.settings import Config
+from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
+from milldam.exporters.job import RECORD_NAME as EXPORT_RECORD
+from milldam.exporters.npy import npy_header
+from milldam.exporters.reading import token_blocks
+from milldam.files import NewFile, json_bytes, write_file
+from milldam.loader.stores import Store
+from milldam.pipeline.rejects import NAME as REJECTS
+from milldam.pipeline.stages import run_job
+from milldam.run.folder import RUN_FOLDER
+from milldam.run.progress import Observer, Summary
+from milldam.stores.kinds import TOKENS
+from milldam.stores.tokens.manifest import NAME as MANIFEST
+from milldam.stores.tokens.manifest import Manifest
+
+
+def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
+    """Where the file goes: when nothing is said, beside the one text file it is made from."""
+    if out is not None:
+        return out
+    if len(inputs) != 1 or not inputs[0].endswith(".txt"):
+        raise ConfigError(
+            "--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy."
+        )
+    return Path(inputs[0]).with_suffix(".npy")
+
+
+def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary:
+    """Do the job, or what is left of it; a file that is up to date is left alone. `config.out` names the file."""
+    npy = Path(config.out)
+    sidecar = npy.with_name(npy.name + ".json")
+    if npy.suffix != ".npy":
+        raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
+    work = work_folder(npy)
+    _clear_comparison(work)
+    compared = npy.exists() and not config.overwrite and not work.exists()
+    if compared:
+        _restore_identity(sidecar, npy, work)
+    try:
+        summary = run_job(dataclasses.replace(config, out=str(work)), observer, name=npy, report=False)
+    except MilldamError:
+        if compared:
+            shutil.rmtree(work)
+        raise
+    if not compared:
+        _join(work, npy)
+        if (work / REJECTS).exists():
+            (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
+        write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
+    shutil.rmtree(work)
+    return dataclasses.replace(summary, out=npy, output_bytes=npy.stat().st_size)
+
+
+def _clear_comparison(work: Path) -> None:
+    """What a run left that was killed while it only compared: a manifest without its shards."""
+    if (work / MANIFEST).exists():
+        shards = Manifest.read(work).shards
+        if any(not (work / f"{shard.name}.bin").exists() for shard in shards):
+            shutil.rmtree(work)
+
+
+def work_folder(npy: Path) -> Path:
+    """Where the tokens of an .npy file are made."""
+    return npy.with_name(f".{npy.name}.milldam")
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    counted = {"documents": manifest.documents, "tokens": manifest.tokens}
+    facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version} | counted
+    return {"format": "milldam npy", **facts}
+
+
+def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
+    """Let the run compare itself with the file that exists, by the manifest kept beside it."""
+    try:
+        manifest = checked(Manifest, read_json(sidecar), sidecar)
+    except (FileNotFoundError, StoreError):
+        raise MismatchError(
+            f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
+        ) from None
+    (work / RUN_FOLDER).mkdir(parents=True)
+    manifest.write(work)
+
+
+def _join(work: Path, npy: Path) -> None:
+    store = Store(work)
+    # What `milldam export --to npy` said of a file that is replaced now.
+    npy.with_name(f"{npy.name}.{EXPORT_RECORD}").unlink(missing_ok=True)
+    with NewFile(npy) as new:
+        new.write(npy_header(store.dtype, store.tokens))
+        for block in token_blocks(store):
+            new.write(block.data)
+        new.commit()

@@ -1,0 +1,271 @@
+"""Everything a job has to know before it works: input, tokenizer, columns, engine. What can be wrong is found here.
+
+Reads the heads of a few files and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from milldam.config.settings import VAL, Config, DataSet
+from milldam.errors import InputError
+from milldam.files import hash_bytes
+from milldam.filters.judging import Filters
+from milldam.filters.language import unload_model
+from milldam.input_files import LeftOut
+from milldam.memory import release
+from milldam.pipeline.assignments import SetRules
+from milldam.run.folder import Run
+from milldam.run.identity import Identity
+from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.sources.batch import TextRules
+from milldam.sources.columns import find_text_column
+from milldam.sources.data_sets import Resolved, resolve_data_set
+from milldam.sources.listing import InputFile, list_inputs
+from milldam.sources.opening import STDIN
+from milldam.sources.reading import read_unit, slice_file
+from milldam.sources.units import Slice, Unit, default_shard_size, plan_units
+from milldam.text.cleaning import Cleaner
+from milldam.text.user_functions import function_hash
+from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
+from milldam.tokenizers.proof import Choice, Expected, choose_engine, expected_ids
+from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
+
+SAMPLE_BYTES = 64 << 10
+_FILES_SAMPLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A data set, looked up."""
+
+    rules: SetRules
+    rows: Any
+    """The slice of its documents that is wanted; None: all."""
+    max_documents: int | None
+
+    @property
+    def copies(self) -> int:
+        return math.ceil(self.rules.weight)
+
+    @property
+    def counted(self) -> bool:
+        """Its documents must be counted before it can be said which of them are wanted."""
+        return self.rows is not None or self.max_documents is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    tokenizer_name: str
+    tokenizer_json: str
+    tokenizer_hash: str
+    expected: Expected
+    special: SpecialTokens
+    vocab_size: int
+    sources: tuple[Source, ...]
+    shard_size: int
+    identity: Identity
+
+    @property
+    def tokenizer_bytes(self) -> int:
+        """What it will take in memory, as measured of many."""
+        return TOKENIZER_FACTOR * len(self.tokenizer_json)
+
+    @property
+    def sets(self) -> tuple[SetRules, ...]:
+        return tuple(source.rules for source in self.sources)
+
+
+class Preparation:
+    """Looks up what the configuration names, into a run folder."""
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self._config, self._run = config, run
+        self._resolved = self._resolve_all()
+        self.left_out = LeftOut()
+        """Files of the input's folders that are not read."""
+
+    def prepare(self) -> Prepared:
+        self._try_rules()
+        input_identity = self.list_input()
+        shard_size = self._config.shard_bytes or default_shard_size(input_identity["bytes"])
+        sources = self.look_up_sources()
+        # The loaded tokenizer is needed for this step alone: it must not stay in memory.
+        prepared = self._with_tokenizer(self._load_tokenizer(), input_identity, shard_size, sources)
+        release()
+        return prepared
+
+    def _try_rules(self) -> None:
+        """What rules name must be there: functions, the language model."""
+        Filters(self._config.filters)
+        if self._config.clean_rules is not None:
+            Cleaner(self._config.clean_rules)
+        unload_model()
+
+    def list_input(self) -> dict[str, Any]:
+        """List the input as it is now; its number, size and fingerprint."""
+        self.left_out = LeftOut()
+        return self._run.write_inputs(self._files())
+
+    def units(self, prepared: Prepared) -> Iterator[Unit]:
+        """Every unit in plan order."""
+        return planned_units(self._run, prepared.sources, prepared.shard_size)
+
+    def sample(self, prepared: Prepared, some: list[Unit]) -> list[Unit]:
+        """Units to learn from what the input holds, when some of its own are given."""
+        return some
+
+    def _resolve_all(self) -> list[list[Resolved]]:
+        return [_resolve(one) for one in self._config.sources]
+
+    def _heads(self, number: int) -> Iterator[InputFile]:
+        """Files of a data set whose heads can be looked at."""
+        return listed_files(self._run, number)
+
+    def look_up_sources(self) -> tuple[Source, ...]:
+        """The data sets of the configuration, with what was found of them; the input must be listed."""
+        return tuple(self._source(number) for number in range(len(self._config.sources)))
+
+    def _files(self) -> Iterator[tuple[int, InputFile]]:
+        if self._run.share is not None:
+            # As it was when the run was prepared: not every share need ask for every file. Who finishes does.
+            yield from ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._run.inputs())
+            return
+        for number, resolved in enumerate(self._resolved):
+            for one in resolved:
+                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format, self.left_out))
+
+    def _source(self, number: int) -> Source:
+        config, given = self._config, self._config.sources[number]
+        rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
+        slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
+        before = len(config.validation_sets)
+        place = f"validation.{number}" if number < before else f"datasets.{number - before}"
+        column = find_text_column(slices, given.text_column, str(self._run.folder), f"{place}.text_column")
+        split = VAL if number < before else None
+        text = dataclasses.replace(rules, text_column=column)
+        return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
+
+    def _load_tokenizer(self) -> LoadedTokenizer:
+        rules = self._config.tokenizer_rules
+        if rules.train is not None and not Path(rules.path).exists():
+            raise InputError(
+                f"{rules.path}: no tokenizer there yet. Train it first, with the same file: milldam train-tokenizer"
+            )
+        return load_tokenizer(rules.path)
+
+    def _with_tokenizer(
+        self, tokenizer: LoadedTokenizer, input_identity: dict[str, Any], shard_size: int, sources: tuple[Source, ...]
+    ) -> Prepared:
+        rules = self._config.tokenizer_rules
+        special = choose_special_tokens(tokenizer.huggingface, tokenizer.named, bos=rules.bos, eos=rules.eos)
+        tokenizer_hash = hash_bytes(tokenizer.json.encode())
+        settled = {
+            "tokenizer": tokenizer_hash,
+            "bos": special.bos_token,
+            "eos": special.eos_token,
+            "shard_size": shard_size,
+        }
+        settings = settled | self._settings(sources)
+        plain = rules.special_text == "plain"
+        expected = expected_ids(tokenizer.huggingface, self._samples(sources[-1]), plain_specials=plain)
+        return Prepared(
+            tokenizer_name=tokenizer.name,
+            tokenizer_json=tokenizer.json,
+            tokenizer_hash=tokenizer_hash,
+            expected=expected,
+            special=special,
+            vocab_size=tokenizer.vocab_size,
+            sources=sources,
+            shard_size=shard_size,
+            identity=Identity(settings, input_identity, tokenizer.name),
+        )
+
+    def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:
+        """The configuration's settings, with what "auto" stands for settled, so that it is compared as what it is."""
+        settings = self._config.settings()
+        columns = [source.rules.text.text_column for source in sources]
+        for one, column in zip(settings["validation"] + settings["datasets"], columns, strict=True):
+            one["text_column"] = column
+        for stage in ("clean", "filters"):
+            function = (settings[stage] or {}).get("function")
+            if function is not None:
+                settings[stage]["function_hash"] = function_hash(function)
+        return settings
+
+    def _samples(self, source: Source) -> list[str]:
+        """The first documents of a data set, up to some tens of kilobytes."""
+        if STDIN in self._config.sources[-1].paths:
+            return []
+        texts: list[str] = []
+        size = 0
+        lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
+        number = len(self._config.sources) - 1
+        for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
+            if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
+                continue  # the budget is yet to be held against that
+            head = Unit(0, (Slice(file.path, file.format, file.compression),))
+            for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
+                for text in batch.texts:
+                    texts.append(text.as_py()[:SAMPLE_BYTES])
+                    size += len(texts[-1])
+                    if size > SAMPLE_BYTES:
+                        return texts
+        return texts
+
+
+def wanted_rows(source: Source, total: int) -> tuple[int, int]:
+    """(first, behind the last) of a data set's documents that are wanted, when it has `total`."""
+    first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
+    return first, stop if source.max_documents is None else min(stop, first + source.max_documents)
+
+
+def _resolve(one: DataSet) -> list[Resolved]:
+    return [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
+
+
+def listed_files(run: Run, dataset: int) -> Iterator[InputFile]:
+    """The files of one data set, as just listed."""
+    return (InputFile(**file) for file in run.listed(dataset))
+
+
+def planned_units(run: Run, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
+    """Every unit in plan order: data set after data set, each repetition on its own."""
+    return cut_units(partial(listed_files, run), slice_file, sources, shard_size)
+
+
+def cut_units(
+    files_of: Callable[[int], Iterator[InputFile]],
+    slice_one: Callable[..., Iterator[Slice]],
+    sources: tuple[Source, ...],
+    shard_size: int,
+) -> Iterator[Unit]:
+    """The same for files that are listed, and cut, in some way."""
+    index = 0
+    for number, source in enumerate(sources):
+        slicer = partial(slice_one, rules=source.rules.text)
+        first = index
+        for copy in range(source.copies):
+            behind = index - first
+            files = files_of(number)
+            for unit in plan_units(files, shard_size, slicer, first_index=index, dataset=number, copy=copy):
+                yield dataclasses.replace(unit, original=unit.index - behind) if copy else unit
+                index += 1
+
+
+def pick_engine(config: Config, prepared: Prepared) -> Choice:
+    """The engine to encode with, proved on samples."""
+    rules = config.tokenizer_rules
+    return choose_engine(
+        rules.engine,
+        prepared.tokenizer_json,
+        prepared.expected,
+        plain_specials=rules.special_text == "plain",
+    )

@@ -1,0 +1,121 @@
+"""The rejects of all parts -> `rejects.jsonl` in the output folder, in plan order, with the line in the whole file; and
+what they tell of damaged files.
+
+A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject
+to place. Streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import StoreError
+from milldam.files import NewFile, names_matching
+from milldam.input_files import is_address
+from milldam.run.folder import Run
+from milldam.sealed import unseal_line
+from milldam.sources.compression import read_blocks
+from milldam.sources.opening import open_bytes
+from milldam.sources.records import count_line_ends
+
+NAME = "rejects.jsonl"
+_FILES_SHOWN = 3
+_BLOCK = 1 << 20
+
+
+@dataclass(slots=True)
+class Damage:
+    """Files that could be read only in part, or that no checksum proves."""
+
+    files: int = 0
+    unproven_bytes: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, reject: dict[str, Any]) -> None:
+        self.files += 1
+        self.unproven_bytes += reject["unproven_bytes"]
+        if len(self.first) < _FILES_SHOWN:
+            self.first.append(f"{reject['file']}: {reject['reason']}: {reject['detail']}")
+
+    def __str__(self) -> str:
+        """A few lines for a message."""
+        count = "1 input file is damaged" if self.files == 1 else f"{self.files:,} input files are damaged"
+        kept = f"; of what was read, no checksum proves {self.unproven_bytes:,} bytes" if self.unproven_bytes else ""
+        more = [f"... ({NAME} has them all)"] if self.files > len(self.first) else []
+        return "\n  ".join([f"{count}{kept}:", *self.first, *more])
+
+
+def gather_rejects(run: Run, parts: list[Path] | None = None) -> Damage:
+    """Write the file; remove it when there is nothing to write. `parts`: theirs, where names do not tell the order."""
+    damage = Damage()
+    path = run.out / NAME
+    names = sorted(names_matching(run.folder, "rejects-*.jsonl")) if parts is None else []
+    if not (names or parts):
+        path.unlink(missing_ok=True)
+        return damage
+    lines = _LineCounter()
+    with NewFile(path) as new:
+        for reject in _read(parts or (run.folder / name for name in names)):
+            reject["file"] = _current_path(run, reject["file"])
+            origin = reject.pop("origin", 0)
+            if origin and "line" in reject:
+                reject["line"] += lines.before(reject["file"], origin)
+            if "unproven_bytes" in reject:
+                damage.add(reject)
+            new.write((json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+        new.commit()
+    return damage
+
+
+def first_reject(out: Path) -> str:
+    """A line to append to a message: the first record that was set aside, and where all of them are; else empty."""
+    path = out / NAME
+    if not path.exists():
+        return ""
+    with path.open("rb") as lines:
+        reject = json.loads(lines.readline())
+    return f"\nThe first is of {reject['file']}: {reject['detail']}. All rejected records are in {path}."
+
+
+def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        with part.open("rb") as lines:
+            for line in lines:
+                value = unseal_line(line)
+                if value is None:
+                    raise StoreError(
+                        f"{part}: damaged. Remove it, and run the same command again: what it belongs to is made anew."
+                    )
+                yield value
+
+
+def _current_path(run: Run, file: str) -> str:
+    """Where a file lies now: input may move between two runs of a job."""
+    if is_address(file) or Path(file).exists():
+        return file
+    paths = (listed["path"] for listed in run.inputs())
+    return next((path for path in paths if Path(path).name == Path(file).name), file)
+
+
+class _LineCounter:
+    """Line ends before a byte of a file; asked in ascending order, it reads each file once."""
+
+    def __init__(self) -> None:
+        self._file, self._position, self._count = "", 0, 0
+
+    def before(self, file: str, position: int) -> int:
+        if file != self._file or position < self._position:
+            self._file, self._position, self._count = file, 0, 0
+        with open_bytes(file) as source:
+            source.seek(self._position)
+            for block in read_blocks(source, None, _BLOCK):
+                block = block[: position - self._position]
+                self._count += count_line_ends(block)
+                self._position += len(block)
+                if self._position >= position:
+                    break
+        return self._count

@@ -1,0 +1,121 @@
+"""The shards of one part of a unit: one per split, opened when the first document for it comes.
+
+Where splits and limits are exact in tokens, documents are first put on one staged shard, with the facts that decide
+on each (see arranging.py): key, bytes and characters of its text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.files import NewFile
+from milldam.stores.tokens import ShardWriter
+from milldam.stores.tokens.manifest import Shard
+from milldam.stores.tokens.writer import Tokens
+
+STAGED = "_staged"
+"""No split can have this name."""
+FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of some texts besides their tokens; an entry a text."""
+
+    splits: npt.NDArray[np.int64]
+    """Number of the split."""
+    keys: npt.NDArray[np.uint64]
+    text_bytes: npt.NDArray[np.int64]
+    characters: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    """Where each text stood in its unit."""
+
+    def at(self, positions: npt.NDArray[np.int64]) -> Facts:
+        return Facts(
+            self.splits[positions],
+            self.keys[positions],
+            self.text_bytes[positions],
+            self.characters[positions],
+            self.rows[positions],
+        )
+
+    def as_table(self) -> npt.NDArray[Any]:
+        table = np.empty(len(self.keys), dtype=FACTS)
+        table["key"], table["text_bytes"], table["characters"] = self.keys, self.text_bytes, self.characters
+        return table
+
+
+def shard_name(split: str, unit: int, part: int) -> str:
+    return f"{split}-{unit:05d}" + (f"-{part:03d}" if part else "")
+
+
+class Shelf:
+    """Use it as a context manager; left without a commit, nothing stays."""
+
+    def __init__(self, folder: Path, unit: int, part: int, splits: tuple[str, ...], dtype: str) -> None:
+        """`splits`: their names by number."""
+        self._folder, self._splits, self._dtype = folder, splits, dtype
+        self._unit, self._part = unit, part
+        self._writers: dict[str, ShardWriter] = {}
+        self._facts = NewFile(facts_path(folder, shard_name(STAGED, unit, part))) if splits == (STAGED,) else None
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(writer.text_bytes for writer in self._writers.values())
+
+    def writer(self, split: int) -> ShardWriter:
+        name = self._splits[split]
+        if name not in self._writers:
+            shard = shard_name(name, self._unit, self._part)
+            self._writers[name] = ShardWriter(self._folder, shard, name, self._dtype)
+        return self._writers[name]
+
+    def add(self, tokens: Tokens, facts: Facts) -> None:
+        """Whole documents, each to its split; `facts` has an entry for each."""
+        for split in np.unique(facts.splits).tolist():
+            which = facts.splits == split
+            writer = self.writer(split)
+            writer.append(tokens.only(which))
+            writer.count_text(int(facts.text_bytes[which].sum()), int(facts.characters[which].sum()))
+        self.note(facts)
+
+    def note(self, facts: Facts) -> None:
+        """Keep the facts of documents that were added, where they are needed later."""
+        if self._facts is not None:
+            self._facts.write(facts.as_table().tobytes())
+
+    def commit(self) -> list[Shard]:
+        """Make everything durable; the shards that hold a document."""
+        if self._facts is not None:
+            self._facts_record = self._facts.commit()
+        shards = [writer.commit() for writer in self._writers.values() if writer.documents]
+        self.__exit__(None, None, None)
+        return sorted(shards, key=lambda shard: self._splits.index(shard.split))
+
+    def files(self, shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """What of a committed shelf is read again, size and hash by name: all of a staged one, nothing of another."""
+        if self._facts is None:
+            return {}
+        read_again = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in ("bin", "idx")}
+        return {self._facts.path.name: self._facts_record} | read_again
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers.values():
+            writer.__exit__(kind, error, trace)
+        if self._facts is not None:
+            self._facts.__exit__(kind, error, trace)
+
+
+def facts_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.facts"

@@ -1,0 +1,93 @@
+"""The job of `milldam train-tokenizer`: a seeded sample of the data sets of a configuration -> a tokenizer.
+
+Reads about eight times the sample at most, from units spread over the input; which of their documents are taken is
+decided by the hash of their text. So the tokenizer depends on the input and the configuration alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from milldam.config.settings import Config, TrainingRules
+from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.memory import Budget, format_size, parse_size, usage
+from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
+from milldam.pipeline.preparing import Preparation, Source, planned_units
+from milldam.pipeline.splitting import Chooser, below
+from milldam.run.folder import Run
+from milldam.sources.units import SMALLEST_SHARD, Unit
+from milldam.text.arrays import byte_count
+from milldam.tokenizers.training import TrainedTokenizer, train_tokenizer, training_bytes
+
+READ_PER_SAMPLE = 8
+SAMPLE_SURPLUS = 1.1
+"""A little more than the share that should be enough: documents are of unequal size."""
+
+
+def train_from_config(config: Config) -> TrainedTokenizer:
+    """Train and save the tokenizer that `tokenizer.train` describes, to `tokenizer.path`."""
+    rules = _rules(config)
+    sample_bytes = parse_size(rules.sample)
+    budget = Budget.of(config.memory)
+    needed = usage().anonymous + training_bytes(sample_bytes, rules.vocab_size, rules.model)
+    if needed > budget.limit_bytes:
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small to train on {format_size(sample_bytes)}: "
+            f"it takes about {format_size(needed)}.\nRaise memory, or lower tokenizer.train.sample."
+        )
+    with tempfile.TemporaryDirectory(prefix="milldam-train-") as folder, Run(Path(folder) / "sample") as run:
+        return train_tokenizer(
+            _sample(config, run, sample_bytes),
+            model=rules.model,
+            vocab_size=rules.vocab_size,
+            special_tokens=rules.special_tokens,
+            out=Path(config.tokenizer_rules.path),
+            memory_bytes=budget.limit_bytes - usage().anonymous,
+        )
+
+
+def _rules(config: Config) -> TrainingRules:
+    tokenizer = config.tokenizer_rules
+    if tokenizer.train is None:
+        raise ConfigError("tokenizer.train is missing: it says how large the vocabulary shall be.")
+    if Path(tokenizer.path).exists() and not config.overwrite:
+        raise ConfigError(f"{tokenizer.path} exists already. Replace it with --overwrite, or change tokenizer.path.")
+    return tokenizer.train
+
+
+def _sample(config: Config, run: Run, sample_bytes: int) -> Iterator[pa.LargeStringArray]:
+    """Texts of about the size of the sample."""
+    preparation = Preparation(config, run)
+    preparation.list_input()
+    sources = preparation.look_up_sources()
+    units = _spread(run, sources, sample_bytes * READ_PER_SAMPLE)
+    available = sum(unit.unpacked_bytes for unit in units)
+    share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
+    chooser = Chooser(config.seed, HEAD_BYTES)
+    taken = 0
+    for unit in units:
+        for documents in UnitReader(Reading(unit, sources[unit.dataset].rules.text, config.clean_rules)):
+            texts = documents.texts.filter(pa.array(below(chooser.sample_keys(documents.texts), share)))
+            taken += byte_count(texts)
+            if len(texts):
+                yield texts
+            if taken >= sample_bytes:
+                return
+    if not taken:
+        raise InputError("No text in the sample: nothing to train on.")
+
+
+def _spread(run: Run, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
+    """Units of training data, evenly spread over the input, of about so many bytes together."""
+    units = [unit for unit in planned_units(run, sources, SMALLEST_SHARD) if _is_wanted(unit, sources)]
+    total = sum(unit.unpacked_bytes for unit in units)
+    step = max(1, round(total / most_bytes))
+    return units[::step]
+
+
+def _is_wanted(unit: Unit, sources: tuple[Source, ...]) -> bool:
+    return unit.copy == 0 and sources[unit.dataset].rules.split is None

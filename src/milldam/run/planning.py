@@ -1,0 +1,112 @@
+"""From the budget to a number of workers: what each takes, how many fit, and the smallest budget that works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from milldam.errors import ResourceError
+from milldam.memory import Budget, format_size
+from milldam.run.tasks import cores as cores
+
+# Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
+WORKER_BYTES = 48 * 10**6
+WORK_BYTES = 60 * 10**6
+BATCHES_BYTES = 20 * 10**6
+SMALLEST_CACHE = 16 * 10**6
+LARGEST_TABLE = (86 * 2**10 * 10**6, 112 * 2**10 * 10**6)
+"""gigatoken's table of words, a thousand times the size that was measured, and what it takes while it is made."""
+TOKENIZER_FACTOR = 16
+FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
+"""What text rules, the language model, and a function that gets documents whole take beside the rest."""
+GROUPING_WORKER_BYTES, LEAST_GROUPING_BYTES = 60 * 10**6, 101 * 10**6
+"""The process that groups hashes, and the least that grouping works with."""
+SMALL_INPUT = 16 * 10**6
+"""Bytes of input for which starting worker processes takes longer than the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """What follows from the budget and the input."""
+
+    budget: Budget
+    units: int
+    done: int
+    input_bytes: int
+    shard_size: int
+    workers: int
+    threads: int
+    share_bytes: int
+    engine: str
+    engine_note: str
+    note: str = ""
+    stages: tuple[str, ...] = ("tokenize",)
+    left_out: str = ""
+    """Files of the input's folders that are not read, and why."""
+    done_text_bytes: int = 0
+    """Text that was tokenized before."""
+    pieces: dict[str, int] = field(default_factory=dict)
+    """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+    text_columns: dict[str, str | None] = field(default_factory=dict)
+    """The field that is read, by data set; None: plain text."""
+
+
+def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
+    """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
+    return WorkPlan(
+        budget=budget,
+        workers=workers,
+        threads=max(1, cores // workers),
+        share_bytes=(budget.limit_bytes - held_bytes) // workers,
+        note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+        **facts,
+    )
+
+
+def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
+    """How many workers the budget holds, at most `wanted`; one works in this process.
+
+    Raises ResourceError with the smallest budget that would do when it holds none.
+    """
+    need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
+    alone = least_bytes(parent_bytes, tokenizer_bytes)
+    if budget.limit_bytes < alone:
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
+            f"it takes at least {memory_option(alone)}."
+        )
+    several = (budget.limit_bytes - parent_bytes) // need
+    return max(1, min(wanted, several))
+
+
+def least_bytes(parent_bytes: int, tokenizer_bytes: int) -> int:
+    """What a run takes in which this process does the work itself."""
+    return max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+
+
+def memory_option(least: int) -> str:
+    """What to type for a budget that does; a process does not weigh the same twice, so it is a little more."""
+    return f"--memory {least * 103 // 100 // 10**6 + 1}MB"
+
+
+def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
+    """Raise ResourceError with the smallest budget that would do when dedup could not group in a process of its own."""
+    needed = parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
+    if budget.limit_bytes < needed:
+        raise ResourceError(
+            f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: "
+            f"it takes at least {memory_option(needed)}."
+        )
+
+
+def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
+    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its engine's cache.
+
+    The cache is a table that doubles when it is full, old and new side by side for a moment. So it may grow to the
+    last size whose making still fits into what the share leaves besides the batches on their way, and no further.
+    """
+    room = share_bytes - loaded_bytes - BATCHES_BYTES
+    size, making = LARGEST_TABLE
+    while making > room and size > SMALLEST_CACHE:
+        size, making = size // 2, making // 2
+    return loaded_bytes + size

@@ -1,0 +1,158 @@
+"""The manifest `milldam-table.json`: written last, and what makes a folder a table.
+
+It holds nothing that differs between two runs of the same job. It may come from anywhere, so what a reader takes for
+granted later (names, counts) is checked when it is read. Reading it needs no pyarrow.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam.checked import checked
+from milldam.errors import StoreError
+from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
+from milldam.stores.kinds import TABLE, InputFacts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = TABLE.manifest
+IN_USE = "in-use"
+"""In a table of the cache: whoever reads it holds a shared lock on this file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The columns, as JSON can hold them."""
+
+    columns: dict[str, str]
+    """Name -> type, for people."""
+    ipc: str
+    """The schema as Arrow writes it, in base 64."""
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> TableSchema:
+        ipc = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        return cls({field.name: str(field.type) for field in schema}, ipc)
+
+    def to_arrow(self, path: str | Path = "schema") -> pa.Schema:
+        """The columns; StoreError when they can't be read, or are not those for people."""
+        import pyarrow as pa
+
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.ipc, validate=True)))
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path}: damaged: schema.ipc can't be read ({error}). Make the table again.") from None
+        if TableSchema.of(schema).columns != self.columns:
+            raise StoreError(f"{path}: damaged: schema.columns are not those of schema.ipc. Make the table again.")
+        return schema
+
+    @property
+    def hash(self) -> str:
+        return hash_bytes(self.ipc.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class TableShard:
+    """A file of rows: an Arrow IPC stream."""
+
+    name: str
+    rows: int
+    bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUnit:
+    """What became of a unit of input. Its shard is durable before this is recorded."""
+
+    key: str
+    """Everything that its rows depend on: function, parameters, schema, what it read."""
+    read: int
+    """Rows that the function was given."""
+    shard: TableShard | None
+    """None: no rows came out."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Reason -> records that could not be read, or on which the function failed."""
+
+    @property
+    def rows(self) -> int:
+        return self.shard.rows if self.shard is not None else 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], path: str | Path = "unit") -> MadeUnit:
+        return checked(cls, value, path)
+
+
+@dataclass(frozen=True, slots=True)
+class TableManifest:
+    schema: TableSchema
+    function: dict[str, Any]
+    """What the function's result depends on: its name, hash, and the hashes of its parts."""
+    settings: dict[str, Any]
+    """Every setting that changes the rows or how they are cut into units."""
+    input: InputFacts
+    """Number, size and fingerprint of what was read."""
+    probe: dict[str, Any]
+    """What the schema was inferred from."""
+    units: tuple[MadeUnit, ...]
+
+    @property
+    def shards(self) -> tuple[TableShard, ...]:
+        """The files with rows, in order."""
+        return tuple(unit.shard for unit in self.units if unit.shard is not None)
+
+    @property
+    def rows(self) -> int:
+        return sum(unit.rows for unit in self.units)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """`read`, `rows`, `rejected` (reason -> records)."""
+        rejected: dict[str, int] = {}
+        for unit in self.units:
+            for reason, count in unit.rejected.items():
+                rejected[reason] = rejected.get(reason, 0) + count
+        return {"read": sum(unit.read for unit in self.units), "rows": self.rows, "rejected": rejected}
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
+        return hash_bytes((self.schema.ipc + "".join(shard.xxh3 for shard in self.shards)).encode())
+
+    def write(self, folder: Path) -> None:
+        write_file(folder / NAME, json_bytes(self.as_json()))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": TABLE.format,
+            "format_version": TABLE.version,
+            "totals": {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)},
+            "fingerprint": self.fingerprint,
+            "schema": asdict(self.schema),
+            "function": self.function,
+            "settings": self.settings,
+            "input": self.input,
+            "probe": self.probe,
+            "counts": self.counts,
+            "units": [unit.as_json() for unit in self.units],
+        }
+
+    @classmethod
+    def read(cls, folder: Path, name: str = NAME) -> TableManifest:
+        path = folder / name
+        manifest = checked(cls, TABLE.read(folder, name), path)
+        for shard in manifest.shards:
+            if not stays_in_folder(shard.name):
+                raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
+        return manifest

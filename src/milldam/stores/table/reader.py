@@ -1,0 +1,286 @@
+"""`Table`: what `milldam.map` made, opened memory-mapped.
+
+Opening reads the manifest and nothing else; a shard is mapped when a row of it is asked for, and at most a few dozen
+stay open. Rows that are read are the only memory it takes; what is mapped the kernel takes back at will. A table
+pickles as its path, so that a worker process opens it anew.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import operator
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.files import address_of
+from milldam.markup import counted
+from milldam.memory import format_size
+from milldam.stores.table.formats import FORMATS, columns_as
+from milldam.stores.table.manifest import IN_USE, NAME, TableManifest
+from milldam.stores.table.summary import MapSummary
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OPEN_SHARDS = 64
+_ROWS_AT_ONCE = 1000
+_OF_HF = ("features", "select", "to_pandas", "shuffle", "filter", "sort", "map", "train_test_split", "with_format")
+"""What users of HF datasets look for."""
+
+
+class _Held:
+    """A shared lock on a file, for as long as this lives."""
+
+    def __init__(self, path: Path) -> None:
+        import fcntl
+
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):
+            os.utime(self._descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _in_use(folder: Path) -> _Held | None:
+    """Keeps a table of the cache from being removed; others have no such file."""
+    try:
+        return _Held(folder / IN_USE)
+    except (OSError, ImportError):
+        return None
+
+
+class Table:
+    """
+    >>> table = Table("tokens.table")                                                              # doctest: +SKIP
+    >>> table[0], table[10:20]["input_ids"], len(table)                                            # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        address = address_of(path)
+        if address is not None:
+            raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
+        self.path = Path(path)
+        self._use = _in_use(self.path)
+        self.manifest = TableManifest.read(self.path)
+        self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
+        self._open: OrderedDict[int, pa.Table] = OrderedDict()
+        self._seen: dict[int, set[int]] = {}
+        """Batches of each shard that were looked through."""
+        self.report: MapSummary | None = None
+        """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __repr__(self) -> str:
+        columns = ", ".join(self.columns)
+        shards, size = len(self.manifest.shards), format_size(self.manifest.bytes)
+        return f"Table('{self.path}': {counted(len(self), 'row')} of {columns}; {counted(shards, 'shard')}, {size})"
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the rows are the same, in the same order, under the same columns."""
+        if not isinstance(other, Table):
+            return NotImplemented
+        return self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": use .to_hf().{name}" if name in _OF_HF else ""
+        raise AttributeError(f"a Table has no {name!r}{hint}")
+
+    def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
+        return Table, (self.path,)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.manifest.schema.columns)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The same, as HF datasets calls it."""
+        return self.columns
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.manifest.schema.to_arrow(self.path / NAME)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal rows in equal order."""
+        return self.manifest.fingerprint
+
+    @property
+    def shards(self) -> int:
+        """How many files the rows are in."""
+        return len(self.manifest.shards)
+
+    def shard(self, number: int) -> pa.Table:
+        """The rows of one file, mapped."""
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = self._map(number)
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return found
+
+    def _map(self, number: int) -> pa.Table:
+        import pyarrow as pa
+
+        shard = self.manifest.shards[number]
+        path = self.path / shard.name
+        try:
+            if path.stat().st_size != shard.bytes:
+                raise StoreError(
+                    f"{path}: not of the size that the manifest says. `milldam verify {self.path}` tells more."
+                )
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_stream(file).read_all()
+        except FileNotFoundError:
+            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(path, error) from None
+        if table.num_rows != shard.rows:
+            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+        if not table.schema.equals(self.schema):
+            raise self._damaged(path, "other columns than the manifest says")
+        return table
+
+    def _damaged(self, path: Path, what: object) -> StoreError:
+        return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
+
+    def _touch(self, number: int, begin: int, rows: int) -> pa.Table:
+        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
+        each batch is checked whole when a row of it is first asked for."""
+        import pyarrow as pa
+
+        table, seen = self.shard(number), self._seen.setdefault(number, set())
+        at = 0
+        for k, batch in enumerate(table.to_batches()) if len(seen) < _batches(table) else ():
+            if at < begin + rows and at + batch.num_rows > begin and k not in seen:
+                try:
+                    batch.validate(full=True)
+                except pa.ArrowException as error:
+                    raise self._damaged(self.path / self.manifest.shards[number].name, error) from None
+                seen.add(k)
+            at += batch.num_rows
+        return table.slice(begin, rows)
+
+    # ---- rows ----
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, which: slice) -> dict[str, list[Any]]: ...
+    @overload
+    def __getitem__(self, which: str) -> pa.ChunkedArray: ...
+    @overload
+    def __getitem__(self, which: Sequence[int]) -> dict[str, list[Any]]: ...
+    @overload
+    def __getitem__(self, which: Sequence[str]) -> pa.Table: ...
+    def __getitem__(self, which: int | slice | str | Sequence[int] | Sequence[str]) -> Any:
+        """A row as a dict; rows i to j, or those of a list of numbers, as a dict of lists; a column, or those of a list
+        of names, mapped."""
+        if isinstance(which, str):
+            return self.to_arrow([which]).column(which)
+        if isinstance(which, slice):
+            begin, end, step = which.indices(len(self))
+            if step != 1:
+                raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
+            return self.rows(begin, max(begin, end)).to_pydict()
+        if hasattr(which, "__len__"):  # also a numpy array
+            return self._several(cast("Sequence[Any]", which))
+        number = self._number(which)
+        return self.rows(number, number + 1).to_pylist()[0]
+
+    def _number(self, which: Any) -> int:
+        asked = operator.index(which)
+        number = asked + len(self) if asked < 0 else asked
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {asked} of a table of {len(self):,} rows")
+        return number
+
+    def _several(self, which: Sequence[Any]) -> Any:
+        """Rows by their numbers, or columns by their names."""
+        import pyarrow as pa
+
+        if len(which) and all(isinstance(one, str) for one in which):
+            return self.to_arrow([str(one) for one in which])
+        if not all(hasattr(one, "__index__") for one in which):
+            raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
+        numbers = [self._number(one) for one in which]
+        found = [self.rows(number, number + 1) for number in numbers]
+        return (pa.concat_tables(found) if found else self.schema.empty_table()).to_pydict()
+
+    def rows(self, begin: int, end: int) -> pa.Table:
+        """Rows `begin` to `end` as a `pa.Table`, mapped."""
+        import pyarrow as pa
+
+        found = []
+        while begin < min(end, len(self)):
+            number = bisect.bisect_right(self._ends, begin)
+            start = self._ends[number - 1] if number else 0
+            stop = min(end, self._ends[number])
+            found.append(self._touch(number, begin - start, stop - begin))
+            begin = stop
+        return pa.concat_tables(found) if found else self.schema.empty_table()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for rows in self.batches(_ROWS_AT_ONCE, format="arrow"):
+            yield from rows.to_pylist()
+
+    def batches(self, size: int, *, format: str = "python", columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Rows in order, `size` at a time: dicts of lists, of numpy arrays, or Arrow tables. The last may be short."""
+        if format not in FORMATS:
+            raise ConfigError(f'format: "{format}"; must be one of {", ".join(FORMATS)}.')
+        if size < 1:
+            raise ConfigError(f"batches of {size} rows; use 1 or more.")
+        names = self._known(columns)
+        return (columns_as(self.rows(begin, begin + size).select(names), format) for begin in range(0, len(self), size))
+
+    def _known(self, columns: Sequence[str] | None) -> list[str]:
+        for name in columns or ():
+            if name not in self.columns:
+                hint = did_you_mean(name, self.columns)
+                raise ConfigError(f'no column "{name}"; there are {", ".join(self.columns)}.{hint}')
+        return self.columns if columns is None else list(columns)
+
+    # ---- other tools ----
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows as one `pa.Table`, mapped: it takes next to no memory."""
+        import pyarrow as pa
+
+        names = self._known(columns)
+        tables = [self._map(number).select(names) for number in range(self.shards)]
+        return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
+
+    def to_hf(self) -> Any:
+        """All rows as a `datasets.Dataset` on the same files, mapped: nothing is copied."""
+        try:
+            from datasets import Dataset, concatenate_datasets
+        except ImportError:
+            raise ConfigError('to_hf needs HF datasets: pip install "milldam[hf]".') from None
+        for number in range(self.shards):
+            self._map(number)  # says which file is missing or damaged, better than datasets would
+        parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
+        return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
+
+
+def _batches(table: pa.Table) -> int:
+    return max((column.num_chunks for column in table.columns), default=0)

@@ -1,0 +1,276 @@
+"""The manifest `milldam.json`: written last, and what makes a folder a store.
+
+It holds nothing that differs between two runs of the same job: no times, no worker counts, no paths of
+this machine but those of the input. So equal input and settings give equal bytes.
+
+Shards are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
+store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import mmap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from json.encoder import encode_basestring as _quoted
+from pathlib import Path
+from typing import Any
+
+from milldam.checked import checked, parse_json
+from milldam.errors import StoreError
+from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
+from milldam.stores.kinds import TOKENS, FileRecord, InputFacts, TokenDtype, TokenizerFacts
+from milldam.stores.tokens.place import Folder, Place
+from milldam.stores.tokens.tally import Tally, total
+
+NAME = TOKENS.manifest
+_SHARDS_AT_ONCE = 512
+# Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
+_NO_SHARDS, _FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": []', b'\n "shards": [\n', b"\n ],\n"
+_BEHIND_A_SHARD = b"\n  },\n"
+_BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One pair of files, `name.bin` and `name.idx`."""
+
+    name: str
+    split: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    characters: int
+    bin: FileRecord
+    """Size and hash of the token file."""
+    idx: FileRecord
+    """Size and hash of the index file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    dtype: TokenDtype
+    vocab_size: int
+    tokenizer: TokenizerFacts
+    """Name, hash of `tokenizer.json`, and its special tokens with their ids and the policy used.
+
+    A store that was made without one has no hash, and no `tokenizer.json`.
+    """
+    engine: str
+    """What encoded it, with its version."""
+    settings: dict[str, Any]
+    """Every setting that changes the result."""
+    input: InputFacts
+    """Number, size and fingerprint of the input files."""
+    shards: tuple[Shard, ...]
+    sources: tuple[Tally, ...] = ()
+    """What became of the records of each data set, in plan order; none: it was not made from records."""
+    inexact_cuts: int = 0
+    """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
+    damaged_files: int = 0
+    """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(shard.text_bytes for shard in self.shards)
+
+    @property
+    def characters(self) -> int:
+        return sum(shard.characters for shard in self.shards)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of all records; where nothing tells, every document was one."""
+        if not self.sources:
+            return Tally(read=self.documents, documents=self.documents, tokens=self.tokens)
+        return total(self.sources)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(shard.split for shard in self.shards))
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal tokens in equal order."""
+        return hash_bytes("".join(s.bin["xxh3"] + s.idx["xxh3"] for s in self.shards).encode())
+
+    def write(self, folder: Path) -> None:
+        totals = Totals()
+        for shard in self.shards:
+            totals.add(shard)
+        self.write_with(folder, totals, self.fingerprint, shards_as_text(self.shards))
+
+    def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
+        """Write these facts around shards that come as text, with what is known of all of them."""
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
+        facts["sources"] = [asdict(one) for one in self.sources]
+        summed = {name: getattr(totals, name) for name in ("documents", "tokens", "text_bytes")}
+        head = {"format": TOKENS.format, "format_version": TOKENS.version, "totals": summed}
+        text = json_bytes(head | {"fingerprint": fingerprint} | facts | {"shards": []})
+        before, after = text.split(_NO_SHARDS, 1)
+        with NewFile(folder / NAME) as new:
+            new.write(before + _NO_SHARDS[:-1])
+            for block in shards:
+                new.write(block)
+            new.write(_NO_SHARDS[-1:] + after)
+            new.commit()
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        return cls.read_at(Folder(folder))
+
+    @classmethod
+    def read_at(cls, place: Place) -> Manifest:
+        """The manifest of a store, wherever it lies."""
+        text = ManifestText.at(place)
+        return replace(text.facts(), shards=tuple(text.shards()))
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over shards."""
+
+    shards: int = 0
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    characters: int = 0
+
+    def add(self, other: Shard | Totals) -> None:
+        self.shards += other.shards if isinstance(other, Totals) else 1
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.text_bytes += other.text_bytes
+        self.characters += other.characters
+
+
+def totals_by_split(shards: Iterable[Shard]) -> dict[str, Totals]:
+    """In the order the splits come; holds no shard."""
+    splits: dict[str, Totals] = {}
+    for shard in shards:
+        splits.setdefault(shard.split, Totals()).add(shard)
+    return splits
+
+
+# ---- the text ----
+
+
+def shards_as_text(shards: Iterable[Shard]) -> Iterator[bytes]:
+    """What stands between the brackets of a manifest's shards."""
+    texts = map(shard_text, shards)
+    blocks = iter(lambda: list(itertools.islice(texts, _SHARDS_AT_ONCE)), [])
+    return join_texts([",\n".join(block).encode()] for block in blocks)
+
+
+def join_texts(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """The same, from texts of some shards each, which come in blocks."""
+    before = b"\n"
+    for blocks in texts:
+        yield before
+        yield from blocks
+        before = b",\n"
+    if before != b"\n":
+        yield b"\n "
+
+
+def shard_text(shard: Shard) -> str:
+    """As `json_bytes` would write it inside a manifest; that would take twenty times as long."""
+    counts = (shard.documents, shard.tokens, shard.text_bytes, shard.characters)
+    if not _is_plain(shard.bin) or not _is_plain(shard.idx) or any(type(count) is not int for count in counts):
+        return "  " + json.dumps(asdict(shard), indent=1, ensure_ascii=False).replace("\n", "\n  ")
+    documents, tokens, text_bytes, characters = counts
+    return (
+        f'  {{\n   "name": {_quoted(shard.name)},\n   "split": {_quoted(shard.split)},\n   "documents": {documents},\n'
+        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n'
+        f'   "bin": {{\n    "bytes": {shard.bin["bytes"]},\n    "xxh3": {_quoted(shard.bin["xxh3"])}\n   }},\n'
+        f'   "idx": {{\n    "bytes": {shard.idx["bytes"]},\n    "xxh3": {_quoted(shard.idx["xxh3"])}\n   }}\n  }}'
+    )
+
+
+def _is_plain(file: dict[str, Any]) -> bool:
+    return tuple(file) == ("bytes", "xxh3") and type(file["bytes"]) is int and type(file["xxh3"]) is str
+
+
+class ManifestText:
+    """The text of a manifest. Its shards are parsed as they are asked for: the text is mapped where that can be."""
+
+    def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
+        self._data, self._path = data, path
+        # Of a text that is not laid out as we write it nothing is known but that it is JSON.
+        first = data.find(_FIRST_SHARD) + len(_FIRST_SHARD)
+        stop = data.find(_BEHIND_SHARDS, first)
+        self._range = (first, stop) if stop > first >= len(_FIRST_SHARD) else None
+
+    @classmethod
+    def at(cls, place: Place) -> ManifestText:
+        mapped = _mapped(place.folder / NAME) if place.folder is not None else None
+        data = place.read(NAME) if mapped is None else mapped
+        if data is None:
+            raise StoreError(place.not_a_store())
+        return cls(data, f"{place.name}/{NAME}")
+
+    def facts(self) -> Manifest:
+        """All but the shards, in milliseconds however many there are."""
+        return checked(Manifest, self.head() | {"shards": []}, self._path)
+
+    def head(self) -> dict[str, Any]:
+        """The object itself, without its shards where they need not be read for it."""
+        if self._range is not None:
+            first, stop = self._range
+            with contextlib.suppress(StoreError):
+                return TOKENS.parse(self._data[:first] + self._data[stop:], self._path)
+        return TOKENS.parse(self._data[:], self._path)
+
+    def shards(self) -> Iterator[Shard]:
+        """Every shard, in order."""
+        splits: dict[str, str] = {}
+        for block in self._blocks():
+            for shard in checked(list[Shard], block, f"{self._path}: shards"):
+                _refuse_outside("shard name", shard.name, self._path)
+                if shard.split not in splits:
+                    _refuse_outside("split", shard.split, self._path)
+                # One string for all shards of a split.
+                object.__setattr__(shard, "split", splits.setdefault(shard.split, shard.split))
+                yield shard
+
+    def _blocks(self) -> Iterator[Any]:
+        """Some shards at a time."""
+        if self._range is None:
+            yield TOKENS.parse(self._data[:], self._path).get("shards")
+            return
+        at, stop = self._range
+        while at < stop:
+            end = self._data.find(_BEHIND_A_SHARD, at + _BLOCK_BYTES, stop)
+            end = stop if end < 0 else end + len(_BEHIND_A_SHARD) - 2
+            try:
+                yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
+            except StoreError:
+                parse_json(self._data[:], self._path)  # says where
+                raise
+            at = end + 2
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """A file mapped; None where that can't be."""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):
+        return None
+
+
+def _refuse_outside(what: str, name: object, path: str) -> None:
+    """A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write them there."""
+    if not stays_in_folder(name, hidden=False):
+        raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')

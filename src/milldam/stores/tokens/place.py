@@ -1,0 +1,136 @@
+"""Where a store lies, and how a file of it is read by its name: the one place that knows, for folders and addresses.
+
+`Folder` is a folder of this machine: files are mapped as they are, nothing is copied or held. A store at an address
+(`milldam.remote`) is another `Place`, whose files come through a cache on this machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Protocol
+
+from milldam.errors import StoreError
+from milldam.stores.kinds import TOKENS, FileRecord
+
+BLOCK_BYTES = 1 << 20
+
+
+class Origin(Protocol):
+    """Files of this machine that are fetched when they are needed, and may be removed again when nobody holds them."""
+
+    cache_bytes: int
+    """What may lie on this machine at a time."""
+
+    def require_room(self, size: int) -> None:
+        """ResourceError when a file of so many bytes is more than may lie here."""
+
+    def open(self, path: Path) -> int:
+        """A descriptor of the file, which is fetched if need be and stays while the descriptor is open."""
+
+    def open_if_room(self, path: Path) -> int | None:
+        """The same, when there is room for it beside all that is in use; else None."""
+
+    def hold(self, paths: Sequence[Path]) -> object:
+        """Fetch files; they stay while the result lives."""
+
+    def has(self, paths: Sequence[Path]) -> bool:
+        """Whether all of them lie here already."""
+
+    def announce(self, paths: Sequence[Path]) -> None:
+        """These are needed soon, in this order: fetch them in the background as far as there is room."""
+
+
+class Place(Protocol):
+    """A folder of files, wherever it is."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: a path, or an address without secrets."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder, when it is one of this machine."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """What fetches the files; None: they lie here."""
+
+    @property
+    def rows(self) -> Path:
+        """Folder for the rows of packing that are computed from the store once."""
+
+    @property
+    def mapped_bytes(self) -> int | None:
+        """How much may be kept mapped without need; None: no limit."""
+
+    def read(self, file: str) -> bytes | None:
+        """A small file whole; None: there is none."""
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None: there is none."""
+
+    def blocks(self, file: str) -> Iterator[bytes]:
+        """A file's bytes once, in blocks of BLOCK_BYTES but for the last."""
+
+    def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
+        """A file to read several times, at its begin; what had to be copied for it is gone afterwards."""
+
+    def local(self, file: str, record: FileRecord) -> Path:
+        """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""
+
+    def map(self, file: str, record: FileRecord) -> mmap.mmap:
+        """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
+
+    def not_a_store(self) -> str:
+        """Why there is no store of tokens here, when there is no manifest of one."""
+
+
+class Folder:
+    """A store in a folder of this machine."""
+
+    origin = None
+    mapped_bytes = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    @property
+    def rows(self) -> Path:
+        return self.folder / "rows"
+
+    def read(self, file: str) -> bytes | None:
+        try:
+            return (self.folder / file).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{self.folder / file}: can't be read ({error}).") from None
+
+    def size(self, file: str) -> int | None:
+        path = self.folder / file
+        return path.stat().st_size if path.exists() else None
+
+    def blocks(self, file: str) -> Iterator[bytes]:
+        with (self.folder / file).open("rb", buffering=0) as opened:
+            while block := opened.read(BLOCK_BYTES):
+                yield block
+
+    def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
+        return (self.folder / file).open("rb")
+
+    def local(self, file: str, record: FileRecord) -> Path:
+        return self.folder / file
+
+    def map(self, file: str, record: FileRecord) -> mmap.mmap:
+        with (self.folder / file).open("rb") as opened:
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def not_a_store(self) -> str:
+        return TOKENS.missing_in(self.folder)

@@ -1,0 +1,274 @@
+"""A store opened for reading: nothing is loaded, files are mapped when they are first touched.
+
+Opening reads the manifest alone. A document is a numpy view into the mapping. At most `MAPPED_SHARDS` shards are mapped
+at a time, since a mapping holds a file open and systems allow as few as 1,024 of those. A store pickles as its path.
+
+A store may lie at an address (`milldam.remote`): then a shard is fetched when it is first touched, and no more are kept
+mapped than fit in half of the cache.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, MismatchError, StoreError, did_you_mean
+from milldam.markup import counted
+from milldam.memory import format_size
+from milldam.stores.tokens.format import Index
+from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.tokens.place import Folder, Place
+
+MAPPED_SHARDS = 256
+TOKENIZER = "tokenizer.json"
+
+TokenArray = npt.NDArray[np.integer[Any]]
+
+
+def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
+    """Open a store for reading, in milliseconds and a few megabytes whatever its size.
+
+    >>> store = milldam.open("corpus.milldam")            # doctest: +SKIP
+    >>> len(store), store.tokens, store[0][:4]            # doctest: +SKIP
+    (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
+    """
+    return Store(path, split=split)
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedShard:
+    tokens: TokenArray
+    index: Index
+    size: int
+    """Bytes of both files."""
+
+    def document(self, number: int) -> TokenArray:
+        begin, end = self.index.extent(number)
+        return self.tokens[begin:end]
+
+
+class Store:
+    """Documents of tokens, by number: `store[i]`, `len(store)`, `for document in store`."""
+
+    def __init__(self, path: str | Path | Place, *, split: str | None = None) -> None:
+        self.place: Place = Folder(Path(path)) if isinstance(path, str | Path) else path
+        """Where it lies."""
+        self.manifest = Manifest.read_at(self.place)
+        self.split_name = split
+        self.shards = self._select(split)
+        """The shards that are meant, in order."""
+        # ends[k]: documents in the shards up to and including k
+        self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
+        self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
+        self._tokenizer: Any = None
+
+    def _select(self, split: str | None) -> tuple[Shard, ...]:
+        known = self.manifest.splits
+        if split is not None and split not in known:
+            hint = did_you_mean(split, known)
+            raise ConfigError(f'{self.name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
+        return tuple(s for s in self.manifest.shards if split in (None, s.split))
+
+    @property
+    def name(self) -> str:
+        """Its path, or its address."""
+        return self.place.name
+
+    @property
+    def path(self) -> Path:
+        """Its folder on this machine; an error when it lies at an address."""
+        if self.place.folder is None:
+            raise ConfigError(
+                f"{self.name}: lies at an address, and this needs its files here. `milldam pull` brings them."
+            )
+        return self.place.folder
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return np.dtype(self.manifest.dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest.vocab_size
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self.manifest.splits
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal tokens in equal order."""
+        return self.manifest.fingerprint
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, number: int) -> TokenArray: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[TokenArray]: ...
+    def __getitem__(self, number: int | slice) -> TokenArray | list[TokenArray]:
+        if isinstance(number, slice):
+            return [self[k] for k in range(*number.indices(len(self)))]
+        wanted = number + len(self) if number < 0 else number
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"document {number} of a store of {len(self):,} documents")
+        k = bisect.bisect_right(self._ends, wanted)
+        return self._map(k).document(wanted - (self._ends[k - 1] if k else 0))
+
+    def __iter__(self) -> Iterator[TokenArray]:
+        for k, shard in enumerate(self.shards):
+            mapped = self._map_in_turn(k)
+            for number in range(shard.documents):
+                yield mapped.document(number)
+
+    def shard_tokens(self) -> Iterator[TokenArray]:
+        """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
+        for k in range(len(self.shards)):
+            yield self._map_in_turn(k).tokens
+
+    def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Tokens per document, an array a shard."""
+        for shard in self.shards:
+            index = self.open_index(shard)
+            if len(index.lengths):
+                yield np.concatenate(list(index.length_blocks()))
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """Text of token ids, special tokens included, by the tokenizer that lies in the store."""
+        try:
+            return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False))
+        except (OverflowError, TypeError):
+            raise StoreError(f"{self.name}: no tokens have such ids. `milldam verify` checks it.") from None
+
+    @property
+    def tokenizer(self) -> Any:
+        """The store's tokenizer, as a `tokenizers.Tokenizer`."""
+        if self._tokenizer is None:
+            data = self.place.read(TOKENIZER)
+            if data is None:
+                raise StoreError(
+                    f"{self.name}: has no {TOKENIZER}, so its tokens can't be turned into text. Decode them with the "
+                    "tokenizer that made them."
+                )
+            self._tokenizer = parse_tokenizer(data, f"{self.name}/{TOKENIZER}")
+        return self._tokenizer
+
+    def _map(self, k: int) -> _MappedShard:
+        mapped = self._mapped.get(k)
+        if mapped is None:
+            self._give_back(self.shards[k])
+            mapped = self._open_shard(self.shards[k])
+            self._mapped[k] = mapped
+            if len(self._mapped) > MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+        return mapped
+
+    def _map_in_turn(self, k: int) -> _MappedShard:
+        """Shard k of all in order: the next one is fetched meanwhile, where it has to be."""
+        mapped = self._map(k)
+        origin = self.place.origin
+        if origin is not None and k + 1 < len(self.shards) and self.shards[k + 1].tokens:
+            shard = self.shards[k + 1]
+            origin.announce([self.place.local(f"{shard.name}.bin", shard.bin)])
+        return mapped
+
+    def _give_back(self, coming: Shard) -> None:
+        """Before another shard comes: what is mapped can't be removed from a cache."""
+        limit = self.place.mapped_bytes
+        if limit is not None:
+            held = sum(mapped.size for mapped in self._mapped.values()) + _size(coming)
+            while self._mapped and held > limit:
+                held -= self._mapped.popitem(last=False)[1].size
+
+    def open_index(self, shard: Shard) -> Index:
+        """The index of a shard, mapped; its ends are those of the shard."""
+        name = f"{shard.name}.idx"
+        try:
+            buffer = self.place.map(name, shard.idx)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.name}/{name}: can't be read as an index ({error}).") from None
+        index = Index.parse(buffer, f"{self.name}/{name}")
+        index.check_ends(shard.tokens * self.dtype.itemsize)
+        if index.dtype != self.dtype or len(index.documents) != shard.documents + 1:
+            found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
+            raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self.dtype}")
+        return index
+
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        name = f"{shard.name}.bin"
+        index = self.open_index(shard)
+        if shard.tokens == 0:
+            return _MappedShard(np.empty(0, self.manifest.dtype), index, _size(shard))
+        try:
+            tokens = np.frombuffer(self.place.map(name, shard.bin), self.manifest.dtype)
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{self.name}/{name}: can't be mapped ({error}). `milldam verify {self.name}` checks the store."
+            ) from None
+        if len(tokens) != shard.tokens:
+            found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
+            raise StoreError(f"{self.name}/{name}: {found}. Make it again.")
+        return _MappedShard(tokens, index, _size(shard))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.place.folder is not None:
+            return _reopen, (type(self), self.place.folder, self.split_name)
+        return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)
+
+    def _facts(self) -> dict[str, str]:
+        manifest = self.manifest
+        facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": manifest.dtype}
+        facts |= {"vocabulary": f"{manifest.vocab_size:,}", "tokenizer": str(manifest.tokenizer.get("name"))}
+        size = sum(shard.bin["bytes"] for shard in self.shards)
+        return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
+
+    def __repr__(self) -> str:
+        split = "" if self.split_name is None else f", split {self.split_name}"
+        figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
+        return f"Store({self.name!r}{split}: {figures})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts().items())
+        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+
+def parse_tokenizer(data: bytes, path: str) -> Any:
+    """A `tokenizers.Tokenizer` from the bytes of its file."""
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_str(data.decode())
+    except Exception as error:  # whatever is in it, tokenizers raises plain ones
+        raise StoreError(f"{path}: can't be read as a tokenizer ({error}). Make the store again.") from None
+
+
+def _size(shard: Shard) -> int:
+    return int(shard.bin["bytes"] + shard.idx["bytes"])
+
+
+def _reopen(kind: type[Store], path: Path, split: str | None) -> Store:
+    return kind(path, split=split)
+
+
+def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:
+    """In another process: what lies at an address may have been replaced meanwhile."""
+    store = kind(place, split=split)
+    if store.fingerprint != fingerprint:
+        raise MismatchError(f"{store.name}: another store lies there than when it was opened. Open it anew.")
+    return store

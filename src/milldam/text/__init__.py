@@ -1,0 +1,1 @@
+"""Text between reading and encoding: cleaning, verdicts on documents, users' functions."""

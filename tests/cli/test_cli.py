@@ -1,0 +1,619 @@
+"""The command line: help, exit codes, few lines on error, and results that scripts can read."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.kit.jobs import (
+    MILLDAM,
+    TOKENIZER,
+    documents,
+    expected_ids,
+    invoke,
+    recorded,
+    run_milldam,
+    started,
+    wait_until,
+    write_corpus,
+    write_lines,
+)
+
+import milldam
+from milldam.cli import main
+from milldam.cli.progress import LiveDisplay, live_lines
+from milldam.cli.status import read_status
+from milldam.config.settings import Config
+from milldam.memory import format_size
+from milldam.pipeline.stages import run_job
+from milldam.run.folder import Run
+from milldam.run.identity import Identity
+from milldam.run.progress import Quiet, Snapshot
+from milldam.sources.units import Slice, Unit
+
+TEXTS = ["The mill stands.", "x", "Die Mühle steht am Bach. " * 20, "水車"]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A few documents as JSON Lines."""
+    return write_lines(tmp_path / "corpus.jsonl", TEXTS)
+
+
+@pytest.fixture
+def store(tmp_path: Path, lines: Path) -> Path:
+    """A small finished store."""
+    milldam.tokenize(lines, tmp_path / "s", tokenizer=TOKENIZER, workers=1)
+    return tmp_path / "s"
+
+
+def job(lines: Path, out: Path, *options: object) -> list[object]:
+    return ["tokenize", lines, "-o", out, "--tokenizer", TOKENIZER, "--memory", "4GB", "--workers", 1, *options]
+
+
+# ---- help ----
+
+
+COMMANDS = (
+    "cache", "completion", "dedup-index", "demo", "export", "feed", "import", "inspect", "map", "migrate", "plan",
+    "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status",
+    "tokenize", "train-tokenizer", "verify", "watch",
+)  # fmt: skip
+
+
+def test_these_are_the_commands() -> None:
+    """No command comes or goes unnoticed."""
+    assert sorted(main.commands) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    """Each command is in the overview and has a help of its own; -h is --help."""
+    assert f"\n  {command} " in invoke("--help").stdout
+    shown = invoke(command, "-h")
+    assert shown.exit_code == 0 and shown.stdout.startswith("Usage: ") and command in shown.stdout
+    assert shown.stdout == invoke(command, "--help").stdout
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"demo"}))
+def test_help_of_a_command_has_an_example(command: str) -> None:
+    """The help of a command shows how it is used, in a line that can be copied."""
+    assert re.search(rf"^  milldam {command}\b", invoke(command, "-h").stdout, flags=re.MULTILINE)
+
+
+def test_help_of_the_main_commands_shows_the_whole_job() -> None:
+    """From raw data to a store in one line."""
+    assert "milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/" in invoke("tokenize", "-h").stdout
+    assert "milldam preprocess config.yaml --set dedup=near --memory 2GB" in invoke("preprocess", "-h").stdout
+
+
+def test_version_is_that_of_the_package() -> None:
+    """`--version` says what is installed."""
+    assert invoke("--version").stdout.strip() == f"milldam, version {milldam.__version__}"
+
+
+# ---- exit codes and errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["tokenise"], 2),
+        (["tokenize"], 2),
+        (["tokenize", "x.jsonl"], 2),
+        (["tokenize", "x.jsonl", "--no-such-option"], 2),
+        (["tokenize", "x.jsonl", "-o", "s", "--tokenizer", "t", "--limit", "many"], 2),
+        (["tokenize", "missing.jsonl", "-o", "s", "--tokenizer", str(TOKENIZER)], 3),
+        (["tokenize", "missing.jsonl", "-o", "s", "--tokenizer", str(TOKENIZER), "--memory", "x"], 2),
+        (["verify", "missing"], 3),
+        (["verify"], 2),
+        (["stats", "missing"], 3),
+        (["inspect", "missing"], 3),
+        (["feed", "missing", "--seq-len", "8", "--batch-size", "2"], 3),
+        (["feed", "missing", "--seq-len", "8"], 2),
+        (["status", "missing"], 2),
+        (["status", "."], 3),
+        (["completion", "tcsh"], 2),
+        (["preprocess"], 2),
+        (["preprocess", "missing.yaml"], 2),
+        (["preprocess", "missing.yaml", "--workers", "many"], 2),
+        (["plan", "missing.yaml"], 2),
+        (["train-tokenizer", "missing.yaml"], 2),
+        (["migrate", "missing.yaml"], 2),
+        (["schema", "more"], 2),
+        (["report", "missing"], 3),
+        (["report", "."], 3),
+        (["dedup-index", "missing"], 2),
+    ],
+)
+def test_exit_codes_say_whose_fault_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int
+) -> None:
+    """2 is the command, 3 the input; the message is short, on standard error, and no traceback."""
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert 1 <= len(result.stderr.splitlines()) <= 6
+    assert "Traceback" not in result.stderr and "bug in milldam" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--workers", 0], "workers: must be at least 1"),
+        (["--memory", "lots"], "lots"),
+        (["--memory", ""], "memory"),
+        (["--set", "sed=1"], "sed"),
+        (["--set", "seed"], "seed"),
+    ],
+)
+def test_a_wrong_option_of_preprocess_is_refused(
+    tmp_path: Path, lines: Path, options: list[object], named: str
+) -> None:
+    """An option is checked as its key in the file is, never left out because of what it says."""
+    (tmp_path / "c.yaml").write_text(f"datasets: {lines}\ntokenizer: {TOKENIZER}\nout: {tmp_path / 's'}\n")
+    refused = invoke("preprocess", tmp_path / "c.yaml", *options)
+    assert refused.exit_code == 2, refused.output
+    assert named in refused.stderr and "Traceback" not in refused.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_error_is_a_few_lines_and_a_traceback_with_debug(tmp_path: Path) -> None:
+    """What, where, what to do; all the rest on request."""
+    plain = run_milldam("verify", tmp_path / "missing", code=3)
+    assert plain.stderr == f"milldam: {tmp_path / 'missing'}: no such folder.\n"
+    traced = run_milldam("--debug", "verify", tmp_path / "missing", code=None)
+    assert traced.returncode != 0
+    assert "Traceback (most recent call last)" in traced.stderr and "StoreError" in traced.stderr
+
+
+def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+    """An exception that nobody foresaw is one line that says so, with the way to the traceback."""
+
+    def fail(path: Path) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("milldam.api.open", fail)
+    result = invoke("stats", store)
+    assert result.exit_code == 1
+    assert "unexpected ZeroDivisionError: oops" in result.stderr and "--debug" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def in_terminal(*arguments: object, columns: int = 200, stdout: int | None = None) -> tuple[int, bytes]:
+    """Exit code and all that a terminal gets to see. `stdout`: where results go instead."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    command = [MILLDAM, *(str(one) for one in arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    out = theirs if stdout is None else stdout
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # how a terminal says that nobody writes any more
+            break
+        if not block:
+            break
+        seen += block
+    os.close(ours)
+    return process.wait(), seen
+
+
+def test_a_hostile_record_does_not_steer_the_terminal_through_an_error(tmp_path: Path) -> None:
+    """Names of fields come from the input: their escape sequences are not passed on."""
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "fine"}\n{"\\u001b]0;owned\\u0007": 1, "\\u001b[31m": 2}\n')
+    code, seen = in_terminal(*job(path, tmp_path / "s", "--strict"))
+    assert code == 3 and b"no_field" in seen
+    assert b"\x1b]0;" not in seen and b"\x1b[31m" not in seen
+
+
+# ---- output ----
+
+
+def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, lines: Path) -> None:
+    """The plan is told first, on standard error; the summary is the result."""
+    done = invoke(*job(lines, tmp_path / "s"))
+    assert done.exit_code == 0
+    assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
+    assert "in 1 unit of about 16 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
+    characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
+    assert f"from {size} B of text, {characters} characters (" in done.stdout
+    kept = (path for path in (tmp_path / "s").iterdir() if path.is_file())
+    assert f"{format_size(sum(path.stat().st_size for path in kept))} on disk" in done.stdout
+    assert re.search(
+        r"^Memory \(.*\): peak [\d.]+ MB of 4 GB \(\d+%\)\n +start +peak +final$", done.stdout, re.MULTILINE
+    )
+    for stage in ("prepare", "tokenize", "finish", "whole run"):
+        assert re.search(rf"^  {stage}(  +[\d.]+ MB){{3}}$", done.stdout, re.MULTILINE), stage
+
+
+def test_quiet_is_silent(tmp_path: Path, lines: Path) -> None:
+    """With --quiet nothing is said, done or already done; errors still are."""
+    for _ in range(2):
+        done = run_milldam(*job(lines, tmp_path / "s"), "--quiet")
+        assert (done.stdout, done.stderr) == ("", "")
+    assert "no such file" in run_milldam(*job(tmp_path / "x.jsonl", tmp_path / "t"), "-q", code=3).stderr
+
+
+def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
+    """--json prints one object with the figures of the store, up to date or not."""
+    made = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
+    opened = milldam.open(tmp_path / "s")
+    assert (made["documents"], made["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
+    assert made["out"] == str(tmp_path / "s")
+    assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
+    assert set(made["stages"]) == {"read", "filter", "encode", "write"}
+    assert set(made["wall"]) >= {"prepare", "tokenize"}
+    flow = {stage["stage"]: (stage["documents_in"], stage["documents_out"], stage["dropped"]) for stage in made["flow"]}
+    assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
+    assert set(map(str, flow.values())) == {"(4, 4, {})"}
+    assert made["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
+    assert (made["read"], made["dropped"], made["report"]) == (4, {}, None)
+    again = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
+    assert (again["up_to_date"], again["tokens"]) == (True, opened.tokens)
+
+
+def test_dropped_documents_are_in_the_summary(tmp_path: Path) -> None:
+    """Reasons and numbers, and where the records are."""
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "good"}\nbroken\n{"text": ""}\n')
+    shown = invoke(*job(path, tmp_path / "s")).stdout
+    counts = "\nRead 3 records: 1 kept, 1 dropped, 1 rejected\n  read: bad_json 1\n  clean: empty 1\n"
+    assert counts in shown and "s: 1 document, 3 tokens, " in shown
+    assert f"Rejected records are in {tmp_path / 's' / 'rejects.jsonl'}" in shown
+    whole = invoke(*job(write_lines(path, TEXTS), tmp_path / "t")).stdout
+    assert "\nRead 4 records: 4 kept, 0 dropped, 0 rejected\n" in whole and "By source" not in whole
+
+
+def test_a_terminal_gets_a_live_display(tmp_path: Path, lines: Path) -> None:
+    """On a terminal the plan, a changing line and the summary are shown."""
+    code, seen = in_terminal(*job(lines, tmp_path / "s"))
+    assert code == 0
+    assert b"Memory: 4 GB" in seen and b"4 documents, " in seen and b"\x1b[" in seen
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_live_lines_fit_the_terminal(tmp_path: Path, columns: int) -> None:
+    """Two lines, never wrapped, in a terminal of any width; after the plan nobody is still reading the input."""
+    corpus = write_corpus(tmp_path / "c.jsonl", 1_500_000)
+    options = ("--encoder", "huggingface", "--shard-size", "200KB")
+    code, seen = in_terminal(*job(corpus.path, tmp_path / "s", *options), columns=columns, stdout=subprocess.DEVNULL)
+    assert code == 0
+    shown = [line.strip() for line in re.split(r"\r|\n|\x1b\[[?\d]*[A-Za-z]", seen.decode()) if line.strip()]
+    assert max(map(len, shown)) < columns
+    plan = next(k for k, line in enumerate(shown) if line.startswith("Engine: "))
+    assert [line for line in shown[plan:] if "reading the input" in line] == []
+    # How many of them come depends on the machine; the first one does not.
+    assert [line for line in shown if line.startswith("tokenize")]
+
+
+def snapshot(**counts: int) -> Snapshot:
+    return Snapshot(
+        "fingerprint",
+        units=1200,
+        units_done=340,
+        input_total=10**12,
+        counts=Counter(counts),
+        anonymous_bytes=386 * 10**6,
+        budget_bytes=512 * 10**6,
+        elapsed=83.0,
+    )
+
+
+BUSY = snapshot(
+    input_bytes=3 * 10**11, text_bytes=2 * 10**11, documents=31_415_926, tokens=5 * 10**10, characters=10**11
+)
+
+
+@pytest.mark.parametrize("columns", [20, 60, 120])
+def test_what_matters_most_is_shown_in_a_narrow_terminal(columns: int) -> None:
+    """Figures that do not fit are left out whole; none is cut in the middle."""
+    first, second = live_lines(BUSY, 84.0, columns)
+    assert len(first) < columns and len(second) < columns
+    if columns == 60:
+        assert first.startswith("fingerprint ███░░░░░░░ 30%, 0:01:24, 0:03:13 left")
+        assert second == "200 GB at 2.4 GB/s, memory 386 MB of 512 MB"
+    if columns == 120:
+        assert first.endswith(", 0:03:13 left, unit 340/1,200")
+        assert second.endswith(", 31.4M documents, 602M tokens/s, 2.00 chars/token")
+    assert live_lines(Snapshot("finish"), 5.0, columns) == ("finish, 0:00:05", "")
+
+
+def test_the_live_lines_move_while_nobody_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second later the clock has gone on; a document is one document."""
+    from rich.console import Console
+
+    now = [100.0]
+    monkeypatch.setattr("milldam.cli.progress.time.monotonic", lambda: now[0])
+    display = LiveDisplay(Console(width=90))
+    assert str(display.render()).startswith("reading the input, 0:00:00")
+    display.progress(snapshot(input_bytes=1, documents=1))
+    before = str(display.render())
+    now[0] += 1
+    assert str(display.render()) != before and ", 1 document" in before and "1 documents" not in before
+
+
+def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
+    """Also of those that are not cut into units: what is shown is never that of the stage before."""
+    heard: list[str] = []
+
+    class Listener(Quiet):
+        def progress(self, snapshot: Snapshot) -> None:
+            heard.append(snapshot.stage)
+
+    settings = {"packing": "wrapped", "sequence_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
+    run_job(Config(datasets=str(lines), **settings), Listener())
+    assert list(dict.fromkeys(heard)) == ["fingerprint", "group", "tokenize", "finish", "pack", "report"]
+
+
+# ---- a sample at the end ----
+
+
+@pytest.mark.parametrize(("write", "called"), [(True, b"row"), (False, b"document")])
+def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
+    tmp_path: Path, lines: Path, write: bool, called: bytes
+) -> None:
+    """The first row as it is packed, else the first document; token by token; not when nothing was done."""
+    config = tmp_path / "c.yaml"
+    packing = {"strategy": "wrapped", "write": write}
+    settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s"), "packing": packing}
+    config.write_text(json.dumps(settings | {"sequence_len": 8, "clean": "off", "dedup": "off"}))
+    code, seen = in_terminal("preprocess", config)
+    head, _, sample = seen.rpartition(b"\xe2\x94\x80 " + called + b" 0: ")
+    assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2
+    assert b"<|endoftext|>" in sample and b"\x1b[1;31m<|endoftext|>" in sample
+    assert called + b" 0: " not in in_terminal("preprocess", config)[1]
+    assert "row 0: " not in invoke("preprocess", config, "--overwrite").stdout
+
+
+# ---- verify, stats, inspect ----
+
+
+def test_verify_says_whole_or_what_is_wrong(store: Path) -> None:
+    """Exit code 0 for a whole store, 1 for a damaged one with the file named, as text and as JSON."""
+    assert "whole. 1 shard, 4 documents" in run_milldam("verify", store).stdout
+    assert json.loads(run_milldam("verify", store, "--json").stdout)["ok"] is True
+    path = store / "train-00000.bin"
+    path.write_bytes(bytes(path.stat().st_size))
+    damaged = run_milldam("verify", store, code=1)
+    assert damaged.stdout == "" and str(path) in damaged.stderr and "1 problem." in damaged.stderr
+    found = json.loads(run_milldam("verify", store, "--json", code=1).stdout)
+    assert found["ok"] is False and len(found["problems"]) == 1
+
+
+def test_stats_are_right(tmp_path: Path) -> None:
+    """Every figure equals one counted by hand from the documents."""
+    corpus = write_corpus(tmp_path / "c.jsonl", 300_000, broken_every=100)
+    milldam.tokenize(corpus.path, tmp_path / "s", tokenizer=TOKENIZER, workers=1, shard_size="100KB")
+    found = json.loads(invoke("stats", tmp_path / "s", "--json").stdout)
+    lengths = np.sort([len(ids) for ids in expected_ids(corpus.texts)])
+    characters, size = sum(map(len, corpus.texts)), sum(len(text.encode()) for text in corpus.texts)
+    assert found["documents"] == len(lengths)
+    assert found["tokens"] == lengths.sum()
+    assert (found["characters"], found["text_bytes"]) == (characters, size)
+    assert found["characters_per_token"] == pytest.approx(characters / lengths.sum(), abs=1e-4)
+    assert found["bytes_per_token"] == pytest.approx(size / lengths.sum(), abs=1e-4)
+    assert found["shards"] == len(milldam.open(tmp_path / "s").manifest.shards) >= 3
+    assert found["splits"] == {"train": len(lengths)}
+    assert (found["eos"], found["bos"], found["dtype"]) == ("<|endoftext|>", None, "uint16")
+    assert sum(found["rejected"].values()) == len(corpus.broken) and found["dropped"] == {}
+    assert found["read"] == len(lengths) + len(corpus.broken)
+    shown = found["tokens_per_document"]
+    assert (shown["shortest"], shown["longest"]) == (lengths[0], lengths[-1])
+    assert shown["mean"] == pytest.approx(lengths.mean(), abs=0.1)
+    for name, share in (("10 %", 0.1), ("median", 0.5), ("90 %", 0.9), ("99 %", 0.99)):
+        assert shown[name] == np.quantile(lengths, share, method="inverted_cdf")
+
+
+def test_stats_for_people(store: Path) -> None:
+    """Without --json the same figures in lines."""
+    shown = invoke("stats", store).stdout
+    assert re.search(r"^documents: +4$", shown, flags=re.MULTILINE) and "  median:" in shown
+
+
+def test_inspect_shows_documents_token_by_token(store: Path) -> None:
+    """Documents are decoded, tokens set apart, boundaries named; ids on request."""
+    ids = documents(store)
+    shown = invoke("inspect", store, "--documents", 1).stdout
+    assert f"document 0: {len(ids[0])} tokens" in shown and "document 1" not in shown
+    assert shown.count("▕") == len(ids[0]) and shown.endswith("▕<|endoftext|>▕\n")
+    with_ids = invoke("inspect", store, "--documents", 1, "--ids").stdout
+    assert re.findall(r"\[(\d+)\]", with_ids) == [str(one) for one in ids[0]]
+
+
+def test_inspect_counts_from_the_end_and_cuts_long_documents(store: Path) -> None:
+    """--start may be negative; of a long document so many tokens are shown, and how many more there are."""
+    assert "document 3: " in invoke("inspect", store, "--start", -1).stdout
+    shown = invoke("inspect", store, "--start", 2, "--documents", 1, "--tokens", 5).stdout
+    assert f"... {len(documents(store)[2]) - 5} tokens more" in shown
+
+
+def test_inspect_keeps_the_bytes_of_a_character_together(tmp_path: Path) -> None:
+    """A character that several tokens share is shown once, with their ids; the sign for a lost one stays itself."""
+    text = "naïve 水車 🦆🦆 \ufffd\ufffdx"
+    written = milldam.tokenize(write_lines(tmp_path / "c.jsonl", [text]), tmp_path / "s", tokenizer=TOKENIZER)
+    assert any("\ufffd" in written.decode([token]) for token in written[0][:6])
+    shown = invoke("inspect", tmp_path / "s").stdout.splitlines()[1]
+    assert shown.replace("▕", "") == f"{text}<|endoftext|>" and shown.count("🦆▕") == 2
+    with_ids = invoke("inspect", tmp_path / "s", "--ids").stdout
+    assert [int(id) for ids in re.findall(r"\[([\d ]+)\]", with_ids) for id in ids.split()] == written[0].tolist()
+    # A character that the last token shown only begins is shown whole.
+    for tokens in range(1, len(written[0])):
+        assert shown.startswith(invoke("inspect", tmp_path / "s", "--tokens", tokens).stdout.splitlines()[1][:-1])
+
+
+def test_inspect_shows_a_split(tmp_path: Path) -> None:
+    """Its documents are numbered from 0; a split that is not there is an error that names those that are."""
+    settings = {"datasets": str(write_lines(tmp_path / "a.jsonl", ["train text"])), "tokenizer": str(TOKENIZER)}
+    validation = write_lines(tmp_path / "v.jsonl", ["val text"])
+    milldam.preprocess(settings | {"validation": str(validation), "out": str(tmp_path / "s")})
+    shown = invoke("inspect", tmp_path / "s", "--split", "val").stdout.replace("▕", "")
+    assert "document 0: " in shown and "val text" in shown and "train" not in shown
+    missing = invoke("inspect", tmp_path / "s", "--split", "vall")
+    assert missing.exit_code == 2 and "train, val" in missing.stderr
+
+
+@pytest.mark.parametrize("start", [4, 1000, -5])
+def test_inspect_of_a_document_that_is_not_there_is_an_error(store: Path, start: int) -> None:
+    """It says which there are."""
+    done = invoke("inspect", store, "--start", start)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert f"--start {start}: " in done.stderr and "has 4 documents, numbered 0 to 3" in done.stderr
+    assert invoke("inspect", store, "--documents", 0).exit_code == 2
+
+
+def test_inspect_as_json(store: Path) -> None:
+    """One object a document, with all its ids and its text."""
+    rows = [json.loads(line) for line in invoke("inspect", store, "--json", "--documents", 9).stdout.splitlines()]
+    assert [row["tokens"] for row in rows] == documents(store)
+    assert [row["text"] for row in rows] == [f"{text}<|endoftext|>" for text in TEXTS]
+
+
+@pytest.mark.parametrize("options", [[], ["--ids"], ["--json"]])
+def test_inspect_does_not_let_a_document_steer_the_terminal(tmp_path: Path, options: list[str]) -> None:
+    """Control characters of a document are shown as pictures: none reaches the terminal."""
+    hostile = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x00\x7f[bold]b"
+    lines = write_lines(tmp_path / "c.jsonl", [hostile])
+    store = milldam.tokenize(lines, tmp_path / "s", tokenizer=TOKENIZER, workers=1)
+    assert store.decode(store[0][:-1]) == hostile
+    shown = invoke("inspect", tmp_path / "s", *options).stdout
+    assert not set(shown) & (set(map(chr, [*range(32), *range(127, 160)])) - {"\n"})
+    if not options:
+        assert "␛" in shown and "[bold]b" in shown.replace("▕", "")
+
+
+# ---- status ----
+
+
+@pytest.fixture
+def slow_job(tmp_path: Path) -> Callable[[Path], list[object]]:
+    """A job that takes a few seconds in two workers."""
+    corpus = write_corpus(tmp_path / "slow.jsonl", 3_000_000)
+    options = ["--engine", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
+    return lambda out: ["tokenize", corpus.path, "-o", out, "--tokenizer", TOKENIZER, *options]
+
+
+def test_status_of_a_run_that_works_was_ended_and_is_finished(
+    tmp_path: Path, slow_job: Callable[[Path], list[object]]
+) -> None:
+    """From another terminal: at work with its process and units, then ended with what is safe, then finished."""
+    out = tmp_path / "s"
+    states = set()
+    with started(*slow_job(out)) as process:
+        assert wait_until(lambda: (out / "run" / "plan.json").exists(), process)
+        while recorded(out) < 2:
+            states.add(read_status(out)["state"])
+        # Held still, so that it is not done before it has been looked at twice.
+        process.send_signal(signal.SIGSTOP)
+        found = json.loads(run_milldam("status", out, "--json").stdout)
+        assert (found["state"], found["pid"]) == ("working", process.pid) and found["units"] >= 10
+        assert found["safe"]["units_done"] >= 1 and found["safe"]["tokens"] > 0
+        shown = run_milldam("status", out).stdout
+        assert f"{out}: working, process {process.pid} on " in shown and "stage tokenize" in shown
+        assert process.poll() is None, "the run ended before it was looked at"
+        process.send_signal(signal.SIGCONT)
+    assert states == {"working"}
+    ended = run_milldam("status", out).stdout
+    assert f"{out}: ended before it was done (" in ended and "Run the same command again to go on." in ended
+    assert json.loads(run_milldam("status", out, "--json").stdout)["state"] == "ended"
+    run_milldam(*slow_job(out))
+    tokens = milldam.open(out).tokens
+    assert f"{out}: finished; {found['units']} units, " in run_milldam("status", out).stdout
+    assert json.loads(run_milldam("status", out, "--json").stdout)["safe"]["tokens"] == tokens
+
+
+def begin(run: Run) -> None:
+    """A plan of one unit, as a run writes it before it works."""
+    identity = Identity({}, run.write_inputs([]))
+    run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
+    run.start(identity, {})
+
+
+def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:
+    """Between its plan and its first report a run is working."""
+    with Run(tmp_path / "s") as run:
+        begin(run)
+        assert read_status(tmp_path / "s")["state"] == "working"
+
+
+def test_a_resumed_run_is_not_stuck_because_of_an_old_report(tmp_path: Path) -> None:
+    """What a run that was killed yesterday last said does not make today's run stuck."""
+    with Run(tmp_path / "s") as run:
+        begin(run)
+        (tmp_path / "s" / "run" / "status.json").write_text(json.dumps({"time": time.time() - 86_400, "workers": {}}))
+    with Run(tmp_path / "s") as run:
+        run.resume()
+        assert read_status(tmp_path / "s")["state"] == "working"
+
+
+def test_status_can_read_torn_records(tmp_path: Path) -> None:
+    """After a crash the last record may be cut off: the rest is still told."""
+    with Run(tmp_path / "s") as run:
+        begin(run)
+    (tmp_path / "s" / "run" / "records.jsonl").write_text('{"unit": 0, "par')
+    assert read_status(tmp_path / "s")["state"] == "ended"
+
+
+# ---- completion and demo ----
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_valid_and_ours(tmp_path: Path, shell: str) -> None:
+    """Each script is one that its shell can read, and asks milldam for the words."""
+    script = invoke("completion", shell).stdout
+    assert "_MILLDAM_COMPLETE" in script and f"{shell}_complete" in script
+    if shutil.which(shell) is not None:
+        (tmp_path / "script").write_text(script)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+@pytest.mark.parametrize(("words", "word"), [("milldam tok", "tokenize"), ("milldam tokenize --sep", "--separator")])
+def test_completion_knows_commands_and_options(words: str, word: str) -> None:
+    """What the scripts ask for is answered with what begins like that."""
+    asked = {"_MILLDAM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run([MILLDAM], env=os.environ | asked, capture_output=True, text=True)
+    assert done.stdout == f"plain,{word}\n"
+
+
+def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
+    """The demo makes, checks and shows a store, feeds batches from it, and names its report; kept where asked."""
+    shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
+    steps = ("preprocess", "verify", "stats", "inspect", "feed", "report")
+    assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
+    assert "batch 2: x (4, 64)" in shown and "whole." in shown
+    assert re.search(r"^batch 3: .*, the same as without a break$", shown, flags=re.MULTILINE)
+    assert '"samples_seen": 12' in shown and re.search(r"^Rate: .* tokens/s", shown, flags=re.MULTILINE)
+    assert (
+        "104 documents" in shown
+        and "Read 105 records: 104 kept, 1 dropped, 0 rejected\n  filter: too_few_characters 1\n" in shown
+    )
+    assert len(milldam.open(tmp_path / "demo")) == 104
+    assert shown.rstrip().endswith(str(tmp_path / "demo" / "run" / "report.html"))
+    assert (tmp_path / "demo" / "run" / "report.html").stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+
+
+def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Without --out the demo cleans up after itself."""
+    run_milldam("demo", cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,128 @@
+"""`milldam export` as people call it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tests.kit.jobs import wait_until
+from tests.kit.token_stores import flat_tokens, write_store
+
+from milldam.cli.export import export, summary_lines
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.exporters.job import ExportSummary
+from milldam.loader.stores import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return write_store(tmp_path / "store", [[5, 300], [700]])
+
+
+def run(*arguments: object) -> str:
+    """What the command prints; its errors are raised."""
+    result = CliRunner().invoke(export, [str(argument) for argument in arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_export_says_what_it_made_and_then_that_it_is_up_to_date(store: Store, tmp_path: Path) -> None:
+    """Counts, size and rate; a second call says that there is nothing to do."""
+    arguments = (store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
+    first = run(*arguments).splitlines()
+    assert first[0] == f"{tmp_path / 'train.bin'}: 3 documents, 1,005 tokens, as nanogpt"
+    assert first[1].startswith("1 file, 2 KB, ")
+    assert first[1].endswith(" MB/s")
+    assert run(*arguments) == f"{tmp_path / 'train.bin'} is up to date: 3 documents, 1,005 tokens.\n"
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
+
+
+def test_export_prints_json(store: Store, tmp_path: Path) -> None:
+    """For programs: the whole summary in one line."""
+    printed = json.loads(run(store.path, "--to", "megatron", "-o", tmp_path / "pair", "--dtype", "int32", "--json"))
+    assert printed["out"] == str(tmp_path / "pair")
+    assert printed["counts"] == {"dtype": "int32", "sequences": 3}
+    assert (printed["documents"], printed["tokens"], printed["files"], printed["up_to_date"]) == (3, 1005, 2, False)
+
+
+def test_export_takes_one_split(tmp_path: Path) -> None:
+    """--split names the one that is meant."""
+    store = write_store(tmp_path / "store", [[5, 300], [700]], splits=["train", "val"])
+    run(store.path, "--to", "npy", "-o", tmp_path / "val.npy", "--split", "val")
+    np.testing.assert_array_equal(np.load(tmp_path / "val.npy"), flat_tokens(store.named_part("val")))
+
+
+def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> None:
+    """Wrong options, other stores and no stores: errors that become a line and an exit code."""
+    with pytest.raises(ConfigError, match="--seq-len does not apply"):
+        run(store.path, "--to", "npy", "-o", tmp_path / "a.npy", "--seq-len", "8")
+    with pytest.raises(StoreError):
+        run(tmp_path, "--to", "npy", "-o", tmp_path / "a.npy")
+    run(store.path, "--to", "npy", "-o", tmp_path / "a.npy")
+    with pytest.raises(ConfigError, match="milldam import"):
+        run(tmp_path / "a.npy", "--to", "nanogpt", "-o", tmp_path / "a.bin")
+    other = write_store(tmp_path / "other", [[7]])
+    with pytest.raises(MismatchError, match="--overwrite"):
+        run(other.path, "--to", "npy", "-o", tmp_path / "a.npy")
+    run(other.path, "--to", "npy", "-o", tmp_path / "a.npy", "--overwrite")
+    with pytest.raises(click.BadParameter, match="tfrecord"):
+        run(store.path, "--to", "tfrecord", "-o", tmp_path / "a")
+
+
+SLOW = """
+import sys, time
+from milldam.cli.export import export
+from milldam.exporters import growing
+from milldam.exporters.job import Ledger
+from milldam.stores.tokens import blocks
+
+blocks.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
+add = Ledger.add
+Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
+export()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_export_says_how_to_go_on(store: Store, tmp_path: Path, number: signal.Signals) -> None:
+    """What is done is kept, and the command to run again is printed."""
+    command = [sys.executable, "-c", SLOW, str(store.path), "--to", "nanogpt", "-o", str(tmp_path / "train.bin")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    ledger = tmp_path / ".train.bin.milldam-export" / "records.jsonl"
+    wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 1)
+    process.send_signal(number)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Interrupted. What is written so far is safe." in said
+    assert f"--to nanogpt -o {tmp_path / 'train.bin'}" in said
+    printed = run(store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
+    assert "MB/s" not in printed  # of a part, no rate is told
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
+
+
+def test_summary_tells_of_rows_and_of_what_is_left_out() -> None:
+    """Formats of rows say how many there are, and what filled none."""
+    counts = {"rows": 12, "tokens_left_out": 7}
+    lines = summary_lines(ExportSummary(Path("out"), "hf", False, 3, 1000, 4_000, 4, counts, seconds=2.0))
+    assert lines[1] == "4 files, 4 KB, 2.0 s, 0 MB/s"
+    assert lines[2:] == ["12 rows", "7 tokens at the end fill no row and are left out"]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Neither numpy nor what reads and writes: the list of formats is enough."""
+    code = (
+        "import sys; from milldam.cli.export import export; export(['--help'], standalone_mode=False);"
+        "heavy = {'numpy', 'pyarrow', 'datasets', 'torch', 'tokenizers', 'fsspec'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "megatron" in done.stdout

@@ -1,0 +1,344 @@
+"""Files of Krill: they run as they are, and `milldam migrate` writes them in today's form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conftest import PROJECT
+
+from milldam.cli.migrate import migrate
+from milldam.config.legacy import _LEGACY, convert, is_legacy
+from milldam.config.loading import LoadedConfig, load_config
+from milldam.config.settings import DataSet
+from milldam.dedup.rules import DedupRules, NearRules
+from milldam.errors import ConfigError
+from milldam.packing.rules import PackingRules
+
+# The two examples of seed 002, with what its "other config" has to hold.
+BASIC = """\
+preprocess_memory_efficient: true
+preprocess_chunk_size: 1000
+sequence_len: 2048
+datasets:
+  - path: large/dataset
+    split: train
+    text_column: text
+"""
+CACHED = """\
+preprocess_memory_efficient: true
+preprocess_chunk_size: 5000
+preprocess_dedup_cache_dir: /tmp/dedup_cache
+"""
+REST = "hub_tokenizer_id: gpt2/\ndataset_prepared_path: ./artifacts/prepared\n"
+NESTED = """\
+datasets:
+  - path: some/data
+    split: train[:10_000]
+tokenizer:
+  hub_id: gpt2/
+  vocab_size: 32000
+preprocess:
+  prepared_path: ./artifacts/prepared
+  sequence_len: 1024
+  min_length: 120
+  chunk_size: 1000
+  save_shard_size: 100MB
+  dedup_cache_dir: ./cache
+  memory_efficient: false
+train:
+  arch: qwen3
+  learning_rate: 1e-3
+"""
+FLAT = """\
+datasets:
+  - path: some/data
+    split: train[:10_000]
+hub_tokenizer_id: gpt2/
+vocab_size: 32000
+dataset_prepared_path: ./artifacts/prepared
+sequence_len: 1024
+dataset_prepared_min_length: 120
+preprocess_chunk_size: 1000
+preprocess_save_shard_size: 100MB
+preprocess_dedup_cache_dir: ./cache
+preprocess_memory_efficient: false
+hub_model_id: your/model
+num_epochs: 1
+"""
+
+Load = Callable[..., LoadedConfig]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a text as krill.yaml, with overrides."""
+    monkeypatch.chdir(tmp_path)
+
+    def load_text(text: str, *overrides: str) -> LoadedConfig:
+        Path("krill.yaml").write_text(text, encoding="utf-8")
+        return load_config("krill.yaml", overrides)
+
+    return load_text
+
+
+@pytest.fixture
+def complaint(load: Load) -> Callable[..., str]:
+    """What is said of a text that is wrong."""
+
+    def complain(text: str, *overrides: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(text, *overrides)
+        return str(caught.value)
+
+    return complain
+
+
+# ---- what becomes of the keys ----
+
+
+def test_the_basic_example_of_seed_002_runs(load: Load) -> None:
+    """Its keys, and what Krill does without being asked."""
+    config = load(BASIC + REST).config
+    assert config.sources == (DataSet(path="large/dataset", split="train", text_column="text"),)
+    assert (config.tokenizer, config.out, config.sequence_len) == ("gpt2/", "./artifacts/prepared", 2048)
+    assert config.packing == PackingRules(strategy="wrapped", write=True)
+    assert (config.filters.min_characters, config.filters.min_tokens) == (100, 150)
+    assert (config.dedup, config.clean) == ("exact", "default")
+
+
+def test_the_dedup_cache_example_of_seed_002_runs(load: Load) -> None:
+    """The cache directory is the index across runs; without a row length nothing is packed."""
+    loaded = load(CACHED + REST + "datasets: [{path: x}]")
+    assert loaded.config.dedup == DedupRules(index="/tmp/dedup_cache")
+    assert loaded.config.packing == "none"
+    assert "sequence_len is not given: no packed rows are written." in loaded.notes
+
+
+def test_flat_and_nested_files_mean_the_same(load: Load) -> None:
+    """Both generations of Krill's keys come to one configuration."""
+    flat, nested = load(FLAT), load(NESTED)
+    assert flat.config == nested.config
+    config = flat.config
+    assert config.sources == (DataSet(path="some/data", split="train[:10_000]"),)
+    assert config.tokenizer_rules.train is not None
+    assert config.tokenizer_rules.train.vocab_size == 32_000
+    assert (config.filters.min_tokens, config.shard_size, config.dedup) == (120, "100MB", DedupRules(index="./cache"))
+
+
+def test_every_key_of_krill_is_understood() -> None:
+    """No legacy key is left in the new form, and none of them is called unknown."""
+    for text in (FLAT, NESTED):
+        source = yaml.safe_load(text)
+        made = convert(source)
+        assert made.problems == []
+        assert not is_legacy(made.config)
+        assert not any("neither Krill nor milldam" in note for note in made.notes)
+    named = set(yaml.safe_load(FLAT)) | {
+        f"{a}.{b}" for a, keys in yaml.safe_load(NESTED).items() for b in keys if a != "datasets"
+    }
+    assert {".".join(map(str, path)) for path in _LEGACY} - named == {"memory_efficient_preprocess"}
+
+
+def test_notes_name_what_is_ignored_or_needless(load: Load) -> None:
+    """Training keys, keys that nobody knows, keys that are no longer needed, and what is another thing now."""
+    notes = "\n".join(load(FLAT + "zebra: 1\noutput_dir: x\ntrain: {arch: x}").notes)
+    assert "Ignored, since they are about training: hub_model_id, num_epochs, output_dir, train." in notes
+    assert "Ignored, since neither Krill nor milldam knows them: zebra." in notes
+    assert "No longer needed: preprocess_chunk_size, preprocess_memory_efficient." in notes
+    assert "shard_size is the input that makes one shard" in notes
+
+
+def test_data_sets_get_krills_defaults(load: Load) -> None:
+    """The split is train unless named; `name` is the subset."""
+    config = load(REST + "datasets:\n- {path: wikitext, name: wikitext-2-raw-v1}\n- {path: b, split: test}").config
+    assert config.sources == (
+        DataSet(path="wikitext", subset="wikitext-2-raw-v1", split="train"),
+        DataSet(path="b", split="test"),
+    )
+
+
+def test_the_source_is_left_alone() -> None:
+    """Converting does not change what was read."""
+    source = yaml.safe_load(NESTED)
+    convert(source)
+    assert source == yaml.safe_load(NESTED)
+
+
+@pytest.mark.parametrize(
+    ("source", "legacy"),
+    [
+        ({"hub_tokenizer_id": "x"}, True),
+        ({"preprocess_chunk_size": 1}, True),
+        ({"memory_efficient_preprocess": True}, True),
+        ({"preprocess": {}}, True),
+        ({"tokenizer": {"hub_id": "x"}}, True),
+        ({"tokenizer": {"path": "x"}, "sequence_len": 8}, False),
+        ({"datasets": [], "tokenizer": "x", "out": "y", "train": {}}, False),
+    ],
+)
+def test_krills_files_are_known_by_its_own_keys(source: dict[str, Any], legacy: bool) -> None:
+    """Keys that both have do not make a file an old one."""
+    assert is_legacy(source) is legacy
+
+
+# ---- what is missing, mixed or wrong ----
+
+
+def test_a_missing_tokenizer_is_named_with_the_ways_to_give_it(complaint: Callable[..., str], load: Load) -> None:
+    """The document's own examples have none."""
+    said = "krill.yaml: tokenizer is missing. Use hub_tokenizer_id in the file or --set tokenizer=PATH."
+    assert complaint(BASIC) == said
+    for line in (
+        "hub_tokenizer_id:",
+        "vocab_size: 5",
+        "tokenizer: {hub_id: null}",
+        "tokenizer: {hub_id: , vocab_size: 5}",
+    ):
+        assert complaint(BASIC + line) == said
+    assert "datasets and tokenizer are missing" in complaint(CACHED)
+    assert load(BASIC, "tokenizer=gpt2/").config.tokenizer == "gpt2/"
+    assert load(BASIC, "hub_tokenizer_id=gpt2/").config.tokenizer == "gpt2/"
+
+
+def test_without_a_prepared_path_the_store_goes_to_prepared(load: Load) -> None:
+    """And the user is told."""
+    loaded = load(BASIC, "tokenizer=gpt2/")
+    assert loaded.config.out == "prepared"
+    assert "dataset_prepared_path is not given: the store goes to prepared/." in loaded.notes
+    assert not any("not given" in note for note in load(BASIC, "tokenizer=gpt2/", "out=x").notes)
+
+
+def test_keys_of_both_kinds_may_be_mixed(load: Load) -> None:
+    """What the file says in our words stays; what it does not say is Krill's way."""
+    text = BASIC + REST + "filters: {min_characters: 5, max_tokens: 900}\npacking: none\ndedup: near\nseed: 4\n"
+    config = load(text + "preprocess_dedup_cache_dir: seen").config
+    filters = config.filters
+    assert (filters.min_characters, filters.min_tokens, filters.max_tokens) == (5, 150, 900)
+    assert (config.packing, config.seed) == ("none", 4)
+    assert config.dedup == DedupRules(near=NearRules(), index="seen")
+    assert load(BASIC + REST + "tokenizer: gpt2/\n").config.tokenizer == "gpt2/"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (NESTED + "out: other\n", "krill.yaml:8: preprocess.prepared_path: contradicts out. Remove one of the two."),
+        (NESTED + "hub_tokenizer_id: x\n", "krill.yaml:5: tokenizer.hub_id: contradicts hub_tokenizer_id."),
+        (NESTED + "dedup: off\n", "krill.yaml:13: preprocess.dedup_cache_dir: contradicts dedup"),
+        (NESTED.replace("chunk_size", "chunk_sise"), 'krill.yaml:11: preprocess.chunk_sise: no such key. Did you mean'),
+        (FLAT + "preproces_chunk_size: 1\n", 'krill.yaml:15: preproces_chunk_size: no such key. Did you mean "'),
+        (FLAT + "min_length: 1\n", "krill.yaml:15: min_length: no such key here; it belongs under preprocess."),
+        (FLAT + "preprocess: 1\n", "krill.yaml:15: preprocess: must be a block of keys."),
+        (NESTED.replace("1024", "long"), 'krill.yaml:9: preprocess.sequence_len: must be a whole number, not "long".'),
+        (NESTED.replace("100MB", "5XB"), 'krill.yaml:12: preprocess.save_shard_size: "5XB" is not a size.'),
+        (FLAT.replace("100MB", "5KB"), "krill.yaml:10: preprocess_save_shard_size: is too small"),
+        (NESTED.replace("path: some", "pth: some"), 'krill.yaml:2: datasets.0.pth: no such key. Did you mean "path"?'),
+        (NESTED.replace("  vocab_size", "  vocabulary"), "krill.yaml:6: tokenizer.vocabulary: no such key."),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_krills_words(complaint: Callable[..., str], text: str, said: str) -> None:
+    """The line and the key are those of the file that the user has."""
+    assert complaint(text).startswith(said)
+
+
+def test_overrides_win_over_keys_of_krill(load: Load) -> None:
+    """`--set` in our words or in Krill's takes the place of what the file says in either."""
+    assert load(NESTED, "out=o").config.out == "o"
+    assert load(NESTED, "hub_tokenizer_id=x").config.tokenizer_rules.path == "x"
+    assert load(FLAT, "tokenizer.hub_id=x").config.tokenizer_rules.path == "x"
+    assert load(NESTED, "tokenizer=x").config.tokenizer == "x"
+    assert load(FLAT, "dedup=off").config.dedup == "off"
+    assert load(FLAT, "filters.min_tokens=7", "filters.min_characters=").config.filters.min_tokens == 7
+    assert load(NESTED, "preprocess.min_length=7").config.filters.min_tokens == 7
+
+
+def test_keys_of_krill_mean_nothing_to_a_file_of_ours(complaint: Callable[..., str]) -> None:
+    """An override does not turn a file into an old one."""
+    said = complaint("datasets: a\ntokenizer: b\nout: c\n", "hub_tokenizer_id=x")
+    assert said == '--set hub_tokenizer_id: no such key. Did you mean "tokenizer"?'
+
+
+# ---- milldam migrate ----
+
+
+def run_migrate(*arguments: object) -> Result:
+    return CliRunner().invoke(migrate, [str(one) for one in arguments])
+
+
+@pytest.mark.parametrize("text", [FLAT, NESTED, BASIC + REST, CACHED + REST + "datasets: x"])
+def test_the_migrated_file_is_the_same_configuration(tmp_path: Path, text: str) -> None:
+    """In today's form, with what each key was beside it, and the notes on standard error."""
+    old, new = tmp_path / "old.yaml", tmp_path / "deep/new.yaml"
+    old.write_text(text, encoding="utf-8")
+    done = run_migrate(old, "-o", new)
+    assert done.exit_code == 0
+    assert load_config(new).config == load_config(old).config
+    assert load_config(new).comments == {}
+    assert done.stderr.splitlines() == load_config(old).notes
+    assert done.stdout == ""
+    assert "# was " in new.read_text(encoding="utf-8")
+
+
+def test_migrate_prints_without_a_file_to_write() -> None:
+    """Standard output has the new form alone."""
+    done = run_migrate(PROJECT / "examples/seed-002-basic.yaml")
+    assert done.stdout.startswith("# Made by milldam migrate from seed-002-basic.yaml.\n")
+    assert "\ntokenizer: src/milldam/demo_data/tokenizer.json  # was hub_tokenizer_id\n" in done.stdout
+    assert yaml.safe_load(done.stdout)["sequence_len"] == 2048
+    assert "learning_rate" in done.stderr
+
+
+def test_migrate_does_not_overwrite_unasked(tmp_path: Path) -> None:
+    """An existing file is kept, the old one above all."""
+    old = tmp_path / "old.yaml"
+    old.write_text(FLAT, encoding="utf-8")
+    refused = run_migrate(old, "-o", old)
+    assert isinstance(refused.exception, ConfigError)
+    assert "--overwrite" in str(refused.exception)
+    assert old.read_text(encoding="utf-8") == FLAT
+    assert run_migrate(old, "-o", old, "--overwrite").exit_code == 0
+    assert isinstance(run_migrate(old).exception, ConfigError), "it is in today's form now"
+
+
+def test_migrate_takes_overrides(tmp_path: Path) -> None:
+    """What an old file lacks can be given."""
+    old = tmp_path / "old.yaml"
+    old.write_text(BASIC, encoding="utf-8")
+    done = run_migrate(old, "--set", "tokenizer=gpt2/", "--set", "out=o")
+    assert "tokenizer: gpt2/  # given by --set\nout: o  # given by --set\n" in done.stdout
+
+
+lines = FLAT.splitlines()[3:]
+words = st.text(st.characters(min_codepoint=32, max_codepoint=0x3000, exclude_categories=("Cs", "Cc")), min_size=1)
+
+
+@given(st.lists(st.sampled_from(lines), unique=True), words, words)
+def test_any_file_of_krill_survives_migration(tmp_path: Path, given_lines: list[str], path: str, column: str) -> None:
+    """Whatever keys it has, and whatever its names are made of."""
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    data = [{"path": path, "text_column": column}]
+    source = (yaml.safe_load("\n".join(given_lines)) or {}) | {"datasets": data, "hub_tokenizer_id": path}
+    old.write_text(yaml.safe_dump(source, allow_unicode=True), encoding="utf-8")
+    if path == "-":
+        return
+    loaded = load_config(old)
+    assert loaded.config.sources == (DataSet(path=path, text_column=column, split="train"),)
+    assert run_migrate(old, "-o", new, "--overwrite").exit_code == 0
+    assert load_config(new).config == loaded.config
+
+
+@pytest.mark.parametrize(("a", "b"), [("out", "seed"), ("out", "limit"), ("seed", "limit")])
+def test_keys_of_the_new_form_stand_in_one_order(tmp_path: Path, a: str, b: str) -> None:
+    """That of the documentation, whatever the order in the old file."""
+    text = f"{b}: 1\n{a}: 1\nhub_tokenizer_id: x\ndatasets: y\n"
+    (tmp_path / "old.yaml").write_text(text, encoding="utf-8")
+    keys = list(yaml.safe_load(run_migrate(tmp_path / "old.yaml").stdout))
+    assert keys.index(a) < keys.index(b)
+    assert keys[:2] == ["datasets", "tokenizer"]

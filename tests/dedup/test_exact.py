@@ -1,0 +1,378 @@
+"""Hashes of documents, and the exact duplicates that they give: the same as a Python dict's, in any memory."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit.jobs import wait_until
+
+from milldam.dedup import drops, exact, fingerprints
+from milldam.dedup.bloom import resolve_bloom
+from milldam.dedup.exact import MIN_MEMORY_BYTES, Resolved, resolve_exact
+from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, Hashes, hash_file_name, partition_count
+from milldam.errors import ResourceError
+
+Drops = dict[tuple[int, int], tuple[int, int]]
+"""(unit, row) -> (of_unit, of_row)."""
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, exact.FEW_HASHES], ids=["on disk", "in memory"])
+def few_hashes(request: pytest.FixtureRequest) -> Iterator[int]:
+    """By DuckDB, and as few hashes are sorted: both must give the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "FEW_HASHES", request.param)
+        yield request.param
+
+
+# ---- hashes ----
+
+
+def array(texts: list[str]) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())
+
+
+def as_words(text: str) -> str:
+    """What `normalize` leaves of a text, said in Python."""
+    lower = "".join(one.lower() if len(one.lower()) == 1 else one for one in text)
+    return "".join(one for one in lower if unicodedata.category(one)[0] in "LNM")
+
+
+def stream(fingerprinter: Fingerprinter, parts: list[str]) -> Hashes:
+    for part in parts:
+        fingerprinter.feed(part.encode())
+    return fingerprinter.finish()
+
+
+SOME_TEXT = st.text(st.sampled_from("aB1 .,!éÉ“—\n日ßÄќक्षि🙂"), max_size=12)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6), st.integers(0, 6))
+def test_a_hash_is_the_xxh3_of_the_text(texts: list[str], start: int) -> None:
+    """High and low half of the 128 bits, for slices of an array too."""
+    hashes = Fingerprinter(normalize=False).hash(array(texts)[start:])
+    expected = [xxhash.xxh3_128_intdigest(text.encode()) for text in texts[start:]]
+    assert [(hi << 64) | lo for hi, lo in hashes.tolist()] == expected
+
+
+@given(st.lists(SOME_TEXT, max_size=5), st.booleans())
+def test_parts_give_the_hash_of_the_whole(parts: list[str], normalize: bool) -> None:
+    """A giant document is hashed as it flows, with the same result."""
+    fingerprinter = Fingerprinter(normalize)
+    fingerprinter.feed(b"of a document that was given up")
+    fingerprinter.cancel()
+    assert (stream(fingerprinter, parts) == fingerprinter.hash(array(["".join(parts)]))[0]).all()
+    assert (stream(fingerprinter, parts) == stream(fingerprinter, ["".join(parts)])).all()
+
+
+@given(st.lists(SOME_TEXT, min_size=2, max_size=8))
+def test_normalized_hashes_compare_letters_digits_and_marks(texts: list[str]) -> None:
+    """Equal where the words are; texts without any are equal only where they are the same."""
+    hashes = [tuple(one) for one in Fingerprinter(normalize=True).hash(array(texts)).tolist()]
+    for one, one_hash in zip(texts, hashes, strict=True):
+        for other, other_hash in zip(texts, hashes, strict=True):
+            same = as_words(one) == as_words(other) if as_words(one) or as_words(other) else one == other
+            assert (one_hash == other_hash) == same
+
+
+def test_normalized_hashes_keep_vowel_signs() -> None:
+    """In many scripts a vowel is a mark: without it other words would be equal."""
+    hashes = Fingerprinter(normalize=True).hash(array(["कम", "काम", "Straße, 1", "straße 1"]))
+    assert (hashes[0] != hashes[1]).any()
+    assert (hashes[2] == hashes[3]).all()
+
+
+# ---- hash files ----
+
+
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a few documents have as many parts as large ones."""
+    set_small_groups(monkeypatch)
+
+
+def set_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints, "FLUSH_ROWS", 8)
+    monkeypatch.setattr("milldam.dedup.bloom.FLUSH_ROWS", 8)
+    monkeypatch.setattr("milldam.dedup.bloom._STRETCH", 3)
+    monkeypatch.setattr(fingerprints, "_GROUP_ROWS", 2)
+    monkeypatch.setattr(drops, "_GROUP_ROWS", 4)
+    monkeypatch.setattr("milldam.dedup.index._GROUP_ROWS", 4)
+    monkeypatch.setattr(exact, "_BATCH_ROWS", 5)
+
+
+def hashes_of(keys: list[int]) -> Hashes:
+    """A hash for each key; the same one for the same key."""
+    return Fingerprinter(normalize=False).hash(array([str(key) for key in keys]))
+
+
+def write_hashes(path: Path, hashes: Hashes, batch: int = 1000) -> None:
+    with FingerprintWriter(path) as writer:
+        for start in range(0, len(hashes), batch):
+            writer.add(hashes[start : start + batch], start)
+        writer.commit()
+
+
+def write_units(folder: Path, units: list[list[int]]) -> Path:
+    """Hash files of units, each a list of keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for unit, keys in enumerate(units):
+        write_hashes(folder / hash_file_name(unit), hashes_of(keys))
+    return folder
+
+
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.parametrize("documents", [0, 1, 8, 9, 50])
+def test_a_hash_file_has_every_document_once(tmp_path: Path, documents: int) -> None:
+    """All rows with their hashes, whatever the number."""
+    hashes = hashes_of(list(range(documents)))
+    write_hashes(tmp_path / "h.parquet", hashes)
+    table = pq.read_table(tmp_path / "h.parquet").sort_by("row")
+    assert table.column("row").to_pylist() == list(range(documents))
+    assert np.stack([table.column("hi"), table.column("lo")], axis=1).reshape(-1, 2).tolist() == hashes.tolist()
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_the_bytes_of_a_hash_file_do_not_depend_on_batches(tmp_path: Path) -> None:
+    """One document at a time or all at once."""
+    for batch in (1, 7, 100):
+        write_hashes(tmp_path / f"{batch}.parquet", hashes_of(list(range(30))), batch)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_row_groups_tell_which_hashes_they_have(tmp_path: Path) -> None:
+    """Who wants a half of the hashes can skip the row groups of the other by their statistics."""
+    write_hashes(tmp_path / "h.parquet", hashes_of(list(range(64))))
+    metadata = pq.read_metadata(tmp_path / "h.parquet")
+    found = [metadata.row_group(k).column(0).statistics for k in range(metadata.num_row_groups)]
+    assert len(found) > 16
+    assert not [one for one in found if one.min < 1 << 63 <= one.max]
+
+
+def test_a_hash_file_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """An error in between must not look like a unit that is done."""
+    with pytest.raises(KeyError), FingerprintWriter(tmp_path / "h.parquet") as writer:
+        writer.add(hashes_of([1, 2]), 0)
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_partitions_grow_with_the_input() -> None:
+    """16 GB of text a partition, at least one and at most 256."""
+    sizes = [0, 16 * 10**9, 16 * 10**9 + 1, 10**12, 10**15]
+    assert [partition_count(size) for size in sizes] == [1, 1, 2, 63, 256]
+
+
+# ---- exact duplicates ----
+
+
+def resolve(
+    folder: Path, partitions: int = 1, *, exempt_below: int = 0, index_files: list[Path] | None = None
+) -> Resolved:
+    """All partitions of a folder."""
+    found = Resolved()
+    for partition in range(partitions):
+        found += resolve_exact(
+            folder,
+            partition,
+            partitions,
+            exempt_below=exempt_below,
+            index_files=index_files or [],
+            memory_bytes=MIN_MEMORY_BYTES,
+            threads=1,
+        )
+    return found
+
+
+def read_drops(folder: Path) -> Drops:
+    """Everything that the drop files of a folder say."""
+    found: Drops = {}
+    for path in sorted(folder.glob("drops-*.parquet")):
+        rows = list(zip(*(column.to_pylist() for column in pq.read_table(path).columns), strict=True))
+        assert rows == sorted(rows)
+        found |= {(unit, row): (of_unit, of_row) for unit, row, of_unit, of_row in rows}
+    return found
+
+
+def drop_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("drops-*.parquet")}
+
+
+def expected_drops(units: list[list[int]], exempt_below: int = 0, indexed: list[set[int]] | None = None) -> Drops:
+    """The same by a dict."""
+    first: dict[int, tuple[int, int]] = {}
+    for k, keys in reversed(list(enumerate(indexed or []))):
+        first |= dict.fromkeys(keys, (-1 - k, 0))
+    found: Drops = {}
+    for unit, keys in enumerate(units):
+        for row, key in enumerate(keys):
+            if key in first and unit >= exempt_below:
+                found[unit, row] = first[key]
+            first.setdefault(key, (unit, row))
+    return found
+
+
+def write_index_file(path: Path, keys: set[int]) -> Path:
+    hashes = sorted(map(tuple, hashes_of(sorted(keys)).tolist()))
+    columns = np.array(hashes, dtype=np.uint64).reshape(-1, 2).T
+    pq.write_table(pa.table({"hi": columns[0], "lo": columns[1]}), path)
+    return path
+
+
+UNITS = st.lists(st.lists(st.integers(0, 30), max_size=25), min_size=1, max_size=4)
+INDEXED = st.lists(st.sets(st.integers(0, 40), max_size=10), max_size=2)
+
+
+@settings(max_examples=25)
+@given(
+    units=UNITS,
+    partitions=st.integers(1, 4),
+    exempt_below=st.integers(0, 2),
+    indexed=INDEXED,
+    sort_bytes=st.sampled_from([1, 10**6]),
+)
+def test_drops_are_those_of_a_dict(
+    tmp_path_factory: pytest.TempPathFactory,
+    units: list[list[int]],
+    partitions: int,
+    exempt_below: int,
+    indexed: list[set[int]],
+    sort_bytes: int,
+) -> None:
+    """For any units, partitions, passes, validation units and earlier runs; and the counts fit."""
+    folder = tmp_path_factory.mktemp("exact")
+    with pytest.MonkeyPatch.context() as patch:
+        set_small_groups(patch)
+        # The more memory a hash is taken to need, the more passes are made.
+        patch.setattr(exact, "_SORT_BYTES", sort_bytes)
+        write_units(folder, units)
+        index_files = [write_index_file(folder / f"index-{k}.parquet", keys) for k, keys in enumerate(indexed)]
+        found = resolve(folder, partitions, exempt_below=exempt_below, index_files=index_files)
+    expected = expected_drops(units, exempt_below, indexed)
+    assert read_drops(folder) == expected
+    documents = [key for keys in units for key in keys]
+    assert (found.documents, found.distinct, found.dropped) == (len(documents), len(set(documents)), len(expected))
+    assert found.seen_before == sum(of_unit < 0 for of_unit, _ in expected.values())
+    sizes = [1 << (documents.count(key).bit_length() - 1) for key in set(documents)]
+    assert found.clusters == {size: sizes.count(size) for size in sorted(set(sizes))}
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_memory_and_threads_do_not_change_the_drop_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte the same in one pass or 64, by one thread or two."""
+    rng = np.random.default_rng(0)
+    folder = write_units(tmp_path, [rng.integers(0, 30_000, 20_000).tolist() for _ in range(2)])
+    found = []
+    for sort_bytes, memory_bytes, threads in ((64, 1 << 30, 2), (50_000, MIN_MEMORY_BYTES, 1)):
+        monkeypatch.setattr(exact, "_SORT_BYTES", sort_bytes)
+        options = {"exempt_below": 0, "index_files": [], "memory_bytes": memory_bytes, "threads": threads}
+        found.append((resolve_exact(folder, 0, 1, **options), drop_bytes(folder)))
+    assert found[0] == found[1]
+    assert found[0][0].dropped > 10_000
+
+
+def test_hashes_with_a_half_in_common_are_different(tmp_path: Path) -> None:
+    """Both halves count, and the edges of the range too."""
+    high = 2**64 - 1
+    hashes = np.array([[1, 2], [1, 3], [2, 2], [1, 2], [0, 0], [high, high], [high, high]], dtype=np.uint64)
+    write_hashes(tmp_path / hash_file_name(0), hashes)
+    resolve(tmp_path, 3)
+    assert read_drops(tmp_path) == {(0, 3): (0, 0), (0, 6): (0, 5)}
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_a_unit_need_not_begin_at_its_first_document(tmp_path: Path) -> None:
+    """Where only a part of a unit is wanted, rows keep their numbers, over gaps too."""
+    with FingerprintWriter(tmp_path / hash_file_name(3)) as writer:
+        writer.add(hashes_of(list(range(20))), 100)
+        writer.add(hashes_of([5, 6]), 10**9)
+        writer.commit()
+    resolve(tmp_path)
+    expected = {(3, 10**9): (3, 105), (3, 10**9 + 1): (3, 106)}
+    assert read_drops(tmp_path) == expected
+    (tmp_path / drops.drop_file_name(drops.EXACT, 0)).unlink()
+    resolve_bloom(tmp_path, rate=1e-9, exempt_below=0, memory_bytes=100 << 20)
+    assert read_drops(tmp_path) == dict.fromkeys(expected, (drops.UNKNOWN, 0))
+
+
+def test_folders_with_odd_names_work(tmp_path: Path) -> None:
+    """Brackets, stars and quotes in a path are no patterns."""
+    folder = write_units(tmp_path / "it's [a]*?b", [[1, 1]])
+    index_file = write_index_file(folder / "i[0].parquet", {1})
+    resolve(folder, index_files=[index_file])
+    assert read_drops(folder) == {(0, 0): (-1, 0), (0, 1): (-1, 0)}
+
+
+def test_nothing_in_nothing_out(tmp_path: Path) -> None:
+    """No units, or a unit without documents, is no error."""
+    assert resolve(tmp_path) == Resolved()
+    assert resolve(write_units(tmp_path, [[]])) == Resolved()
+    assert read_drops(tmp_path) == {}
+
+
+def test_too_little_memory_is_refused(tmp_path: Path, few_hashes: int) -> None:
+    """With the amount that would do; a few hashes need no more than there is."""
+    folder = write_units(tmp_path, [[1, 1]])
+    refused = pytest.raises(ResourceError, match=r"Dedup needs 101 MB.*there are 1 MB")
+    with contextlib.nullcontext() if few_hashes else refused:
+        resolve_exact(folder, 0, 1, exempt_below=0, index_files=[], memory_bytes=10**6, threads=1)
+
+
+# ---- kills ----
+
+RESOLVE = """
+import sys
+from pathlib import Path
+from milldam.dedup.exact import resolve_exact
+resolve_exact(Path(sys.argv[1]), 0, 1, exempt_below=0, index_files=[], memory_bytes=100 << 20, threads=1)
+"""
+
+
+def killed_when(code: str, folder: Path, condition: Callable[[], object]) -> bool:
+    """Start a process and kill it at some point; whether it had come so far."""
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
+    try:
+        reached = wait_until(condition, process)  # type: ignore[arg-type]
+    finally:
+        process.send_signal(signal.SIGKILL)
+    return reached and process.wait() == -signal.SIGKILL
+
+
+def points(folder: Path) -> Iterator[Callable[[], object]]:
+    """Where to kill: while it sorts, while it collects, while it writes."""
+    yield lambda: list(folder.glob(".exact-*"))
+    yield lambda: any(path.stat().st_size > 10_000 for path in folder.glob(".exact-*/unsorted.parquet"))
+    yield lambda: list(folder.glob(".drops-*"))
+
+
+def test_killed_and_run_again_the_drop_file_is_the_same(tmp_path: Path) -> None:
+    """SIGKILL at three points: no drop file appears by halves, and the next run makes it whole."""
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(0, 2**64, (400_000, 2), dtype=np.uint64)[rng.integers(0, 400_000, 800_000)]
+    write_hashes(tmp_path / hash_file_name(0), hashes)
+    resolve(tmp_path)
+    expected = drop_bytes(tmp_path)
+    kills = 0
+    for point in points(tmp_path):
+        (tmp_path / drops.drop_file_name(drops.EXACT, 0)).unlink()
+        if killed_when(RESOLVE, tmp_path, point):
+            kills += 1
+            assert drop_bytes(tmp_path) in ({}, expected)
+        resolve(tmp_path)
+        assert drop_bytes(tmp_path) == expected
+        for leftover in tmp_path.glob(".*.tmp"):
+            leftover.unlink()
+    assert kills >= 2

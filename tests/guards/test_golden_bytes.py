@@ -1,0 +1,197 @@
+"""What jobs make is frozen: the bytes of token stores, packed rows, tables, feature stores and exports.
+
+`golden_bytes.json` has a hash for each file. A change here is a change of a format or of a result: it needs a reason in
+docs/format.md or CHANGELOG.md. To write the file anew:
+MILLDAM_WRITE_GOLDEN=1 pytest tests/guards/test_golden_bytes.py
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from tests.kit.jobs import DEMO, TOKENIZER, make_texts, write_lines
+from tests.kit.preprocess_jobs import giant_text, texts_with_copies, write_parquet, zstd
+from tests.kit.qa_recipe import WORDS, tokenizer_json
+
+import milldam
+from milldam import qa
+
+GOLDEN = Path(__file__).with_name("golden_bytes.json")
+NOT_FROZEN = {"run", "tokenizer.json"}
+"""Work, not results; and what carries versions or paths."""
+MANIFESTS = ("milldam.json", "milldam-table.json", "milldam-qa.json")
+
+
+# ---- input ----
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One input of each kind, the same on every machine."""
+    texts = list(make_texts(400_000, seed=3))
+    write_lines(tmp_path / "a.jsonl", texts)
+    write_parquet(tmp_path / "b.parquet", texts[:200])
+    (tmp_path / "c.txt").write_text("\n\n".join(texts[200:300]), encoding="utf-8")
+    with (tmp_path / "d.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "text"], *([str(number), text] for number, text in enumerate(texts[:150]))])
+    lines = write_lines(tmp_path / "copies.jsonl", texts_with_copies(1500, seed=5)).read_bytes()
+    (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+    (tmp_path / "f.jsonl.zst").write_bytes(zstd.compress((tmp_path / "a.jsonl").read_bytes()))
+    write_lines(tmp_path / "near.jsonl", _near_copies(random.Random(7), texts))
+    write_lines(tmp_path / "giant.jsonl", [giant_text(9_000_000, seed=2), "short"])
+    write_lines(tmp_path / "held-out.jsonl", texts_with_copies(60, seed=6))
+    (tmp_path / "bert.json").write_text(tokenizer_json("bert"), encoding="utf-8")
+    (tmp_path / "squad.json").write_text(json.dumps(_questions(random.Random(11))), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _near_copies(rng: random.Random, texts: list[str]) -> list[str]:
+    made = [text for text in texts if len(text.split()) > 60][:200]
+    for text in made[:60]:
+        words = text.split()
+        words[rng.randrange(len(words))] = "changed"
+        made.append(" ".join(words))
+    return made
+
+
+def _questions(rng: random.Random) -> dict[str, Any]:
+    paragraphs = []
+    for number in range(40):
+        words = rng.choices(WORDS, k=rng.randrange(5, 400))
+        at = rng.randrange(len(words))
+        start = len(" ".join(words[:at])) + (at > 0)
+        answers = [{"text": words[at], "answer_start": start}] if number % 5 else []
+        question = {"id": f"q{number}", "question": "what year did the city pay", "answers": answers}
+        paragraphs.append({"context": " ".join(words), "qas": [question | {"is_impossible": not answers}]})
+    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+
+
+# ---- jobs ----
+
+
+def _tokenize(*inputs: str, **options: Any) -> Callable[[str], object]:
+    return lambda out: milldam.tokenize(list(inputs), out, tokenizer=TOKENIZER, workers=2, **options)
+
+
+def _preprocess(*inputs: str, **keys: Any) -> Callable[[str], object]:
+    config = {"datasets": list(inputs), "tokenizer": str(TOKENIZER), "shard_size": "100KB", "workers": 2} | keys
+    return lambda out: milldam.preprocess(config | {"out": out})
+
+
+def _count(batch: dict[str, list[Any]]) -> dict[str, list[int]]:
+    return {"length": [len(text) for text in batch["text"]]}
+
+
+def _export(format: str, name: str, **options: Any) -> Callable[[str], object]:
+    def make(out: str) -> object:
+        _preprocess("a.jsonl", "b.parquet")("store")
+        Path(out).mkdir()
+        return milldam.export("store", format, f"{out}/{name}", **options)
+
+    return make
+
+
+def _import(out: str) -> object:
+    _tokenize("a.jsonl")("store")
+    milldam.export("store", "npy", "flat.npy")
+    return milldam.import_tokens("flat.npy", out, eos=0, tokenizer=str(TOKENIZER), shard_size="100KB")
+
+
+def _qa(**options: Any) -> Callable[[str], object]:
+    return lambda out: qa.prepare(
+        "squad.json", out, tokenizer="bert.json", max_seq_length=64, overlap=16, workers=1, **options
+    )
+
+
+BEST_FIT = {"packing": {"strategy": "best_fit", "write": True}, "sequence_len": 256}
+JOBS: dict[str, Callable[[str], object]] = {
+    "tokenize": _tokenize("a.jsonl", "b.parquet", "c.txt", "d.csv", "e.jsonl.gz", "f.jsonl.zst", shard_size="100KB"),
+    "tokenize paragraphs": _tokenize("c.txt", documents="paragraph", bos="auto", eos="none"),
+    "tokenize plain": _tokenize(str(DEMO / "corpus.jsonl"), special_text="plain", limit=50),
+    "tokenize giant": _tokenize("giant.jsonl"),
+    "preprocess": _preprocess("a.jsonl", "e.jsonl.gz"),
+    "near, splits, rows": _preprocess("near.jsonl", dedup="near", splits={"val": 0.1, "test": 0.1}, **BEST_FIT),
+    "bloom, normalised, wrapped": _preprocess(
+        "e.jsonl.gz",
+        dedup={"method": "bloom", "normalize": True},
+        packing={"strategy": "wrapped", "write": True, "pad_last": True},
+        sequence_len=128,
+    ),
+    "exact tokens": _preprocess("a.jsonl", splits={"val_tokens": 5_000}, write_dropped=True),
+    "weights and limits": _preprocess(
+        *(
+            {"path": "a.jsonl", "weight": 0.5},  # type: ignore[arg-type]
+            {"path": "near.jsonl", "weight": 1.5, "max_tokens": 20_000},
+            {"path": "b.parquet", "split": "train[10%:50%]"},
+        ),
+        validation="held-out.jsonl",
+        filters={"min_characters": 50, "gopher_repetition": True},
+        clean={"unicode": "NFC", "whitespace": True},
+    ),
+    "map": lambda out: milldam.map(["a.jsonl", "c.txt"], _count, out, shard_size="100KB", workers=1, columns=["text"]),
+    "qa": _qa(),
+    "qa, memory tokens": _qa(memory_tokens=4, first="context", padding_side="left"),
+    "import": _import,
+    "export npy": _export("npy", "x.npy"),
+    "export nanogpt": _export("nanogpt", "x.bin"),
+    "export megatron": _export("megatron", "x"),
+    "export parquet": _export("parquet", "x", seq_len=128),
+    "export mds": _export("mds", "x"),
+    "export litdata": _export("litdata", "x", seq_len=128),
+}
+
+
+# ---- what is frozen ----
+
+
+def frozen(out: Path) -> dict[str, str]:
+    """A hash for each file that holds results; of a manifest its totals and fingerprint alone."""
+    found: dict[str, str] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if not path.is_file() or {name.split("/")[0], path.name} & NOT_FROZEN or name.endswith("milldam-export.json"):
+            continue
+        if path.name in MANIFESTS:
+            manifest = json.loads(path.read_bytes())
+            found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "sources")})
+        elif path.suffix == ".parquet":
+            found[name] = _rows_of_parquet(path)
+        else:
+            found[name] = xxhash.xxh3_64_hexdigest(path.read_bytes())
+    if any(name.startswith("rows-") for name in found):  # tables: names carry the function's hash, content does not
+        return {f"rows {k}": found[name] for k, name in enumerate(_rows_in_order(out))}
+    return found
+
+
+def _rows_of_parquet(path: Path) -> str:
+    """Of the values: the writer puts its version into the bytes."""
+    import pyarrow.parquet as pq
+
+    return xxhash.xxh3_64_hexdigest(json.dumps(pq.read_table(path).to_pydict()).encode())
+
+
+def _rows_in_order(out: Path) -> list[str]:
+    units = json.loads((out / "milldam-table.json").read_bytes())["units"]
+    return [unit["shard"]["name"] for unit in units if unit["shard"]]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_makes_the_bytes_it_always_made(job: str, desk: Path) -> None:
+    """Equal input and settings give equal bytes: today, and after every change of the house."""
+    JOBS[job]("out")
+    made = frozen(desk / "out")
+    golden = json.loads(GOLDEN.read_bytes()) if GOLDEN.exists() else {}
+    if os.environ.get("MILLDAM_WRITE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(golden | {job: made}, indent=1, sort_keys=True) + "\n")
+    else:
+        assert made == golden[job]

@@ -1,0 +1,733 @@
+"""Push and pull, against a stand-in for the Hub on this machine: round trips, kills, refusals, a token nobody sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pyarrow as pa
+import pytest
+import yaml
+from click.testing import CliRunner
+from huggingface_hub import constants
+from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
+from tests.kit.token_stores import write_store
+from tests.stores.test_features import small_store
+
+from milldam.cli.pull import pull as pull_command
+from milldam.cli.push import push as push_command
+from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
+from milldam.files import hash_bytes, hash_file
+from milldam.hub import card, client, pull, pulling, push, pushing, tree
+from milldam.hub.contents import KINDS, read_contents
+from milldam.hub.pulling import PullRequest, PullSummary, pull_store
+from milldam.stores.features.verify import verify as verify_features
+from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
+from milldam.stores.table.verify import verify as verify_table
+from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.verify import verify as verify_tokens
+
+# huggingface_hub hands files to its HTTP library in a way that this one deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+REPO = "anna/corpus"
+MANIFEST = "milldam.json"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """The stand-in, with a token that may write, and without waiting between attempts."""
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(client, "WAITS", (0.0, 0.0))
+    with hub_server() as server:
+        api = functools.partial(huggingface_hub.HfApi, endpoint=server.url)
+        monkeypatch.setattr(huggingface_hub, "HfApi", api)
+        yield server
+
+
+@pytest.fixture
+def two_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushing, "FILES_A_COMMIT", 2)
+
+
+def token_store(folder: Path, shards: list[list[int]], splits: list[str] | None = None) -> Path:
+    """A store with a tokenizer, and with what a run leaves beside it."""
+    store = write_store(folder, shards, splits=splits)
+    (folder / "tokenizer.json").write_bytes(b'{"a": "tokenizer"}')
+    tokenizer = {"name": "/home/anna/secret/gpt2", "xxh3": hash_file(folder / "tokenizer.json"), "eos": 0}
+    manifest = dataclasses.replace(
+        store.manifest,
+        tokenizer=tokenizer,
+        settings={"clean": {"function": "/home/anna/clean.py:fix"}, "seed": 0},
+        input={"files": 3, "bytes": 1234, "fingerprint": "f" * 32},
+        sources=(Tally("a.jsonl", 5, {"bad_json": 2}, {"filter": {"too_short": 1}}),),
+    )
+    manifest.write(folder)
+    (folder / "run").mkdir(exist_ok=True)
+    for name in ("run/plan.json", "rejects.jsonl", "notes.txt", ".hidden"):
+        (folder / name).write_text("/home/anna/private")
+    return folder
+
+
+def table_store(folder: Path) -> Path:
+    folder.mkdir()
+    units = []
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
+    for number in range(3):
+        path = folder / f"rows-{(7 - number):016x}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            writer.write_table(pa.table({"text": [f"row {number}"], "n": [number]}, schema=schema))
+        units.append(MadeUnit(f"k{number}", 1, TableShard(path.name, 1, path.stat().st_size, hash_file(path))))
+    facts: dict[str, Any] = {"function": {"name": "f"}, "settings": {}, "input": {}, "probe": {}}
+    TableManifest(schema=TableSchema.of(schema), units=tuple(units), **facts).write(folder)
+    return folder
+
+
+def feature_store(folder: Path) -> Path:
+    small_store(folder)
+    return folder
+
+
+def tokens(folder: Path) -> Path:
+    return token_store(folder, [[5, 6], [7], [80_000]], ["train", "train", "val"])
+
+
+MAKERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Iterator[str]]]] = {
+    "tokens": (tokens, verify_tokens),
+    "features": (feature_store, verify_features),
+    "table": (table_store, verify_table),
+}
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """The files of a store, by its own manifest."""
+    return {name: (folder / name).read_bytes() for name in sorted(read_contents(folder).names)}
+
+
+def pulled(repo: str, out: Path, **options: Any) -> PullSummary:
+    return pull_store(PullRequest(repo, out, **options))
+
+
+def without_card(contents: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in sorted(contents.items()) if name != card.NAME}
+
+
+# ---- there and back ----
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_store_goes_there_and_comes_back_byte_by_byte(hub: HubServer, tmp_path: Path, kind: str) -> None:
+    """Of every kind: the repository has the store and a card, nothing else; what is pulled is whole and opens."""
+    make, verify = MAKERS[kind]
+    hub.page_size = 3
+    folder = make(tmp_path / "made")
+    summary = push(folder, REPO)
+    assert summary.private and summary.kind == kind and summary.uploaded == len(stored(folder))
+    assert without_card(hub.contents(REPO)) == stored(folder)
+    opened = pull(REPO, tmp_path / "back")
+    assert stored(tmp_path / "back") == stored(folder)
+    assert list(verify(tmp_path / "back")) == []
+    assert len(opened) > 0 and not (tmp_path / "back" / pulling.STAGING).exists()
+    assert push(folder, REPO).up_to_date
+    assert pulled(REPO, tmp_path / "back").up_to_date
+
+
+def test_a_push_takes_commits_of_a_few_files_and_the_manifest_is_in_the_last(
+    hub: HubServer, tmp_path: Path, two_a_commit: None
+) -> None:
+    """Before the last commit there is no manifest, so that half a push is no store; afterwards the mark is gone."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO, message="First")
+    repo = hub.repos[REPO]
+    assert repo.messages[1:] == [f"First ({k} of 5)" for k in range(1, 6)]
+    trees = list(repo.commits.values())
+    assert all(MANIFEST not in files and pushing.MARK in files for files in trees[1:-1])
+    assert MANIFEST in trees[-1] and pushing.MARK not in trees[-1]
+    repo.branches["half"] = list(repo.commits)[3]
+    with pytest.raises(StoreError, match="not finished"):
+        pull(REPO, tmp_path / "half", revision="half")
+    assert not (tmp_path / "half").exists()
+
+
+def test_large_files_are_cut_into_commits_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit has at most so many bytes, but for a single file that is larger."""
+    monkeypatch.setattr(pushing, "BYTES_A_COMMIT", 10)
+    files = [pushing.StoredFile(str(k), "", size) for k, size in enumerate([4, 6, 1, 25, 3, 3])]
+    assert [[file.bytes for file in batch] for batch in pushing._batches(files)] == [[4, 6], [1], [25], [3, 3]]
+
+
+def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Path) -> None:
+    """Its manifest names its shards alone, so that it is whole; the other shards are not fetched."""
+    push(tokens(tmp_path / "made"), REPO)
+    store = pull(REPO, tmp_path / "val", split="val")
+    assert store.splits == ("val",) and store.tokens == 80_000
+    assert list(verify_tokens(tmp_path / "val")) == []
+    assert hub.count(r"/cdn/.*train-") == 0
+    assert pulled(REPO, tmp_path / "val", split="val").up_to_date
+    with pytest.raises(MismatchError, match="split val"):
+        pull(REPO, tmp_path / "val", split="train")
+    with pytest.raises(ConfigError, match=r'no split "vla".*Did you mean "val"'):
+        pull(REPO, tmp_path / "vla", split="vla")
+    push(feature_store(tmp_path / "qa"), "anna/qa")
+    with pytest.raises(ConfigError, match="no splits"):
+        pull("anna/qa", tmp_path / "qa2", split="train")
+
+
+def test_a_branch_is_made_and_pulled_from(hub: HubServer, tmp_path: Path) -> None:
+    """Another revision holds another store; main stays as it is."""
+    push(tokens(tmp_path / "one"), REPO)
+    before = hub.contents(REPO)
+    push(token_store(tmp_path / "two", [[9]]), REPO, revision="v2")
+    assert hub.contents(REPO) == before
+    assert without_card(hub.contents(REPO, "v2")) == stored(tmp_path / "two")
+    assert pull(REPO, tmp_path / "back", revision="v2").tokens == 9
+
+
+def test_a_dry_run_changes_nothing(hub: HubServer, tmp_path: Path) -> None:
+    """It says what would be sent, for a repository that is there and for one that is not, and only reads."""
+    folder = tokens(tmp_path / "made")
+    assert push(folder, REPO, dry_run=True).uploaded == 8 and hub.repos == {}
+    push(folder, REPO)
+    shutil.rmtree(folder)
+    changed = token_store(folder, [[5, 6], [8]])
+    hub.requests.clear()
+    told = push(changed, REPO, dry_run=True)
+    assert told.uploaded == 3 and told.deleted == ("val-00002.bin", "val-00002.idx")
+    assert hub.count("^(POST|PUT)") == 0
+
+
+# ---- who may see it ----
+
+
+def test_private_unless_public_is_asked_for(hub: HubServer, tmp_path: Path) -> None:
+    """And what is there already keeps the visibility it has: a push that expects another is refused."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    push(folder, "anna/open", public=True)
+    assert hub.repos[REPO].private and not hub.repos["anna/open"].private
+    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes() + b"\n")
+    before = len(hub.repos["anna/open"].commits)
+    with pytest.raises(ConfigError, match="is public: everybody could read"):
+        push(folder, "anna/open")
+    with pytest.raises(ConfigError, match="is private, and milldam does not change that"):
+        push(folder, REPO, public=True)
+    assert hub.repos[REPO].private and not hub.repos["anna/open"].private
+    assert len(hub.repos["anna/open"].commits) == before
+
+
+def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: Path) -> None:
+    """No run folder, no rejects, nothing that lies beside it, and no path of this machine in the card."""
+    folder = tokens(tmp_path / "made")
+    notes = push(folder, REPO).notes
+    assert set(hub.contents(REPO)) == read_contents(folder).names | {card.NAME}
+    text = hub.contents(REPO)[card.NAME].decode()
+    assert "/home/anna" not in text and ".../clean.py:fix" in text
+    assert any("/home/anna/secret/gpt2" in note for note in notes)
+
+
+# ---- killed ----
+
+_SETUP = "import milldam.hub.pushing as p; p.FILES_A_COMMIT = 2; import milldam.hub.pulling as q; q.STREAMS = 1;"
+
+
+def start(hub: HubServer, command: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """`milldam push` or `pull` in a process of its own, with two files a commit and one stream."""
+    code = f"{_SETUP} from milldam.cli.{command} import {command}; {command}()"
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def kill_at(hub: HubServer, pattern: str, command: str, *arguments: str | Path, **options: Any) -> None:
+    """SIGKILL when the server is at a request."""
+    mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
+    process = start(hub, command, *arguments)
+    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert mishap.stall is not None
+    mishap.stall.set()
+
+
+def test_a_push_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path, two_a_commit: None) -> None:
+    """Killed while a later commit's files are sent: there is no manifest; run again, what was committed is not sent."""
+    folder = tokens(tmp_path / "made")
+    kill_at(hub, "PUT /lfs/p", "push", folder, REPO, after=3)
+    assert MANIFEST not in hub.contents(REPO) and pushing.MARK in hub.contents(REPO)
+    committed = {name for name in hub.contents(REPO) if name != pushing.MARK}
+    assert committed
+    # Even without what was remembered of them.
+    shutil.rmtree(folder / "run")
+    summary = push(folder, REPO)
+    assert summary.present == len(committed) and summary.uploaded == 8 - len(committed)
+    assert without_card(hub.contents(REPO)) == stored(folder)
+
+
+def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
+    """Killed in the middle of a file: no manifest, and the half file has no name; run again, whole files are kept."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    out = tmp_path / "back"
+    kill_at(hub, "GET /cdn/.*val-00002.bin", "pull", REPO, "-o", out, partial=True)
+    assert not (out / MANIFEST).exists() and not (out / "val-00002.bin").exists()
+    there = {path.name for path in out.iterdir() if path.suffix in (".bin", ".idx", ".json")}
+    assert "train-00000.bin" in there
+    with pytest.raises(MismatchError, match="unfinished pull of anna/corpus"):
+        push(tokens(tmp_path / "other"), "anna/other")
+        pull("anna/other", out)
+    summary = pulled(REPO, out)
+    assert summary.kept == len(there) and summary.fetched == 8 - len(there)
+    assert stored(out) == stored(folder)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), "run"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_it_at_once(hub: HubServer, tmp_path: Path, number: signal.Signals) -> None:
+    """Though the Hub does not answer: a sentence that says how to go on, and the exit code of an interrupt."""
+    mishap = hub.mishap("PUT /lfs/p", None, stall=threading.Event(), times=9)
+    process = start(hub, "push", tokens(tmp_path / "made"), REPO)
+    assert mishap.reached.wait(20)
+    process.send_signal(number)
+    told = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "run the same command again" in told
+
+
+# ---- changed ----
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_changed_store_replaces_the_one_before(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """What is no longer in the manifest is removed; in no commit do an old manifest and new shards meet."""
+    if several:
+        monkeypatch.setattr(pushing, "FILES_A_COMMIT", 2)
+    old = tokens(tmp_path / "old")
+    push(old, REPO)
+    pull(REPO, tmp_path / "back")
+    new = token_store(tmp_path / "new", [[3], [7], [4]])
+    summary = push(new, REPO)
+    assert summary.deleted == ("val-00002.bin", "val-00002.idx")
+    assert without_card(hub.contents(REPO)) == stored(new)
+    for files in hub.repos[REPO].commits.values():
+        if MANIFEST in files:
+            named = json.loads(files[MANIFEST].data)["shards"]
+            assert all(hash_bytes(files[f"{one['name']}.bin"].data) == one["bin"]["xxh3"] for one in named)
+    again = pulled(REPO, tmp_path / "back")
+    # The tokenizer, and the index of a shard of the same lengths.
+    assert again.removed == 2 and again.kept == 2
+    assert stored(tmp_path / "back") == stored(new) and not (tmp_path / "back" / "val-00002.bin").exists()
+
+
+def test_what_half_a_push_left_is_removed_by_another(hub: HubServer, tmp_path: Path, two_a_commit: None) -> None:
+    """A push that stopped, then one of another store: the files of the first do not stay behind."""
+    hub.mishap("POST .*/commit/", 403, after=3, times=9)
+    with pytest.raises(InputError, match="403"):
+        push(tokens(tmp_path / "old"), REPO)
+    hub.mishaps.clear()
+    assert len(hub.contents(REPO)) == 7
+    new = token_store(tmp_path / "new", [[1]])
+    push(new, REPO)
+    assert without_card(hub.contents(REPO)) == stored(new)
+
+
+def test_another_change_meanwhile_is_seen(
+    hub: HubServer, tmp_path: Path, two_a_commit: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Someone removes a file between two commits: the push looks again and sends it again."""
+    folder = tokens(tmp_path / "made")
+    check, calls = pushing._Push._check, []
+
+    def meddle(self: Any, step: pushing.Step) -> None:
+        check(self, step)
+        calls.append(step)
+        if len(calls) == 3:
+            repo = hub.repos[REPO]
+            files = {name: blob for name, blob in (repo.files() or {}).items() if name != "train-00000.bin"}
+            repo.commit("main", files, "meddling")
+
+    monkeypatch.setattr(pushing._Push, "_check", meddle)
+    push(folder, REPO)
+    assert without_card(hub.contents(REPO)) == stored(folder)
+
+
+def test_files_of_others_are_left_alone(hub: HubServer, tmp_path: Path) -> None:
+    """A file that is in the way and not ours is not replaced; others stay."""
+    hub.add_repo(REPO, files={"tokenizer.json": b"theirs"})
+    folder = tokens(tmp_path / "made")
+    with pytest.raises(MismatchError, match=r"tokenizer\.json that milldam did not put there"):
+        push(folder, REPO)
+    assert hub.contents(REPO) == {"tokenizer.json": b"theirs"}
+    hub.add_repo(REPO, files={"notes.md": b"theirs"})
+    push(folder, REPO)
+    push(token_store(tmp_path / "new", [[1]]), REPO)
+    assert hub.contents(REPO)["notes.md"] == b"theirs"
+    with pytest.raises(MismatchError, match="holds a store of tokens; this is a table"):
+        push(table_store(tmp_path / "table"), REPO)
+
+
+# ---- the card ----
+
+
+def test_the_card_tells_the_figures(hub: HubServer, tmp_path: Path) -> None:
+    """Counts, splits, tokenizer, drops, how to open it; a header that keeps the viewer off files it can't show."""
+    push(tokens(tmp_path / "made"), REPO)
+    text = hub.contents(REPO)[card.NAME].decode()
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert header["viewer"] is False and header["size_categories"] == ["n<1K"] and "milldam" in header["tags"]
+    for told in (
+        "| tokens | 80,018 |",
+        "| val | 1 | 80,000 | 1 |",
+        "| bad_json | 2 |",
+        "| too_short | 1 |",
+        "uint16",
+        "IndexedDataset",
+    ):
+        assert told in text
+    push(table_store(tmp_path / "table"), "anna/table")
+    header = yaml.safe_load(hub.contents("anna/table")[card.NAME].decode().split("---\n")[1])
+    names = [unit.shard.name for unit in TableManifest.read(tmp_path / "table").units if unit.shard]
+    assert header["configs"][0]["data_files"] == [{"split": "train", "path": names}]
+
+
+def test_what_people_wrote_in_the_card_is_kept(hub: HubServer, tmp_path: Path) -> None:
+    """Only the marked section is replaced; the header too, until someone edits it."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    first = hub.contents(REPO)[card.NAME].decode()
+    contents = read_contents(token_store(tmp_path / "new", [[1], *[[2] * 600] * 2]))
+    edited = first.replace("# corpus", "# Anna's corpus\n\nWith care.") + "\nThe end.\n"
+    made = card.make_card(contents, REPO, edited).text
+    assert made.startswith("---\n") and "1K<n<10K" in made.split("---\n")[1]
+    assert "With care." in made and made.endswith("\nThe end.\n") and "| tokens | 2,401 |" in made
+    assert made.count("milldam: begin") == 1
+    licensed = edited.replace("viewer: false", "viewer: false\nlicense: mit")
+    made = card.make_card(contents, REPO, licensed).text
+    assert "license: mit" in made and "n<1K" in made.split("---\n")[1] and "| tokens | 2,401 |" in made
+    assert card.make_card(contents, REPO, made).text == made
+    own = "# My own card\n"
+    made = card.make_card(contents, REPO, own).text
+    assert "# My own card\n" in made and "| tokens | 2,401 |" in made and yaml.safe_load(made.split("---\n")[1])
+    broken = first.replace(card.END, "")
+    assert card.make_card(contents, REPO, broken).text == broken
+    assert "end mark" in (card.make_card(contents, REPO, broken).note or "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"), [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**9, "1B<n<10B"), (10**12, "n>1T")]
+)
+def test_the_size_has_a_word_of_the_hub(rows: int, word: str) -> None:
+    """The words are those of the Hub's list."""
+    assert card.size_category(rows) == word
+
+
+# ---- the token, and trouble ----
+
+
+def everything_told(folder: Path, *texts: str) -> str:
+    """Whatever was printed or written by a push or pull."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 10**5)
+    return "\n".join([*texts, *(path.read_bytes().decode("utf-8", errors="replace") for path in files)])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 429, 500, 503, None])
+@pytest.mark.parametrize("at", ["GET /api/datasets", "POST .*/commit/"])
+def test_trouble_is_told_without_the_token(
+    hub: HubServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    at: str,
+) -> None:
+    """Whatever the server answers, even the token itself: a few lines that say what to do, and no token anywhere."""
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    caplog.set_level(logging.DEBUG, "milldam")
+    hub.add_repo(REPO)
+    hub.mishap(at, status, times=99)
+    folder = tokens(tmp_path / "made")
+    result = CliRunner().invoke(push_command, [str(folder), REPO])
+    assert isinstance(result.exception, MilldamError) and str(result.exception).count("\n") <= 2
+    assert "anna/corpus" in str(result.exception)
+    assert WRITER not in everything_told(tmp_path, result.output, str(result.exception), caplog.text)
+
+
+def test_a_commit_that_fails_once_is_tried_again(hub: HubServer, tmp_path: Path, two_a_commit: None) -> None:
+    """A server error, a lost connection, and an answer that is lost after the commit was made."""
+    folder = tokens(tmp_path / "made")
+    hub.mishap("POST .*/commit/", 500)
+    hub.mishap("POST .*/commit/", None)
+    hub.mishap("POST .*/commit/", None, after=2, partial=True)
+    push(folder, REPO)
+    assert without_card(hub.contents(REPO)) == stored(folder)
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("hf_" + "wrong" * 5, "401.*wrong or expired"), (READER, "403.*may write"), (STRANGER, "403.*yours")],
+)
+def test_a_token_that_is_wrong_or_may_not_write_is_told(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, said: str
+) -> None:
+    """With what to do about it."""
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(InputError, match=f"(?s){said}") as error:
+        push(tokens(tmp_path / "made"), REPO)
+    assert token not in everything_told(tmp_path, str(error.value))
+    assert hub.repos == {}
+
+
+def test_without_a_token_nothing_is_tried(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a private repository can't be pulled, which is told as not found."""
+    push(tokens(tmp_path / "made"), REPO)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: None)
+    hub.requests.clear()
+    with pytest.raises(ConfigError, match=r"(?s)No token.*hf auth login"):
+        push(tmp_path / "made", "anna/second")
+    assert hub.requests == []
+    with pytest.raises(InputError, match="401"):
+        pull(REPO, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_hub_that_is_not_there_is_told(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connection refused, for push and pull: check the network, and run it again."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    api = functools.partial(huggingface_hub.HfApi.func, endpoint=url)  # type: ignore[attr-defined]
+    monkeypatch.setattr(huggingface_hub, "HfApi", api)
+    with pytest.raises(InputError, match=r"(?s)does not answer.*Check the network"):
+        push(tokens(tmp_path / "made"), REPO)
+    with pytest.raises(InputError, match=r"(?s)does not answer.*Check the network"):
+        pull(REPO, tmp_path / "back")
+
+
+class _ReadTimeoutError(Exception):
+    """As the HTTP library has it, whichever that is."""
+
+    __module__ = "httpx2._exceptions"
+
+
+def test_time_outs_are_tried_again_and_a_full_disk_is_not(hub: HubServer) -> None:
+    """The network gets all attempts; what can't get better is told at once."""
+    errors: list[Exception] = []
+
+    def fails(error: Exception) -> None:
+        errors.append(error)
+        raise RuntimeError("uploading failed") from error
+
+    with pytest.raises(InputError, match=r"does not answer.*uploading failed"):
+        client.tried("fetch", REPO, lambda: fails(_ReadTimeoutError("slow")))
+    assert len(errors) == 3
+    with pytest.raises(ResourceError, match="disk is full"):
+        client.tried("fetch", REPO, lambda: fails(OSError(errno.ENOSPC, "no space")))
+    with pytest.raises(InputError, match="huggingface_hub says: uploading failed: odd"):
+        client.tried("fetch", REPO, lambda: fails(ValueError("odd")))
+    assert len(errors) == 5
+
+
+def test_a_download_that_breaks_off_goes_on_by_range(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost in the middle of a file, twice; the rest of it is asked for, not all of it."""
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    hub.mishap("GET /cdn/.*val-00002.bin", None, partial=True, times=2)
+    assert pulled(REPO, tmp_path / "back").fetched == 8
+    assert stored(tmp_path / "back") == stored(folder)
+    assert hub.count("GET /cdn/.*val-00002.bin") == 3
+    assert [asked for asked in hub.ranges if asked] == ["bytes=80000-", "bytes=120000-"]
+
+
+def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that installs it, not a traceback."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
+        push(tokens(tmp_path / "made"), REPO)
+    with pytest.raises(ConfigError, match=r"pip install \"milldam\[hf\]\""):
+        pull(REPO, tmp_path / "back")
+
+
+def test_the_commands_load_nothing_heavy() -> None:
+    """Until something is asked of the Hub."""
+    heavy = "{'huggingface_hub', 'numpy', 'pyarrow'} & set(sys.modules)"
+    code = f"import sys, milldam.hub, milldam.cli.push, milldam.cli.pull; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["corpus", "a/b/c", "anna/", "anna/../x", "anna/a b", "-"])
+def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    """Before anything is asked."""
+    with pytest.raises(ConfigError, match="USER/NAME"):
+        client.repo_name(name)
+
+
+# ---- damage ----
+
+
+def test_a_damaged_store_is_not_pushed(hub: HubServer, tmp_path: Path) -> None:
+    """A file of another size, with other bytes, or missing: nothing of its commit is sent."""
+    folder = tokens(tmp_path / "made")
+    path = folder / "train-00000.bin"
+    good = path.read_bytes()
+    path.write_bytes(bytes(len(good)))
+    with pytest.raises(StoreError, match=r"train-00000\.bin: its bytes are not those of the manifest"):
+        push(folder, REPO)
+    path.write_bytes(good + b"x")
+    with pytest.raises(StoreError, match="bytes where the manifest says"):
+        push(folder, REPO)
+    path.unlink()
+    with pytest.raises(StoreError, match="missing"):
+        push(folder, REPO)
+    assert hub.contents(REPO) == {}
+    with pytest.raises(StoreError, match="not a store"):
+        push(tmp_path, REPO)
+    (folder / MANIFEST).unlink()
+    with pytest.raises(StoreError, match="unfinished"):
+        push(folder, REPO)
+
+
+def test_a_damaged_repository_is_not_pulled(hub: HubServer, tmp_path: Path) -> None:
+    """A missing file, one of another size, one with other bytes: told, and no manifest is written."""
+    push(tokens(tmp_path / "made"), REPO)
+    good = hub.contents(REPO)
+    name = "train-00000.bin"
+    for files, said in (
+        ({key: data for key, data in good.items() if key != name}, "missing"),
+        (good | {name: good[name] + b"x"}, "bytes where the manifest says"),
+        (good | {name: bytes(len(good[name]))}, "not what its manifest says"),
+    ):
+        hub.add_repo(REPO, files=files)
+        with pytest.raises(StoreError, match=said):
+            pull(REPO, tmp_path / "back")
+        assert not (tmp_path / "back" / MANIFEST).exists() and not (tmp_path / "back" / name).exists()
+    hub.add_repo(REPO, files=good)
+    assert list(verify_tokens(pull(REPO, tmp_path / "back").path)) == []
+
+
+@pytest.mark.parametrize("name", ["../train-00000", "/etc/train", "a/b", "..", ".hidden"])
+def test_a_manifest_that_leaves_the_folder_is_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
+    """A manifest from the Hub must not make us write elsewhere, nor over hidden files."""
+    folder = tokens(tmp_path / "made")
+    value = json.loads((folder / MANIFEST).read_bytes())
+    value["shards"][0]["name"] = name
+    hub.add_repo(REPO, files={MANIFEST: json.dumps(value).encode()})
+    with pytest.raises(StoreError, match="leaves the folder; refused"):
+        pull(REPO, tmp_path / "deep" / "back")
+    assert not (tmp_path / "deep" / "back").exists()
+
+
+def test_what_is_no_store_is_not_pulled(hub: HubServer, tmp_path: Path) -> None:
+    """A data set of others, two manifests, and nothing at all."""
+    hub.add_repo(REPO, files={"data.csv": b"a,b\n"})
+    with pytest.raises(StoreError, match="anna/corpus: not a store"):
+        pull(REPO, tmp_path / "back")
+    hub.add_repo(REPO, files={kind.manifest: b"{}" for kind in KINDS})
+    with pytest.raises(StoreError, match="a store has one of them"):
+        pull(REPO, tmp_path / "back")
+    with pytest.raises(InputError, match="404"):
+        pull("anna/nothing", tmp_path / "back")
+    with pytest.raises(InputError, match="404"):
+        pull(REPO, tmp_path / "back", revision="nowhere")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_folder_that_holds_something_else_is_refused(hub: HubServer, tmp_path: Path) -> None:
+    """Files of others, another store, a store of another repository: none is touched."""
+    push(tokens(tmp_path / "made"), REPO)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds something else \(thesis.txt\)"):
+        pull(REPO, other)
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+    with pytest.raises(ConfigError, match="a file, not a folder"):
+        pull(REPO, other / "thesis.txt")
+    mine = token_store(tmp_path / "mine", [[4]])
+    before = stored(mine)
+    with pytest.raises(MismatchError, match="holds another store"):
+        pull(REPO, mine)
+    assert stored(mine) == before and not (mine / pulling.STAGING).exists()
+    push(mine, "anna/mine")
+    pull("anna/mine", tmp_path / "back")
+    with pytest.raises(MismatchError, match="pulled from anna/mine"):
+        pull(REPO, tmp_path / "back")
+    assert stored(tmp_path / "back") == before
+    token_store(tmp_path / "back", [[5]])
+    with pytest.raises(MismatchError, match="holds another store"):
+        pull("anna/mine", tmp_path / "back")
+
+
+def test_the_store_that_was_pushed_is_up_to_date_where_it_was_made(hub: HubServer, tmp_path: Path) -> None:
+    """A pull over it changes nothing, and does not claim it."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    assert pulled(REPO, folder).up_to_date
+    assert not (folder / "run" / "pull.json").exists() and (folder / "rejects.jsonl").exists()
+
+
+# ---- what is remembered ----
+
+
+def test_what_was_sent_is_not_read_again(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its digest is remembered beside the store while it stays as it is; a torn line is no harm."""
+    folder = tokens(tmp_path / "made")
+    push(folder, REPO)
+    with (folder / "run" / "hub.jsonl").open("ab") as lines:
+        lines.write(b'{"file": "val-000')
+    read = []
+    digest = tree._digest
+    monkeypatch.setattr(tree, "_digest", lambda path, kind: read.append(path.name) or digest(path, kind))
+    assert push(folder, REPO).up_to_date
+    # Small files are git's, by another digest.
+    assert read == ["tokenizer.json"]
+    os.utime(folder / "val-00002.bin", ns=(1, 1))
+    assert push(folder, REPO).up_to_date
+    assert "val-00002.bin" in read
+
+
+def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None:
+    """Sentences for people, JSON for programs."""
+    folder = tokens(tmp_path / "made")
+    run = CliRunner().invoke
+    sent = run(push_command, [str(folder), REPO, "--public"])
+    assert "Sent 8 files" in sent.stdout and "milldam pull anna/corpus" in sent.stdout
+    assert "Commit 1 of 1" in sent.stderr
+    assert "is up to date: 8 files, public" in run(push_command, [str(folder), REPO, "--public"]).stdout
+    told = json.loads(run(push_command, [str(folder), REPO, "--public", "--json", "--dry-run"]).stdout)
+    assert told["up_to_date"] and told["dry_run"] and told["url"].endswith("/datasets/anna/corpus")
+    out = tmp_path / "back"
+    fetched = run(pull_command, [REPO, "-o", str(out)])
+    assert "Fetched 8 files" in fetched.stdout and "8 of" not in fetched.stdout
+    assert "is up to date" in run(pull_command, [REPO, "-o", str(out)]).stdout
+    told = json.loads(run(pull_command, [REPO, "-o", str(out), "--json"]).stdout)
+    assert told["up_to_date"] and told["files"] == 8 and Manifest.read(out).tokens == 80_018

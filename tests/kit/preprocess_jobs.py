@@ -1,0 +1,293 @@
+"""What the tests of `milldam preprocess` share: corpora with duplicates, a plain reference, and what a store holds."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import itertools
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tests.kit.jobs import EOS_TEXT, TOKENIZER, write_lines
+
+import milldam
+import tokenizers
+from milldam.api import preprocess as run_preprocess
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+GIANT_CHARACTERS = 100_000
+"""Longer texts are compared as text: HF tokenizers would take too long for them."""
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]")
+
+
+# ---- texts ----
+
+
+def make_words(rng: random.Random, count: int) -> str:
+    """Words of two to nine letters that hardly ever come together twice."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return " ".join("".join(rng.choices(letters, k=rng.randrange(2, 10))) for _ in range(count))
+
+
+def fresh_texts(count: int, seed: int = 0, *, words: tuple[int, int] = (3, 40)) -> list[str]:
+    """Texts of which no two are alike."""
+    rng = random.Random(f"fresh {seed}")
+    return [f"{seed}-{number} {make_words(rng, rng.randrange(*words))}" for number in range(count)]
+
+
+def texts_with_copies(count: int, seed: int = 0, *, copies: float = 0.3) -> list[str]:
+    """Some of them copies of earlier ones, a few in other white space, with control characters, or blank."""
+    rng = random.Random(f"copies {seed}")
+    made: list[str] = []
+    for text in fresh_texts(count, seed):
+        kind = rng.random()
+        if kind < copies and made:
+            text = rng.choice(made)
+        elif kind < copies + 0.05:
+            text = rng.choice(["", "  \n", "\x00\x07"])
+        decorated = {0: f"  {text}\n", 1: f"\x01{text}\x7f"}.get(rng.randrange(8), text)
+        made.append(decorated)
+    return made
+
+
+def giant_text(characters: int, seed: int = 0) -> str:
+    """One line of so many characters, not all of them ASCII."""
+    rng = random.Random(f"giant {seed}")
+    block = f"{make_words(rng, 3000)} Größe, 日本語 "
+    text = " ".join(f"{number} {block}" for number in range(characters // len(block) + 1))
+    return text[:characters].strip()
+
+
+# ---- files ----
+
+
+def write_parquet(path: Path, texts: list[str], *, group: int = 100) -> Path:
+    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), path, row_group_size=group)
+    return path
+
+
+def write_gz(path: Path, texts: list[str]) -> Path:
+    path.write_bytes(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode(), 1))
+    return path
+
+
+def write_text_lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8", newline="")
+    return path
+
+
+def write_saved_data_set(folder: Path, shards: list[list[str]]) -> Path:
+    """As HF `save_to_disk` writes it: Arrow streams, and state.json that names them in order."""
+    folder.mkdir()
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    for name, texts in zip(names, shards, strict=True):
+        table = pa.table({"text": texts})
+        with pa.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table, max_chunksize=7)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train", "_indices_data_files": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+# ---- the reference ----
+
+
+def cleaned(text: str) -> str:
+    """The default cleaning, character by character."""
+    return _CONTROLS.sub("", text).strip()
+
+
+def kept_of(texts: Iterable[str], *, seen: Iterable[str] = (), clean: Callable[[str], str] = cleaned) -> list[str]:
+    """Cleaned, blank ones and duplicates left out, in order: what a Python set gives."""
+    known = set(seen)
+    kept = []
+    for text in map(clean, texts):
+        if text and text not in known:
+            known.add(text)
+            kept.append(text)
+    return kept
+
+
+@cache
+def tokenizer() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(TOKENIZER))
+
+
+@cache
+def ids_of(text: str) -> tuple[int, ...]:
+    """The tokens of a document, EOS at its end."""
+    ids = tokenizer().encode(text, add_special_tokens=False).ids
+    return tuple(ids if ids[-1:] == [0] else [*ids, 0])
+
+
+# ---- jobs ----
+
+
+def preprocess(out: Path, datasets: Any, **settings: Any) -> milldam.Store:
+    """The job in this process; a path or a list of paths and data sets."""
+    return run_preprocess(config_of(out, datasets, **settings))
+
+
+def config_of(out: Path, datasets: Any, **settings: Any) -> dict[str, Any]:
+    own = {"tokenizer": str(TOKENIZER), "out": str(out), "workers": 1, "memory": "4GB"}
+    return {"datasets": _plain(datasets), **own, **{name: _plain(value) for name, value in settings.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def write_config(path: Path, config: dict[str, Any]) -> Path:
+    """JSON is YAML."""
+    path.write_text(json.dumps(config))
+    return path
+
+
+def lines_job(folder: Path, texts: list[str], out: str = "out", **settings: Any) -> milldam.Store:
+    """The job on the texts as one JSON Lines file."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "corpus.jsonl"
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    if not path.exists() or path.read_text(encoding="utf-8") != lines:
+        write_lines(path, texts)
+    return preprocess(folder / out, path, **settings)
+
+
+# ---- what came out ----
+
+
+def texts_in(store: Path | milldam.Store, split: str | None = None) -> list[str]:
+    """The documents as text, without the EOS that ends each."""
+    folder = store.path if isinstance(store, milldam.Store) else store
+    opened = milldam.open(folder, split=split)
+    decoded = tokenizer().decode_batch([document.tolist() for document in opened], skip_special_tokens=False)
+    assert all(text.endswith(EOS_TEXT) for text in decoded)
+    return [text.removesuffix(EOS_TEXT) for text in decoded]
+
+
+def assert_holds(store: milldam.Store, texts: list[str], split: str | None = None) -> None:
+    """Document by document: the texts, and for those of ordinary size the ids too."""
+    assert short(texts_in(store, split)) == short(texts)
+    documents = list(milldam.open(store.path, split=split)) if split in (None, *store.splits) else []
+    for text, document in zip(texts, documents, strict=True):
+        if len(text) < GIANT_CHARACTERS:
+            assert tuple(document.tolist()) == ids_of(text)
+
+
+def short(texts: list[str]) -> list[str]:
+    """Giant ones by a hash, so that a difference can be shown."""
+    return [text if len(text) < GIANT_CHARACTERS else f"{text[:40]} {len(text)} {hash(text)}" for text in texts]
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "run" / "summary.json").read_bytes()))
+
+
+def drops_by_stage(out: Path) -> dict[str, dict[str, int]]:
+    """Stage -> reason -> documents; the flow must add up, too."""
+    flow = summary_of(out)["flow"]
+    for stage, following in itertools.pairwise(flow):
+        assert stage["documents_out"] == following["documents_in"], stage
+    for stage in flow:
+        assert stage["documents_in"] - sum(stage["dropped"].values()) == stage["documents_out"], stage
+    return {stage["stage"]: stage["dropped"] for stage in flow if stage["dropped"]}
+
+
+def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
+    """The flow names exactly these drops, adds up, and ends with the documents of the store."""
+    assert drops_by_stage(out) == dropped
+    assert summary_of(out)["flow"][-1]["documents_out"] == len(milldam.open(out))
+    tally = milldam.open(out).manifest.tally
+    assert {"read": tally.rejected} | tally.dropped == {"read": {}} | dropped
+    assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
+
+
+def dropped_documents(out: Path) -> list[dict[str, Any]]:
+    with zstd.open(out / "dropped.jsonl.zst", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def tree_bytes(out: Path) -> dict[str, bytes]:
+    """Every file of a store and its rows, but for the run folder."""
+    files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(files)}
+
+
+# ---- jobs that die ----
+
+CRASHED = 9
+PATCHES = {
+    "start": "milldam.run:Run.start",
+    "record": "milldam.run:Run.add",
+    "append": "milldam.run:Run.append",
+    "stage": "milldam.run.workforce:Workforce.work",
+    "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
+    "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
+    "pin": "milldam.dedup.index:_link",
+    "exact": "milldam.dedup.exact:resolve_exact",
+    "pairs": "milldam.dedup.near:find_pairs",
+    "near": "milldam.dedup.near:join_pairs",
+    "shard": "milldam.stores.tokens.writer:ShardWriter.commit",
+    "index_hashes": "milldam.dedup.index:DedupIndex._write_hashes",
+    "index_record": "milldam.dedup.index:write_json",
+    "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
+    "rejects": "milldam.pipeline.finishing:gather_rejects",
+    "dropped": "milldam.pipeline.finishing:_gather_dropped",
+    "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
+    "pack": "milldam.pipeline.finishing:pack_store",
+    "row_shard": "milldam.packing.row_shards:_RowShard.commit",
+    "summary": "milldam.pipeline.finishing:Finish._write",
+    "remove": "milldam.pipeline.finishing:remove_intermediate",
+    "report": "milldam.report:write_report",
+    "status": "milldam.run:Run.write_status",
+}
+
+
+def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
+    """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
+    from milldam.run.crews import LocalCrew
+    from milldam.run.serial import SerialExecutor
+
+    os.chdir(folder)
+    setattr(LocalCrew, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
+    if crash is not None:
+        _die_at(*crash)
+    run_preprocess(config)
+
+
+def _die_at(name: str, when: str, number: int) -> None:
+    place, _, path = PATCHES[name].partition(":")
+    owner: Any = importlib.import_module(place)
+    *outer, attribute = path.split(".")
+    for one in outer:
+        owner = getattr(owner, one)
+    original, calls = getattr(owner, attribute), itertools.count(1)
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        now = next(calls) == number
+        if now and when == "before":
+            os._exit(CRASHED)
+        result = original(*arguments, **options)
+        if now:
+            os._exit(CRASHED)
+        return result
+
+    setattr(owner, attribute, patched)

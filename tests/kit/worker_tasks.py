@@ -1,0 +1,124 @@
+"""Tasks for the executors' tests: a worker process finds them by this module's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import InputError
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+
+
+@dataclass(frozen=True)
+class Square:
+    """Reports the square of what it is assigned, and who it is."""
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            report(PROGRESS, os.getpid())
+            report(PART, assignment**2)
+
+        return work
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Ends its own process at one assignment, so many times; `folder` counts them."""
+
+    folder: Path
+    assignment: int
+    times: int
+    number: int = signal.SIGKILL
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            died = len(list(self.folder.iterdir()))
+            if assignment == self.assignment and died < self.times:
+                (self.folder / str(died)).touch()
+                os.kill(os.getpid(), self.number)
+                time.sleep(10)
+            report(PART, assignment)
+
+        return work
+
+
+@dataclass(frozen=True)
+class DiesAfterwards:
+    """Does one assignment, says so, and is killed while it waits for the next one; only the first worker is."""
+
+    folder: Path
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            report(PART, assignment)
+            if not (self.folder / "died").exists():
+                (self.folder / "died").touch()
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+        return work
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Raises what it is told to, when it starts or when it works."""
+
+    kind: str
+    at_start: bool = False
+
+    def start(self) -> Work:
+        if self.at_start:
+            self._fail()
+
+        def work(assignment: Any, report: Report) -> None:
+            self._fail()
+
+        return work
+
+    def _fail(self) -> None:
+        if self.kind == "ours":
+            raise InputError("corpus.jsonl:7: not readable")
+        if self.kind == "unpicklable":
+            raise UnpicklableError(lambda: None, 1)
+        raise ZeroDivisionError("somewhere in a worker")
+
+
+class UnpicklableError(Exception):
+    """An exception that can't be sent to another process as it is."""
+
+    def __init__(self, value: Any, needed: int) -> None:
+        super().__init__(value)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Reports what a worker sees of its surroundings."""
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            report(
+                PART, {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd()), "parent": os.getppid()}
+            )
+
+        return work
+
+
+_HOARD: list[bytearray] = []
+
+
+@dataclass(frozen=True)
+class Hoarder:
+    """Keeps some memory of every assignment for good, and reports its process."""
+
+    kept_bytes: int
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            _HOARD.append(bytearray(b"x") * self.kept_bytes)
+            report(PART, os.getpid())
+
+        return work

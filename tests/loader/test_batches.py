@@ -1,0 +1,530 @@
+"""Batches: no sample twice and none lost, for any ranks, batch sizes, workers and interruptions; exact states.
+
+Most samples here are windows of one token, which says the number of the sample.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.kit.token_stores import write_store
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.loader import order
+from milldam.loader.batches import Batches
+from milldam.loader.order import Shuffle
+from milldam.loader.reading import Way
+from milldam.loader.stores import Store
+from milldam.loader.windows import Windows
+
+SAMPLES = 97
+SHUFFLES: list[Shuffle] = [True, False, "block"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Blocks of 3 samples and windows of 4 blocks, so that an epoch has several."""
+    with patch.object(order, "BLOCK_BYTES", 6), patch.object(order, "WINDOW_BLOCKS", 4):
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """97 tokens in five shards; the token at place i is i + 1, or 0 at the end of a document."""
+    return write_store(tmp_path_factory.mktemp("batches") / "s.milldam", [[30], [9, 11], [1], [40], [6]])
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store whose token i is i, so that samples of one token are their own numbers."""
+    store = write_store(tmp_path_factory.mktemp("batches") / "n.milldam", [[30], [9, 11], [1], [40], [6]])
+    begin = 0
+    for shard in store.shards:
+        np.arange(begin, begin + shard.tokens, dtype="<u2").tofile(store.path / f"{shard.name}.bin")
+        begin += shard.tokens
+    return store
+
+
+def samples_of(store: Store, count: int = SAMPLES, read: Way = "map") -> Windows:
+    """`count` samples; sample i is [i]."""
+    return store.windows(1, form="hf", tokens=count, read=read)
+
+
+def seen(batches: Iterable[Any]) -> list[list[int]]:
+    """The numbers of the samples, batch by batch."""
+    return [batch["input_ids"][:, 0].tolist() for batch in batches]
+
+
+def flat(batches: Iterable[Any]) -> list[int]:
+    return [number for batch in seen(batches) for number in batch]
+
+
+def interleaved(ranks: list[list[list[int]]]) -> list[int]:
+    """The global sequence from what each rank got: step by step, one sample of each rank in turn."""
+    together: list[int] = []
+    for step in itertools.zip_longest(*ranks, fillvalue=[]):
+        for turn in itertools.zip_longest(*step):
+            together += [number for number in turn if number is not None]
+    return together
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a job is spread out."""
+
+    world_size: int
+    batch_size: int
+    prefetch: int
+
+
+layouts = st.builds(Layout, st.integers(1, 5), st.integers(1, 12), st.sampled_from([0] * 7 + [2]))
+shuffles = st.sampled_from(SHUFFLES)
+counts = st.integers(1, SAMPLES)
+
+
+def start(samples: Windows, layout: Layout, **options: Any) -> list[Batches]:
+    """The loaders of all ranks."""
+    return [
+        samples.batches(layout.batch_size, rank=rank, world_size=layout.world_size, prefetch=layout.prefetch, **options)
+        for rank in range(layout.world_size)
+    ]
+
+
+@given(counts, layouts, shuffles, st.integers(0, 2**40), st.integers(1, 3))
+def test_each_sample_comes_once_an_epoch(
+    numbered: Store, count: int, layout: Layout, shuffle: Shuffle, seed: int, epochs: int
+) -> None:
+    """Over all ranks the samples of any number of epochs are exactly those, and in the order of one rank."""
+    samples = samples_of(numbered, count)
+    loaders = start(samples, layout, seed=seed, shuffle=shuffle, epochs=epochs)
+    ranks = [seen(loader) for loader in loaders]
+    assert [len(rank) for rank in ranks] == [len(loader) for loader in loaders]
+    together = interleaved(ranks)
+    for epoch in range(epochs):
+        assert sorted(together[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert together == flat(samples.batches(7, seed=seed, shuffle=shuffle, epochs=epochs))
+
+
+@given(
+    counts, st.lists(st.tuples(layouts, st.integers(0, 9)), min_size=1, max_size=4), shuffles, st.integers(1, 3), counts
+)
+def test_jobs_that_are_stopped_anywhere_lose_and_repeat_nothing(
+    numbered: Store,
+    count: int,
+    legs: list[tuple[Layout, int]],
+    shuffle: Shuffle,
+    epochs: int,
+    seed: int,
+) -> None:
+    """Stopped at any step and gone on elsewhere with other ranks, batch sizes and prefetch: one exact sequence."""
+    samples = samples_of(numbered, count)
+    options: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "epochs": epochs}
+    together: list[int] = []
+    state: dict[str, Any] | None = None
+    for layout, steps in legs:
+        loaders = start(samples, layout, **options)
+        # A leg that would reach the short end is left to the last one: there ranks may differ by a batch.
+        steps = min(steps, (epochs * count - len(together)) // (layout.batch_size * layout.world_size))
+        ranks = []
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            ranks.append(seen(itertools.islice(loader, steps)))
+        together += interleaved(ranks)
+        states = [json.dumps(loader.state_dict()) for loader in loaders]
+        assert len(set(states)) == 1
+        state = json.loads(states[0])
+        assert state["samples_seen"] == len(together)
+    if len(together) < epochs * count:
+        last = start(samples, Layout(3, 4, 0), **options)
+        for loader in last:
+            loader.load_state_dict(state)  # type: ignore[arg-type]
+        together += interleaved([seen(loader) for loader in last])
+    assert together == flat(samples.batches(5, **options))
+
+
+@given(counts, layouts, shuffles, st.integers(1, 4), st.integers(0, 3), st.integers(1, 2), st.booleans())
+def test_workers_take_turns(
+    numbered: Store,
+    count: int,
+    layout: Layout,
+    shuffle: Shuffle,
+    workers: int,
+    skipped: int,
+    epochs: int,
+    drop_last: bool,
+) -> None:
+    """The batches of all workers in turn are those of one process, from anywhere, on every rank."""
+    assume(not drop_last or epochs * count >= layout.world_size * layout.batch_size)
+    samples = samples_of(numbered, count)
+    for loader in start(samples, layout, shuffle=shuffle, epochs=epochs, drop_last=drop_last):
+        list(itertools.islice(loader, min(skipped, max(0, len(loader) - 1))))
+        before = loader.state_dict()
+        shares = [seen(loader.every(workers, first)) for first in range(workers)]
+        assert loader.state_dict() == before
+        turns = [batch for turn in itertools.zip_longest(*shares) for batch in turn if batch is not None]
+        assert turns == seen(loader)
+
+
+@given(counts, st.integers(1, 5), st.integers(1, 12), shuffles, st.integers(1, 3))
+def test_drop_last_gives_every_rank_the_same_batches(
+    numbered: Store, count: int, world_size: int, batch_size: int, shuffle: Shuffle, epochs: int
+) -> None:
+    """All full, as many on every rank, none left out but what fills no step; then the next epochs begin whole."""
+    assume(epochs * count >= world_size * batch_size)
+    samples = samples_of(numbered, count)
+    loaders = start(samples, Layout(world_size, batch_size, 0), shuffle=shuffle, epochs=epochs, drop_last=True)
+    whole = epochs * count // (world_size * batch_size)
+    expected = flat(samples.batches(5, shuffle=shuffle, epochs=2 * epochs))
+    for turn in range(2):
+        ranks = [seen(loader) for loader in loaders]
+        assert {len(rank) for rank in ranks} == {whole}
+        assert all(len(loader) == whole for loader in loaders)
+        assert all(len(batch) == batch_size for rank in ranks for batch in rank)
+        begin = turn * epochs * count
+        assert interleaved(ranks) == expected[begin : begin + whole * world_size * batch_size]
+        assert all(loader.samples_seen == begin + epochs * count for loader in loaders)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_nothing_but_the_samples_decides_what_comes(
+    numbered: Store, shuffle: Shuffle, read: Way, drop_last: bool
+) -> None:
+    """The way of reading, prefetch and reused arrays make no difference."""
+    options: dict[str, Any] = {"shuffle": shuffle, "epochs": 2, "drop_last": drop_last, "seed": 4}
+    expected = seen(samples_of(numbered).batches(6, prefetch=0, **options))
+    for prefetch, copy in itertools.product([0, 1, 5], [True, False]):
+        assert seen(samples_of(numbered, read=read).batches(6, prefetch=prefetch, copy=copy, **options)) == expected
+
+
+@pytest.mark.parametrize("shuffle", [True, "block"])
+def test_the_next_loop_is_the_next_epoch(numbered: Store, shuffle: Shuffle) -> None:
+    """Each loop is one epoch in an order of its own; together they are the epochs of one loader of several."""
+    loader = samples_of(numbered).batches(10, shuffle=shuffle)
+    epochs = []
+    for number in range(3):
+        assert loader.epoch == number
+        epochs.append(flat(loader))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert [sorted(epoch) for epoch in epochs] == [list(range(SAMPLES))] * 3
+    assert list(itertools.chain(*epochs)) == flat(samples_of(numbered).batches(10, shuffle=shuffle, epochs=3))
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_a_loop_that_was_left_goes_on(numbered: Store, prefetch: int) -> None:
+    """After a break the next loop brings what follows, and what was made ahead is not lost."""
+    whole = flat(samples_of(numbered).batches(10))
+    loader = samples_of(numbered).batches(10, prefetch=prefetch)
+    first = seen(itertools.islice(loader, 3))
+    for batch in loader:
+        first += seen([batch])
+        break
+    assert loader.samples_seen == 40
+    assert list(itertools.chain(*first)) + flat(loader) == whole
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_loop_left_with_its_last_batch_is_through(numbered: Store, rank: int, drop_last: bool) -> None:
+    """After exactly len(loader) batches the next loop is the next epoch, not an empty one; so it is from the state."""
+    samples = samples_of(numbered, 81)
+    options: dict[str, Any] = {"rank": rank, "world_size": 2, "drop_last": drop_last}
+    loader = samples.batches(10, **options)
+    reference = samples.batches(10, **options)
+    assert seen(itertools.islice(loader, len(loader))) == seen(reference)
+    assert seen(loader) == seen(reference)
+
+
+def test_next_ends_with_the_epoch(numbered: Store) -> None:
+    """`next` raises StopIteration once at the end, then goes on with the next epoch."""
+    loader = samples_of(numbered, 5).batches(5, shuffle=False)
+    assert next(loader)["input_ids"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(StopIteration):
+        next(loader)
+    assert loader.samples_seen == 5
+    assert next(loader)["input_ids"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_rank_without_samples_keeps_in_step(numbered: Store) -> None:
+    """With more ranks than samples some get nothing, and stand where the others stand."""
+    loaders = start(samples_of(numbered, 2), Layout(3, 4, 0))
+    assert [len(flat(loader)) for loader in loaders] == [1, 1, 0]
+    assert [len(loader) for loader in loaders] == [1, 1, 0]
+    assert len({json.dumps(loader.state_dict()) for loader in loaders}) == 1
+
+
+def test_batches_without_end(numbered: Store) -> None:
+    """epochs=None goes on for ever, batches full over the border of epochs, and has no length."""
+    loader = samples_of(numbered, 10).batches(4, epochs=None)
+    drawn = seen(itertools.islice(loader, 25))
+    assert {len(batch) for batch in drawn} == {4}
+    together = list(itertools.chain(*drawn))
+    assert [sorted(together[k : k + 10]) for k in range(0, 100, 10)] == [list(range(10))] * 10
+    assert loader.epoch == 10
+    with pytest.raises(TypeError, match="no end"):
+        len(loader)
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_a_state_counts_what_was_delivered(numbered: Store, read: Way, prefetch: int) -> None:
+    """Batches that a thread has made ahead are not in the state."""
+    loader = samples_of(numbered, read=read).batches(8, prefetch=prefetch)
+    drawn = seen(itertools.islice(loader, 3))
+    time.sleep(0.05)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["samples_seen"] == 24
+    again = samples_of(numbered).batches(8)
+    again.load_state_dict(state)
+    assert list(itertools.chain(*drawn)) + flat(again) == flat(samples_of(numbered).batches(8))
+
+
+def test_a_state_is_small_json(tmp_path: Path) -> None:
+    """Below 2 KB whatever the size of the data, and the same after JSON."""
+    store = write_store(tmp_path / "s.milldam", [[3] * 50] * 20)
+    loader = store.windows(5, stride=2).batches(np.int64(8), seed=np.int64(2**62), world_size=np.int32(2))
+    next(loader)
+    text = json.dumps(loader.state_dict())
+    assert len(text) < 2_000
+    assert json.loads(text) == loader.state_dict()
+
+
+def test_a_state_can_be_loaded_back_and_again(numbered: Store) -> None:
+    """Loading an earlier state goes back there, as often as wanted, with batches made ahead or without."""
+    for prefetch in (0, 3):
+        loader = samples_of(numbered).batches(10, prefetch=prefetch)
+        list(itertools.islice(loader, 2))
+        state = loader.state_dict()
+        rest = seen(loader)
+        for _ in range(2):
+            loader.load_state_dict(state)
+            assert seen(loader) == rest
+
+
+def test_a_state_loaded_inside_a_loop_ends_it_with_an_error(numbered: Store) -> None:
+    """A loop does not go on in silence with other samples than it began with."""
+    loader = samples_of(numbered).batches(10)
+    state = loader.state_dict()
+    with pytest.raises(RuntimeError, match="begin a new loop"):
+        for _ in loader:
+            loader.load_state_dict(state)
+    assert flat(loader) == flat(samples_of(numbered).batches(10))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"shuffle": False}, "shuffle was True, is False"),
+        ({"shuffle": "block"}, "shuffle was True, is block"),
+        ({"seq_len": 6}, "seq_len was 5, is 6"),
+        ({"stride": 4}, "stride was 5, is 4"),
+        ({"tokens": 60}, "tokens was None, is 60"),
+        ({"form": "hf"}, "form was xy, is hf"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused(store: Store, changed: dict[str, Any], message: str) -> None:
+    """What was changed is said in a sentence, and the loader stays as it was."""
+
+    def make(options: dict[str, Any]) -> Batches:
+        order_options = {name: options.pop(name) for name in ("seed", "shuffle") if name in options}
+        return store.windows(options.pop("seq_len", 5), **options).batches(4, **order_options)
+
+    before = make({})
+    next(before)
+    after = make(dict(changed))
+    with pytest.raises(MismatchError, match=message) as error:
+        after.load_state_dict(before.state_dict())
+    assert "Make the loader as it was, or start anew" in str(error.value)
+    assert after.samples_seen == 0
+
+
+def test_a_state_of_a_changed_store_is_refused(tmp_path: Path) -> None:
+    """A store that was made again with other tokens is other data, even with the same number of them."""
+    before = write_store(tmp_path / "s.milldam", [[30], [20]]).windows(5).batches(4)
+    state = before.state_dict()
+    same = write_store(tmp_path / "s.milldam", [[30], [20]]).windows(5).batches(4)
+    same.load_state_dict(state)
+    other = write_store(tmp_path / "s.milldam", [[29], [21]]).windows(5).batches(4)
+    with pytest.raises(MismatchError, match="This state is another loader's: data was"):
+        other.load_state_dict(state)
+
+
+def test_drop_last_of_less_than_a_step_is_refused(numbered: Store) -> None:
+    """A loop that could never bring anything would go round in silence."""
+    with pytest.raises(ConfigError, match="7 samples give no full batch on every rank"):
+        samples_of(numbered, 7).batches(4, world_size=2, drop_last=True)
+
+
+def test_a_state_of_another_version_is_refused(numbered: Store) -> None:
+    """What it is, and what this milldam reads."""
+    loader = samples_of(numbered).batches(4)
+    with pytest.raises(MismatchError, match="this milldam reads version 1"):
+        loader.load_state_dict(loader.state_dict() | {"version": 99})
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 1}, {"samples_seen": 3}, None])
+def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
+    """A part of one, or something else."""
+    with pytest.raises(StoreError, match=r"The state of a loader: damaged: (no |it is null)"):
+        samples_of(numbered).batches(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("form", ["xy", "hf"])
+@pytest.mark.parametrize("read", ["map", "pread"])
+def test_reused_arrays_are_valid_until_the_next_batch(numbered: Store, prefetch: int, form: Any, read: Way) -> None:
+    """copy=False: memory is used again, yet a batch stays as it is until the next one is asked for."""
+    windows = numbered.windows(3, stride=1, form=form, read=read)
+    expected = windows.batches(4, epochs=3)
+    memory = Counter[int]()
+    for batch in windows.batches(4, epochs=3, prefetch=prefetch, copy=False):
+        wanted = next(expected)
+        names: list[Any] = list(wanted) if form == "hf" else [0, 1]
+        for _ in range(2):
+            assert all((batch[name] == wanted[name]).all() for name in names)
+            time.sleep(0.001)
+        memory[batch[names[0]].__array_interface__["data"][0]] += 1
+    assert len(memory) <= prefetch + 3
+
+
+def test_copies_are_ones_own(numbered: Store) -> None:
+    """copy=True: batches can be kept and written to."""
+    loader = samples_of(numbered).batches(10, prefetch=2)
+    kept = list(loader)
+    for one, other in itertools.combinations(kept, 2):
+        assert not np.shares_memory(one["input_ids"], other["input_ids"])
+    kept[0]["input_ids"][:] = -1
+    assert sorted(flat(kept[1:])) == sorted(flat(samples_of(numbered).batches(10))[10:])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
+def test_batches_have_the_dtype_asked_for(numbered: Store, dtype: str) -> None:
+    """int64 unless said otherwise, as torch wants indices."""
+    assert next(samples_of(numbered).batches(4, dtype=dtype))["input_ids"].dtype == dtype
+    assert next(samples_of(numbered).batches(4))["input_ids"].dtype == np.int64
+
+
+def test_loaders_of_the_same_samples_do_not_disturb_one_another(numbered: Store) -> None:
+    """Two loaders that read ahead in threads, and samples by number between, all from one object."""
+    samples = samples_of(numbered, read="pread")
+    expected = seen(samples_of(numbered).batches(3, epochs=4))
+    loaders = [samples.batches(3, epochs=4, prefetch=2) for _ in range(3)]
+    found: list[list[list[int]]] = [[], [], []]
+    for batches in zip(*loaders, strict=True):
+        assert samples[5]["input_ids"].tolist() == [5]
+        for one, batch in zip(found, batches, strict=True):
+            one.append(batch["input_ids"][:, 0].tolist())
+    assert found == [expected] * 3
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "milldam-read-ahead"]
+
+
+def test_threads_end_with_their_loader(numbered: Store) -> None:
+    """No thread stays behind: after the last batch, when a loader is dropped, and when a state is loaded."""
+    gc.collect()
+    before = len(reading_threads())
+    loader = samples_of(numbered).batches(5, prefetch=2)
+    next(loader)
+    assert len(reading_threads()) == before + 1
+    loader.load_state_dict(loader.state_dict())
+    assert len(reading_threads()) == before
+    list(loader)
+    assert len(reading_threads()) == before
+    for _ in samples_of(numbered).batches(5, prefetch=2):
+        break
+    gc.collect()
+    assert len(reading_threads()) == before
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
+    """A file that is gone is an error where the batch would come, also from the thread that reads ahead."""
+    store = write_store(tmp_path / "s.milldam", [[30], [20]])
+    loader = store.windows(1, read="pread").batches(4, shuffle=False, prefetch=prefetch)
+    (store.path / "train-00001.bin").unlink()
+    with pytest.raises(StoreError, match=r"train-00001\.bin: can't be read"):
+        list(loader)
+    assert not reading_threads()
+
+
+@pytest.mark.parametrize("error", [StoreError, KeyboardInterrupt])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_is_not_the_end_of_an_epoch(numbered: Store, prefetch: int, error: type[BaseException]) -> None:
+    """When a disk was away or a user pressed Ctrl-C, the next loop goes on with what is missing."""
+    loader = samples_of(numbered).batches(4, prefetch=prefetch)
+    drawn: list[list[int]] = []
+    reads = [*loader.samples.batches(4)][:5]
+    with patch.object(Windows, "read_located", side_effect=[*reads, error]), pytest.raises(error):
+        for batch in loader:
+            drawn += seen([batch])
+    assert len(drawn) == 5
+    assert loader.samples_seen == 20
+    assert drawn + seen(loader) == seen(samples_of(numbered).batches(4))
+
+
+def test_batches_pickle_with_where_they_stand(numbered: Store) -> None:
+    """A loader sent to another process goes on there; batches made ahead do not travel."""
+    for prefetch in (0, 2):
+        loader = samples_of(numbered).batches(8, shuffle="block", prefetch=prefetch, copy=False, dtype="int32")
+        next(loader)
+        pickled = pickle.dumps(loader)
+        again = pickle.loads(pickled)
+        assert len(pickled) < 3_000
+        assert again.state_dict() == loader.state_dict()
+        assert seen(again) == seen(loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: 0; use 1 or more"),
+        ({"world_size": 0}, "world_size: 0; use 1 or more"),
+        ({"rank": 1}, "rank: 1; the ranks of world_size=1 are 0 to 0"),
+        ({"rank": -1, "world_size": 4}, "rank: -1; the ranks of world_size=4 are 0 to 3"),
+        ({"epochs": 0}, "epochs: 0; use 1 or more, or None"),
+        ({"prefetch": -1}, "prefetch: -1; use 0 or more"),
+        ({"shuffle": "yes"}, 'shuffle: \'yes\'; use True, "block", "shard" or False'),
+    ],
+)
+def test_bad_settings_are_refused(numbered: Store, options: dict[str, Any], message: str) -> None:
+    """Which setting, what it is, and what can be meant."""
+    with pytest.raises(ConfigError, match=message):
+        samples_of(numbered).batches(**({"batch_size": 4} | options))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2.5}, {"seed": 1.5}, {"rank": 0.0}])
+def test_settings_must_be_whole_numbers(numbered: Store, options: dict[str, Any]) -> None:
+    """A number with a fraction is a type error."""
+    with pytest.raises(TypeError):
+        samples_of(numbered).batches(**({"batch_size": 4} | options))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 5))
+def test_batches_larger_than_the_numbers_computed_at_once(
+    numbered: Store, world_size: int, batch_size: int, at_once: int
+) -> None:
+    """How many numbers are computed in one call makes no difference."""
+    with patch("milldam.loader.batches._NUMBERS_AT_ONCE", at_once):
+        ranks = [seen(loader) for loader in start(samples_of(numbered), Layout(world_size, batch_size, 0), epochs=2)]
+    assert interleaved(ranks) == flat(samples_of(numbered).batches(9, epochs=2))

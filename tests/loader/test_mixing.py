@@ -1,0 +1,651 @@
+"""Several sources by weight: proportions, epochs of each source, ranks, state."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pickle
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit.token_stores import write_store
+
+from milldam.errors import ConfigError, MismatchError
+from milldam.loader import mixing, schedule
+from milldam.loader.mixing import MixedSamples, Mixture, mix
+from milldam.loader.order import InSequence, Order, Shuffle, Shuffled, Stretches
+from milldam.loader.samples import Samples
+from milldam.loader.schedule import MOST_SLOTS, schedule_of, shares_of
+from milldam.loader.stores import Store
+
+# ---- sources ----
+
+
+class Rows(Samples):
+    """Samples that say which they are: (source's name, number), and packed rows when asked for."""
+
+    def __init__(
+        self, name: int, count: int, *, tokens: int = 8, packed: bool = False, announces: bool = False
+    ) -> None:
+        self.name, self._count, self._tokens, self._packed = name, count, tokens, packed
+        self._announces = announces
+        self.told: list[tuple[str, list[int]]] = []
+
+    token_dtype = np.dtype(np.int64)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "rows", "data": self.name, "samples": self._count}
+
+    @property
+    def sample_tokens(self) -> int:
+        return self._tokens
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Any:
+        batch = self.read(np.array([self._number(number)]))
+        return {name: batch[name] for name in batch} if self._packed else tuple(part[0] for part in batch)
+
+    def read(self, numbers: Any, dtype: Any = np.int64, out: Any = None) -> Any:
+        if self._packed:
+            return self._packed_rows(numbers, dtype)
+        marks = np.repeat(numbers[:, None] + 1000 * self.name, self._tokens, axis=1).astype(dtype)
+        return marks, marks + 1
+
+    def _packed_rows(self, numbers: Any, dtype: Any) -> dict[str, Any]:
+        """Row n has pieces that begin at 0, 1 + n % 3 and 5."""
+        marks = np.repeat(numbers[:, None] + 1000 * self.name, self._tokens, axis=1).astype(dtype)
+        rows = np.arange(len(numbers))[:, None] * self._tokens
+        begins = (rows + np.stack((0 * numbers, 1 + numbers % 3, 0 * numbers + 5), axis=1)).ravel()
+        borders = np.append(begins, len(numbers) * self._tokens).astype(np.int32)
+        return {
+            "input_ids": marks,
+            "labels": marks + 1,
+            "loss_mask": marks % 2 == 0,
+            "cu_seqlens": borders,
+            "max_seqlen": int(np.diff(borders).max()),
+        }
+
+    def order(self, shuffle: Shuffle, seed: int) -> Order:
+        return Shuffled(self._count, seed) if shuffle else InSequence(self._count)
+
+    @property
+    def announces(self) -> bool:
+        return self._announces
+
+    def announce(self, numbers: Any) -> None:
+        self.told.append(("announce", numbers.tolist()))
+
+    def announce_stretches(self, stretches: Stretches) -> None:
+        self.told.append(("announce", [*stretches.firsts.tolist(), *stretches.counts.tolist()]))
+
+    def release_stretches(self, stretches: Stretches) -> None:
+        self.told.append(("release", [*stretches.firsts.tolist(), *stretches.counts.tolist()]))
+
+
+def mixed(counts: list[int], weights: list[float], **options: Any) -> MixedSamples:
+    """A mixture of sources of so many samples."""
+    sources = {Rows(name, count): weight for name, (count, weight) in enumerate(zip(counts, weights, strict=True))}
+    found = mix(sources, **options)
+    assert isinstance(found, MixedSamples)
+    return found
+
+
+def marks(batches: Any) -> list[int]:
+    """1000 * source + number of every sample of some batches."""
+    return [int(mark) for x, _ in batches for mark in x[:, 0]]
+
+
+def stored(folder: Path, tokens: list[int]) -> list[Any]:
+    """Stores of so many tokens."""
+    return [write_store(folder / f"{name}.milldam", [[count]]) for name, count in enumerate(tokens)]
+
+
+WEIGHTS = st.one_of(
+    st.lists(st.integers(1, 20), min_size=2, max_size=12),
+    st.lists(st.fractions(Fraction(1, 50), 5, max_denominator=60), min_size=2, max_size=12),
+    st.lists(st.floats(0.01, 1), min_size=2, max_size=12),
+)
+SMALL = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=3)
+
+# ---- the schedule ----
+
+
+def most_off(shares: tuple[Fraction, ...], first: int, places: int) -> list[Fraction]:
+    """The farthest that each source's count is from its share, after every number of places from first + 1 on."""
+    found = schedule_of(shares)
+    sources, indices = found.find(np.arange(first, first + places))
+    farthest: list[Fraction] = []
+    for source, (share, before) in enumerate(zip(shares, found.drawn(first).tolist(), strict=True)):
+        here = sources == source
+        counts = here.cumsum()
+        assert np.array_equal(indices[here], before + np.arange(counts[-1]))
+        begun = before - first * share
+        about = np.abs(float(begun) + counts - np.arange(1, places + 1) * float(share))
+        # Floats tell where it may be, fractions how far it is.
+        near = (about >= about.max() - 1e-9).nonzero()[0].tolist()
+        farthest.append(max(abs(begun + int(counts[place]) - (place + 1) * share) for place in near))
+    return farthest
+
+
+@settings(max_examples=25)
+@given(weights=WEIGHTS, first=st.one_of(st.just(0), st.integers(0, 10**12)))
+def test_every_prefix_has_every_source_within_one_of_its_share(weights: list[Any], first: int) -> None:
+    """Whatever the weights, from the begin and far out, over the seams of cycles and blocks."""
+    shares = shares_of(weights)
+    assert max(most_off(shares, first, MOST_SLOTS + 1000)) < 1
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of 64 places, so that some hundred places have many seams."""
+    small = {"MOST_SLOTS": 64, "LOOSE_SLOTS": 8, "_EXCHANGES": 1024, "_NEAR": 8}
+    for name, value in small.items():
+        monkeypatch.setattr(schedule, name, value)
+    schedule_of.cache_clear()
+    yield
+    schedule_of.cache_clear()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@settings(max_examples=150)
+@given(
+    powers=st.lists(st.floats(-6, 0), min_size=2, max_size=200),
+    spread=st.sampled_from([0.05, 0.3, 1]),
+    first=st.integers(0, 10**12),
+)
+def test_blocks_fit_together_for_any_number_of_sources(powers: list[float], spread: float, first: int) -> None:
+    """One source that comes less than once in a block keeps the bound; several of them are less than 2.1 off."""
+    shares = shares_of([10 ** (power * spread) for power in powers])
+    rare = [source for source, share in enumerate(shares) if share * 64 < 1]
+    for source, off in enumerate(most_off(shares, first, 400)):
+        assert off < (Fraction(21, 10) if source in rare and len(rare) > 1 else 1)
+
+
+def test_a_source_that_would_hardly_ever_come_is_refused() -> None:
+    """By name, not by an overflow."""
+    for weights in ([5e-324, 1], [10**400, 1]):
+        with pytest.raises(ConfigError, match="less than once in 10"):
+            shares_of(weights)
+
+
+def test_a_source_of_a_billionth_gets_its_billionth() -> None:
+    """Weights that differ by any factor are exact, also those that once were rounded to 65,521sts."""
+    assert schedule_of(shares_of([0.00002, 0.33335, 0.66663])).drawn(10**6).tolist() == [20, 333_350, 666_630]
+    tiny = schedule_of(shares_of([1e-9, 0.3, 0.7 - 1e-9]))
+    assert tiny.drawn(10**12).tolist()[0] == 1000
+    begin = tiny.place(0, 500)
+    assert 500 - 1 < begin * 1e-9 < 500 + 1
+    assert max(most_off(shares_of([1e-9, 0.3, 0.7 - 1e-9]), begin - 100, 200)) < 1
+
+
+@settings(max_examples=10)
+@given(weights=WEIGHTS, first=st.integers(0, 10**12), seed=st.integers(0, 99))
+def test_a_place_has_the_same_source_however_it_is_reached(weights: list[Any], first: int, seed: int) -> None:
+    """One by one, in a row, in any order, and in a schedule that is made anew."""
+    shares = shares_of(weights)
+    places = first + np.arange(0, 2 * MOST_SLOTS, 777)
+    sources, indices = schedule_of(shares).find(places)
+    schedule_of.cache_clear()
+    order = np.random.default_rng(seed).permutation(len(places))
+    again, counts = schedule_of(shares).find(places[order])
+    assert np.array_equal(again, sources[order]) and np.array_equal(counts, indices[order])
+    one = schedule_of(shares).find(places[5:6])
+    assert [column.tolist() for column in one] == [[sources[5]], [indices[5]]]
+
+
+def test_weights_are_taken_as_they_are_written() -> None:
+    """0.1 is a tenth, and what counts is the share of the sum."""
+    assert shares_of([0.1, 0.2]) == shares_of([1, 2]) == shares_of([Decimal("0.5"), Fraction(1)])
+    assert shares_of([np.float32(0.1), np.int64(1)]) == (Fraction(1, 11), Fraction(10, 11))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("weights", "tolerance"),
+    [
+        ([1, 1], 0.05),
+        ([3, 1], 0.1),
+        ([1, 1, 1, 1], 0.2),
+        ([0.5, 0.25, 0.125, 0.125], 0.25),
+        ([0.9, 0.1], 0.1),
+        ([0.50000001, 0.49999999], 0.2),
+        ([0.25000001, 0.25, 0.25, 0.24999999], 0.35),
+    ],
+)
+def test_every_rank_sees_every_source(world_size: int, weights: list[float], tolerance: float) -> None:
+    """Near its share, though 1 : 1 in strict turns would give each of two ranks one source only."""
+    sources, _ = schedule_of(shares_of(weights)).find(np.arange(1 << 17))
+    for rank in range(world_size):
+        seen = np.bincount(sources[rank::world_size]) / len(sources[rank::world_size])
+        assert np.allclose(seen, np.array(weights) / sum(weights), rtol=tolerance)
+
+
+@given(weights=WEIGHTS, index=st.integers(0, 10**9), places=st.integers(0, 10**12))
+@settings(max_examples=20)
+def test_places_and_indices_are_each_others_inverse(weights: list[Any], index: int, places: int) -> None:
+    """Where a source comes for the k-th time, and how many come before a place."""
+    schedule = schedule_of(shares_of(weights))
+    for source in range(min(3, len(weights))):
+        found = schedule.place(source, index)
+        assert [array.tolist() for array in schedule.find(np.array([found]))] == [[source], [index]]
+        assert schedule.drawn(found)[source] == index
+    assert schedule.drawn(places).sum() == places
+
+
+# ---- epochs ----
+
+
+@settings(max_examples=40)
+@given(sources=SMALL, seed=st.integers(0, 2**64), shuffle=st.sampled_from([True, False]))
+def test_no_sample_comes_twice_within_a_sources_epoch(
+    sources: list[tuple[int, int]], seed: int, shuffle: Shuffle
+) -> None:
+    """Each source goes through its own epochs, whole, one after another."""
+    counts, weights = zip(*sources, strict=True)
+    samples = mixed(list(counts), list(weights), stop=1000)
+    seen = np.array(marks(samples.batches(64, seed=seed, shuffle=shuffle)))
+    for name, count in enumerate(counts):
+        own = seen[seen // 1000 == name] % 1000
+        for first in range(0, len(own) - count + 1, count):
+            assert sorted(own[first : first + count]) == list(range(count))
+        assert len(set(own[len(own) // count * count :])) == len(own) % count
+
+
+@settings(max_examples=40)
+@given(sources=SMALL)
+def test_stop_rules_are_exact(sources: list[tuple[int, int]]) -> None:
+    """first_exhausted: one sample more would be a repeat; all_exhausted: one less, and a sample were unseen."""
+    counts, weights = (list(column) for column in zip(*sources, strict=True))
+    first, last = mixed(counts, weights), mixed(counts, weights, stop="all_exhausted")
+    assert all(drawn <= count for drawn, count in zip(first.drawn(first.epoch_samples), counts, strict=True))
+    assert any(drawn > count for drawn, count in zip(first.drawn(first.epoch_samples + 1), counts, strict=True))
+    assert all(drawn >= count for drawn, count in zip(last.drawn(last.epoch_samples), counts, strict=True))
+    assert any(drawn < count for drawn, count in zip(last.drawn(last.epoch_samples - 1), counts, strict=True))
+    assert first.numbered == last.numbered == sum(counts)
+    assert len(marks(first.batches(7))) == len(set(marks(first.batches(7)))) == first.epoch_samples
+    assert len(set(marks(last.batches(7)))) == last.numbered
+
+
+def test_a_number_of_samples_is_an_epoch() -> None:
+    """And how many epochs of each source that is can be asked."""
+    samples = mixed([10, 100], [1, 3], stop=400)
+    assert samples.epoch_samples == 400
+    assert len(samples.batches(16)) == 25
+    assert samples.drawn(400) == (100, 300)
+    assert samples.epochs_of(400) == (10.0, 3.0)
+
+
+def test_epochs_of_the_mixture_go_on_without_a_seam() -> None:
+    """Two epochs in one loop are the same as one epoch twice, and the sources begin nothing anew."""
+    samples = mixed([10, 17], [2, 1])
+    loop = samples.batches(4, epochs=1)
+    assert marks(samples.batches(1, epochs=2)) == marks(loop) + marks(loop)
+
+
+def test_sources_of_one_size_come_in_different_orders() -> None:
+    """Each source has a seed of its own."""
+    seen = np.array(marks(mixed([50, 50], [1, 1]).batches(10)))
+    assert (seen[seen < 1000]).tolist() != (seen[seen >= 1000] - 1000).tolist()
+
+
+# ---- ranks and state ----
+
+
+@settings(max_examples=40)
+@given(
+    sources=SMALL,
+    world_size=st.integers(1, 5),
+    batch_size=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_ranks_and_batch_sizes_do_not_change_the_sequence(
+    sources: list[tuple[int, int]], world_size: int, batch_size: int, seed: int
+) -> None:
+    """Place i goes to rank i mod world_size."""
+    counts, weights = (list(column) for column in zip(*sources, strict=True))
+    samples = mixed(counts, weights, stop=101)
+    whole = marks(samples.batches(101, seed=seed))
+    for rank in range(world_size):
+        own = marks(samples.batches(batch_size, seed=seed, rank=rank, world_size=world_size))
+        assert own == whole[rank::world_size]
+
+
+@settings(max_examples=40)
+@given(sources=SMALL, taken=st.integers(0, 30), batch_size=st.integers(1, 5), then=st.integers(1, 9))
+def test_resume_anywhere_goes_on_exactly(
+    sources: list[tuple[int, int]], taken: int, batch_size: int, then: int
+) -> None:
+    """Through JSON, with another batch size."""
+    counts, weights = (list(column) for column in zip(*sources, strict=True))
+    samples = mixed(counts, weights, stop=150)
+    whole = marks(samples.batches(150, seed=3))
+    first = samples.batches(batch_size, seed=3)
+    begun = marks(itertools.islice(first, taken))
+    other = mixed(counts, weights, stop=150).batches(then, seed=3)
+    other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert begun + (marks(other) if len(begun) < 150 else []) == whole
+
+
+def test_changed_weights_are_refused_in_a_sentence() -> None:
+    """It names both, and says how to take the new ones; the loader is left as it was."""
+    state = mixed([10, 10], [1, 3]).batches(2).state_dict()
+    other = mixed([10, 10], [1, 1]).batches(2)
+    before = other.state_dict()
+    with pytest.raises(MismatchError, match=r"were 0\.25, 0\.75 and are 0\.5, 0\.5.*new_weights=True"):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+
+
+def test_weights_of_another_scale_are_the_same_weights() -> None:
+    """1 : 3 and 25 : 75."""
+    loop = mixed([10, 10], [25, 75]).batches(2)
+    loop.load_state_dict(mixed([10, 10], [1, 3]).batches(2).state_dict())
+
+
+@settings(max_examples=15)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
+    weights=st.lists(st.lists(st.integers(1, 3), min_size=3, max_size=3), min_size=2, max_size=4),
+    steps=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+)
+def test_new_weights_go_on_where_every_source_stood(
+    counts: list[int], weights: list[list[int]], steps: list[int]
+) -> None:
+    """However often they change, each source's own sequence is that of an undisturbed run, in the new proportions."""
+    state, seen = None, []
+    for own, taken in zip(weights, steps, strict=False):
+        loop = mixed(counts, own).batches(1, seed=5, epochs=None)
+        if state is not None:
+            loop.load_state_dict(state, new_weights=True)
+        part = marks(itertools.islice(loop, taken))
+        seen += part
+        state = json.loads(json.dumps(loop.state_dict()))
+        for name, weight in enumerate(own):
+            assert abs(sum(mark // 1000 == name for mark in part) - Fraction(weight, sum(own)) * taken) < 1
+    again = mixed(counts, own).batches(1, seed=5, epochs=None)
+    again.load_state_dict(state)
+    assert marks(itertools.islice(again, 5)) == marks(itertools.islice(loop, 5))
+    undisturbed = marks(mixed(counts, [1, 1, 1], stop=600).batches(8, seed=5))
+    for name in range(3):
+        wanted, got = ([mark for mark in one if mark // 1000 == name] for one in (undisturbed, seen))
+        assert got == wanted[: len(got)]
+
+
+def test_another_source_is_refused() -> None:
+    """And the message names the one that changed, not all of them."""
+    state = mixed([10, 10], [1, 1]).batches(2).state_dict()
+    with pytest.raises(MismatchError, match="source 1 was") as raised:
+        mixed([10, 11], [1, 1]).batches(2).load_state_dict(state)
+    assert "source 0" not in str(raised.value)
+
+
+def test_a_mixture_of_mixtures_keeps_its_state() -> None:
+    """Weights of the inner one may change too, and only explicitly."""
+
+    def nested(inner: list[float]) -> MixedSamples:
+        found = mix({mixed([10, 20], inner): 0.5, Rows(2, 9): 0.5}, stop=200)
+        assert isinstance(found, MixedSamples)
+        return found
+
+    loop = nested([1, 1]).batches(5)
+    whole = marks(nested([1, 1]).batches(200))
+    begun = marks(itertools.islice(loop, 9))
+    state = json.loads(json.dumps(loop.state_dict()))
+    again = nested([1, 1]).batches(5)
+    again.load_state_dict(state)
+    assert begun + marks(again) == whole
+    changed = nested([1, 4]).batches(5)
+    with pytest.raises(MismatchError, match="weights were"):
+        changed.load_state_dict(state)
+    changed.load_state_dict(state, new_weights=True)
+    rest = marks(changed)
+    for name, count in enumerate([10, 20]):
+        own = [mark for mark in begun + rest if mark // 1000 == name][:count]
+        assert len(set(own)) == len(own)
+
+
+# ---- reading ----
+
+
+@settings(max_examples=30)
+@given(
+    numbers=st.lists(st.integers(0, 29), min_size=1, max_size=12),
+    form=st.sampled_from(["xy", "hf"]),
+    dtype=st.sampled_from(["int32", "int64"]),
+    reuse=st.booleans(),
+)
+def test_mixed_reads_are_single_reads(
+    tmp_path_factory: Any, numbers: list[int], form: str, dtype: str, reuse: bool
+) -> None:
+    """Every row at its place, in the dtype that is asked for, in arrays that may be used again."""
+    folder = tmp_path_factory.mktemp("stores")
+    first, second = (store.windows(4, form=form) for store in stored(folder, [41, 85]))
+    samples = mix({first: 1, second: 2})
+    assert isinstance(samples, MixedSamples)
+    assert samples.numbered == len(first) + len(second)
+    out = samples.read(np.arange(12), np.dtype(dtype)) if reuse else None
+    batch = samples.read(np.array(numbers), np.dtype(dtype), out)
+    names: Any = (0, 1) if form == "xy" else ("input_ids", "labels")
+    for name in names:
+        assert batch[name].dtype == dtype
+        assert batch[name].shape == (len(numbers), 4)
+        assert out is None or np.shares_memory(batch[name], out[name])
+        for row, number in enumerate(numbers):
+            single = first[number] if number < len(first) else second[number - len(first)]
+            assert np.array_equal(batch[name][row], single[name])
+    assert not np.shares_memory(*(batch[name] for name in names))
+
+
+def test_an_epoch_after_new_weights_ends_as_the_stop_rule_says() -> None:
+    """Before the first source would repeat a sample, counted from what each had left."""
+    before = mix({Rows(0, 999): 0.5, Rows(1, 999): 0.5}).batches(100)
+    for _ in range(12):
+        next(before)
+    after = mix({Rows(0, 999): 0.9, Rows(1, 999): 0.1}).batches(1)
+    after.load_state_dict(before.state_dict(), new_weights=True)
+    drawn = [int(batch[0][0, 0]) // 1000 for batch in after]
+    assert drawn.count(0) == 399
+    assert abs(drawn.count(1) - 399 / 9) <= 1
+
+
+def test_a_refused_state_changes_nothing() -> None:
+    """When an inner mixture refuses its weights, the outer one goes on as before."""
+
+    def nested(first: float, second: float) -> Any:
+        one = mix({Rows(0, 50): first, Rows(1, 50): 1 - first})
+        other = mix({Rows(2, 50): second, Rows(3, 50): 1 - second})
+        return mix({one: 1, other: 1}).batches(1)
+
+    saved = nested(0.5, 0.3)
+    for _ in range(20):
+        next(saved)
+    loader = nested(0.5, 0.7)
+    with pytest.raises(MismatchError, match="The weights were"):
+        loader.load_state_dict(saved.state_dict())
+    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in nested(0.5, 0.7)]
+
+
+@given(numbers=st.lists(st.integers(0, 19), min_size=1, max_size=9))
+def test_packed_rows_keep_their_pieces(numbers: list[int]) -> None:
+    """Borders of pieces are those of the rows in their final order."""
+    samples = mix({Rows(0, 8, packed=True): 1, Rows(1, 12, packed=True): 1})
+    batch = samples.read(np.array(numbers))
+    begins, longest = [], 0
+    for row, number in enumerate(numbers):
+        name, own = divmod(number, 8) if number < 8 else (1, number - 8)
+        assert (batch["input_ids"][row] == 1000 * name + own).all()
+        assert (batch["labels"][row] == 1000 * name + own + 1).all()
+        begins += [row * 8, row * 8 + 1 + own % 3, row * 8 + 5]
+        longest = max(longest, 4 - own % 3, 3)
+    assert batch["cu_seqlens"].tolist() == [*begins, 8 * len(numbers)]
+    assert batch["cu_seqlens"].dtype == np.int32
+    assert batch["max_seqlen"] == longest
+
+
+@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
+@pytest.mark.parametrize("copy", [True, False])
+def test_packed_rows_of_a_mixture_are_those_of_its_stores(tmp_path: Path, strategy: str, copy: bool) -> None:
+    """All arrays of every row, and the borders of its pieces."""
+    first = write_store(tmp_path / "first", [[5, 3, 20, 1, 7], [9, 11]])
+    second = write_store(tmp_path / "second", [[2, 2, 2, 30, 6, 4, 16]])
+    mixture = mix({first: 1, second: 1}, stop="all_exhausted")
+    assert isinstance(mixture, Mixture)
+    samples = mixture.packed(8, strategy=strategy)
+    loop = samples.batches(5, copy=copy)
+    numbers = samples.order(True, 0).numbers(np.arange(samples.epoch_samples))
+    for at, batch in enumerate(loop):
+        borders = [0]
+        for row, number in enumerate(numbers[5 * at : 5 * at + 5]):
+            single = samples.read(np.array([number]))
+            for name in ("input_ids", "labels", "position_ids", "document_ids", "loss_mask"):
+                assert np.array_equal(batch[name][row], single[name][0])
+            borders += (single["cu_seqlens"][1:] + 8 * row).tolist()
+        assert batch["cu_seqlens"].tolist() == borders
+        assert batch["max_seqlen"] == np.diff(borders).max()
+
+
+def test_arrays_that_are_used_again_give_the_same_batches(tmp_path: Path) -> None:
+    """copy=False, with a thread that reads ahead."""
+    samples = mix(dict(zip(stored(tmp_path, [900, 300]), [3, 1], strict=True)))
+    assert isinstance(samples, Mixture)
+    windows = samples.windows(8)
+    plain = [x.tolist() for x, _ in windows.batches(6)]
+    assert plain == [x.tolist() for x, _ in windows.batches(6, copy=False)]
+    assert plain == [x.tolist() for x, _ in windows.batches(6, copy=False, prefetch=3)]
+    assert plain == [x.tolist() for x, _ in samples.windows(8, read="pread").batches(6)]
+    assert len(list(windows.batches(6, shuffle="block"))) == len(plain)
+
+
+def test_what_comes_next_is_told_to_the_source_it_comes_from() -> None:
+    """By the source's own numbers; a stretch is cut where a source ends."""
+    first, second = Rows(0, 5, announces=True), Rows(1, 5)
+    samples = mix({first: 1, second: 1})
+    assert isinstance(samples, MixedSamples)
+    assert samples.announces
+    samples.announce(np.array([7, 1, 5]))
+    samples.release_stretches(Stretches(np.array([3, 8]), np.array([4, 1])))
+    assert first.told == [("announce", [1]), ("release", [3, 2])]
+    assert second.told == [("announce", [2, 0]), ("release", [0, 3, 2, 1])]
+    assert len(marks(samples.batches(2, prefetch=0))) == samples.epoch_samples
+
+
+# ---- what is mixed ----
+
+
+def test_stores_parts_and_paths_mix(tmp_path: Path) -> None:
+    """A path is opened; the same store may be there twice; windows of each are cut by the same options."""
+    first, second = stored(tmp_path, [400, 800])
+    parts = first.split(train=0.5, val=...)
+    mixture = mix({str(first.path): 1, second: 1, parts["val"]: 2}, stop="all_exhausted")
+    assert isinstance(mixture, Mixture)
+    samples = mixture.windows(16, stride=8, form="hf")
+    wanted = [source.windows(16, stride=8, form="hf") for source in (first, second, parts["val"])]
+    assert samples.numbered == sum(map(len, wanted))
+    assert [source.identity for source in samples.sources] == [source.identity for source in wanted]
+    assert samples.weights == (Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))
+    assert "0.25" in repr(mixture)
+    assert repr(samples).endswith(f": {len(samples)} samples an epoch)")
+
+
+def test_sources_that_fit_in_memory_only_one_by_one_are_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is 800 bytes, and half of the memory is 1,000."""
+    mixture = mix(dict.fromkeys(stored(tmp_path, [400, 400]), 1))
+    assert isinstance(mixture, Mixture)
+    monkeypatch.setattr(mixing, "available_bytes", lambda: (2000, "a test"))
+    assert mixture.windows(8).announces
+    monkeypatch.setattr(mixing, "available_bytes", lambda: (10**9, "a test"))
+    assert not mixture.windows(8).announces
+
+
+def test_a_mixture_pickles_small_and_goes_on_the_same(tmp_path: Path) -> None:
+    """As paths and weights, never as data or a schedule."""
+    mixture = mix(dict.fromkeys(stored(tmp_path, [5000, 3000]), 1))
+    samples = mixture.windows(8)
+    batches = [x.tolist() for x, _ in samples.batches(50)]
+    sent = pickle.dumps(samples)
+    assert len(sent) < 2000
+    assert [x.tolist() for x, _ in pickle.loads(sent).batches(50)] == batches
+    assert pickle.loads(pickle.dumps(mixture)).windows(8).identity == samples.identity
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "0.5", None])
+def test_weights_that_are_no_number_above_zero_are_refused(weight: Any) -> None:
+    """Whatever else they are."""
+    with pytest.raises(ConfigError, match="use a number above 0"):
+        mix({Rows(0, 5): weight, Rows(1, 5): 1})
+
+
+def test_a_mixture_is_as_long_as_its_epoch_and_has_its_samples_by_number() -> None:
+    """len(), what is printed and what a loop gives are one figure; sample k is the k-th of an epoch in sequence."""
+    for stop in ("first_exhausted", "all_exhausted", 77):
+        samples = mixed([10, 30], [1, 2], stop=stop)
+        in_turn = marks(samples.batches(5, shuffle=False))
+        assert [int(samples[number][0][0]) for number in range(len(samples))] == in_turn
+        assert samples[-1][0][0] == in_turn[-1]
+        assert len(samples) == samples.epoch_samples == len(in_turn)
+        assert f"{len(samples)} samples an epoch" in repr(samples)
+
+
+def test_the_end_of_an_epoch_of_many_sources_takes_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those sources are looked up that may be the first, or the last, to end."""
+    weights = [10 ** (-3 * number / 200) for number in range(200)]
+    made: list[int] = []
+    make = schedule._Endless._make_block
+    monkeypatch.setattr(
+        schedule._Endless, "_make_block", lambda self, number: made.append(number) or make(self, number)
+    )
+    schedule_of.cache_clear()
+    samples = mixed([900_000] * 200, weights)
+    assert any(drawn > 900_000 for drawn in samples.drawn(len(samples) + 1))
+    assert all(drawn <= 900_000 for drawn in samples.drawn(len(samples)))
+    assert len(made) < 6
+    schedule_of.cache_clear()
+
+
+@pytest.mark.parametrize("stop", [0, -3, True, "never", 1.5, None])
+def test_other_stops_are_refused(stop: Any) -> None:
+    """The message says what can be used."""
+    with pytest.raises(ConfigError, match="first_exhausted, all_exhausted, or a number"):
+        mix({Rows(0, 5): 1}, stop=stop)
+
+
+def test_sources_that_can_not_be_mixed_are_refused(tmp_path: Path) -> None:
+    """Nothing, samples beside stores, samples of other lengths, batches of another kind."""
+    [store] = stored(tmp_path, [400])
+    with pytest.raises(ConfigError, match="with their weights"):
+        mix({})
+    with pytest.raises(ConfigError, match="Store, Windows"):
+        mix({store: 1, store.windows(8): 1})
+    with pytest.raises(ConfigError, match="int"):
+        mix({3: 1})
+    with pytest.raises(ConfigError, match="Use one length for all"):
+        mix({store.windows(8): 1, store.windows(9): 1})
+    with pytest.raises(ConfigError, match=r"shifted.*hf.*Cut all sources in the same way"):
+        mix({store.packed(8): 1, store.packed(8, form="hf"): 1})
+    with pytest.raises(ConfigError, match=r"a tuple of 2.*a dict of input_ids, labels"):
+        mix({store.windows(8): 1, store.windows(8, form="hf"): 1})
+
+
+def test_stores_of_different_tokenizers_are_not_mixed(tmp_path: Path) -> None:
+    """The same number would mean another word in each; where one is not known, it is the user's word."""
+    stores = [write_store(tmp_path / name, [[40]]) for name in ("a", "b", "c")]
+    for store, known in zip(stores, ("one", "other", None), strict=True):
+        manifest = dataclasses.replace(store.manifest, tokenizer=store.manifest.tokenizer | {"xxh3": known})
+        manifest.write(store.path)
+    first, second, unknown = (Store(store.path) for store in stores)
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        mix({first: 1, second: 1}).windows(4)
+    assert mix({first: 1, unknown: 1}).windows(4).tokenizer == "one"

@@ -1,0 +1,255 @@
+"""Windows: counted exactly, read exactly, over the borders of documents and files; too little data is an error."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.token_stores import flat_tokens, write_store
+
+from milldam.errors import ConfigError
+from milldam.loader.reading import Way
+from milldam.loader.stores import Store
+from milldam.loader.windows import Form, WindowRules, Windows
+
+WAYS: list[Way] = ["map", "pread"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """140 tokens in shards of 31, 50, 2 and 57."""
+    return write_store(tmp_path_factory.mktemp("windows") / "s.milldam", [[10, 20, 1], [50], [2], [7, 50]])
+
+
+def brute_force(tokens: int, rules: WindowRules) -> list[int]:
+    """Where windows begin, by trying every place."""
+    starts = [start for start in range(0, tokens, rules.hop) if start + rules.span <= tokens]
+    if rules.tail and starts and starts[-1] + rules.span < tokens:
+        starts.append(tokens - rules.span)
+    return starts
+
+
+def pair(sample: Any) -> tuple[list[int], list[int]]:
+    """Input and target of a sample in either form."""
+    x, y = (sample["input_ids"], sample["labels"]) if isinstance(sample, dict) else sample
+    return x.tolist(), y.tolist()
+
+
+forms = st.sampled_from(["xy", "hf"])
+
+
+@given(st.integers(1, 140), st.integers(1, 60), st.none() | st.integers(1, 70), forms, st.booleans())
+def test_windows_are_those_found_by_trying_every_place(
+    store: Store, tokens: int, seq_len: int, stride: int | None, form: Form, tail: bool
+) -> None:
+    """Their number and every token of each, the last one included; too few tokens for one are an error."""
+    rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
+    starts = brute_force(tokens, rules)
+    if not starts:
+        with pytest.raises(ConfigError, match=f"{tokens:,} tokens are too few .* which takes {rules.span:,}"):
+            store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens)
+        return
+    windows = store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens)
+    assert len(windows) == len(starts)
+    flat, shift = flat_tokens(store).tolist(), int(form == "xy")
+    expected = [(flat[s : s + seq_len], flat[s + shift : s + shift + seq_len]) for s in starts]
+    assert [pair(windows[number]) for number in range(len(windows))] == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", ["xy", "hf"])
+def test_a_batch_is_its_windows(store: Store, way: Way, form: Form) -> None:
+    """One read of many windows, in any order, gives the windows one by one, in the dtype asked for."""
+    windows = store.windows(16, stride=5, form=form, read=way)
+    numbers = np.array([3, 0, len(windows) - 1, 3, 7])
+    batch = windows.read(numbers, np.int32)
+    arrays = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    assert [array.dtype for array in arrays] == [np.int32, np.int32]
+    for row, number in enumerate(numbers):
+        assert tuple(array[row].tolist() for array in arrays) == pair(windows[int(number)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_can_be_read_into_the_arrays_of_another(store: Store, way: Way) -> None:
+    """`out` is overwritten, also with fewer samples than it holds."""
+    windows = store.windows(8, read=way)
+    out = windows.read(np.array([0, 1, 2, 3]))
+    fewer = windows.read(np.array([5, 6]), np.int64, out)
+    assert all(np.shares_memory(one, other) for one, other in zip(out, fewer, strict=True))
+    assert fewer[0].tolist() == [windows[5][0].tolist(), windows[6][0].tolist()]
+
+
+def test_targets_are_one_token_on(store: Store) -> None:
+    """y is x shifted by one; the last target may be the very last token."""
+    flat = flat_tokens(store)
+    windows = store.windows(139)
+    assert len(windows) == 1
+    x, y = windows[0]
+    assert (x == flat[:-1]).all()
+    assert (y == flat[1:]).all()
+
+
+@pytest.mark.parametrize(("form", "takes"), [("xy", 141), ("hf", 141)])
+def test_one_token_too_few_is_an_error_with_numbers(store: Store, form: Form, takes: int) -> None:
+    """What there is and what a window takes; never a negative length."""
+    seq_len = takes - (form == "xy")
+    with pytest.raises(ConfigError, match=rf"140 tokens are too few .*seq_len={seq_len}, which takes 141"):
+        store.windows(seq_len, form=form)
+    assert len(store.windows(seq_len - 1, form=form)) == 1
+
+
+def test_an_empty_store_is_an_error(tmp_path: Path) -> None:
+    """No tokens at all are too few."""
+    with pytest.raises(ConfigError, match="0 tokens are too few"):
+        write_store(tmp_path / "s.milldam", [[]]).windows(1)
+
+
+def test_more_tokens_than_there_are_is_an_error(store: Store) -> None:
+    """It says how many there are, and how to go over them again."""
+    with pytest.raises(ConfigError, match=r"1,000 tokens are asked for, and there are 140\. .*repeat=True"):
+        store.windows(8, tokens=1000)
+
+
+@given(st.integers(20, 2000), st.integers(1, 19), st.none() | st.integers(1, 30), forms, st.booleans())
+def test_repeated_windows_come_equally_often(
+    store: Store, tokens: int, seq_len: int, stride: int | None, form: Form, tail: bool
+) -> None:
+    """With repeat the count is that of the tokens asked for, and each window comes floor or ceil times, in order."""
+    windows = store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens, repeat=True)
+    rules = windows.rules
+    assert len(windows) == len(brute_force(tokens, rules))
+    own = brute_force(min(tokens, 140), rules)
+    flat = flat_tokens(store)
+    rows = windows.read(np.arange(len(windows)))
+    x = rows[0] if form == "xy" else rows["input_ids"]
+    expected = [own[number % len(own)] for number in range(len(windows))]
+    assert x.tolist() == [flat[start : start + seq_len].tolist() for start in expected]
+
+
+def test_numbers_count_from_the_end_too(store: Store) -> None:
+    """Negative numbers as Python has them; what is beyond is an IndexError."""
+    windows = store.windows(16)
+    assert pair(windows[-1]) == pair(windows[len(windows) - 1])
+    assert pair(windows[-len(windows)]) == pair(windows[0])
+    for beyond in (len(windows), -len(windows) - 1):
+        with pytest.raises(IndexError, match=f"sample {beyond} of {len(windows)}"):
+            windows[beyond]
+    assert len(list(windows)) == len(windows)
+
+
+def test_a_window_is_what_a_batch_has_of_it(store: Store) -> None:
+    """int64, as every model takes it, and memory of its own."""
+    windows = store.windows(20, stride=1)
+    x, y = windows[32]
+    for one, row in zip((x, y), windows.read(np.array([32])), strict=True):
+        assert one.dtype == row.dtype == np.int64
+        assert np.array_equal(one, row[0])
+    assert not np.shares_memory(x, y)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_are_kept(store: Store, way: Way) -> None:
+    """A window stays what it is when others are read, as a list of samples needs it."""
+    windows = store.windows(10, read=way)
+    kept = [windows[number] for number in range(len(windows))]
+    flat = flat_tokens(store)
+    assert [x.tolist() for x, _ in kept] == [flat[k * 10 : k * 10 + 10].tolist() for k in range(len(windows))]
+
+
+def test_several_splits_must_be_named(tmp_path: Path) -> None:
+    """Two splits and none named is an error that names them; one by name has its tokens alone."""
+    store = write_store(tmp_path / "s.milldam", [[30], [20], [40]], splits=["train", "val", "train"])
+    with pytest.raises(ConfigError, match=r'has the splits train, val; say which one is meant, such as split="train"'):
+        store.windows(5)
+    flat = flat_tokens(store)
+    train, val = store.windows(69, split="train"), store.windows(19, split="val")
+    assert (len(train), len(val)) == (1, 1)
+    assert train[0][0].tolist() == [*flat[:30], *flat[50:89]]
+    assert val[0][1].tolist() == flat[31:50].tolist()
+    assert pair(store.split("val").windows(19)[0]) == pair(val[0])
+    with pytest.raises(ConfigError, match=r'no split "vall"; it has train, val\. Did you mean "val"'):
+        store.windows(5, split="vall")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
+        ({"seq_len": -5}, "seq_len: -5; use 1 or more"),
+        ({"seq_len": 5, "stride": 0}, "stride: 0; use 1 or more"),
+        ({"seq_len": 5, "tokens": 0}, "tokens: 0; use 1 or more"),
+        ({"seq_len": 5, "form": "torch"}, 'form: "torch"; use xy or hf'),
+    ],
+)
+def test_bad_settings_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
+    """Which setting, what it is, and what can be meant."""
+    with pytest.raises(ConfigError, match=message):
+        store.windows(**options)
+
+
+def test_lengths_must_be_whole_numbers(store: Store) -> None:
+    """Half a token is a type error; numpy's integers are as good as Python's, also in a state."""
+    with pytest.raises(TypeError):
+        store.windows(4.5)  # type: ignore[arg-type]
+    windows = store.windows(np.int64(8), stride=np.int32(4))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(windows.identity)) == store.windows(8, stride=4).identity
+
+
+@pytest.mark.parametrize("way", ["auto", "map", "pread"])
+def test_windows_pickle_as_what_they_were_made_from(store: Store, way: Way) -> None:
+    """A small pickle, also when files are open, and the same windows after it."""
+    windows = store.windows(16, stride=3, form="hf", tokens=100, tail=True, read=way)
+    windows[0]
+    pickled = pickle.dumps(windows)
+    again = pickle.loads(pickled)
+    assert len(pickled) < 2_000
+    assert isinstance(again, Windows)
+    assert again.identity == windows.identity
+    assert [pair(again[k]) for k in range(len(again))] == [pair(windows[k]) for k in range(len(windows))]
+    assert repr(again) == repr(windows)
+
+
+def test_what_decides_the_samples_is_in_the_identity(store: Store) -> None:
+    """Windows that lie elsewhere have another identity, even when there are as many; the way of reading has no part."""
+    kinds: list[dict[str, Any]] = [
+        {"tokens": 95, "tail": True},
+        {"tokens": 94, "tail": True},
+        {"tokens": 100},
+        {"tokens": 100, "stride": 9},
+        {"tokens": 95, "tail": True, "form": "hf"},
+    ]
+    made = [store.windows(10, **kind) for kind in kinds]
+    assert len({json.dumps(windows.identity, sort_keys=True) for windows in made}) == len(kinds)
+    assert store.windows(10, read="map").identity == store.windows(10, read="pread").identity
+
+
+def test_large_ids_come_whole(tmp_path: Path) -> None:
+    """A store of int32 ids gives ids above 65,535 as they are."""
+    store = write_store(tmp_path / "s.milldam", [[8]], dtype="int32")
+    np.array([1, 70_000, 3, 2**31 - 1, 5, 6, 7, 0], "<i4").tofile(store.path / "train-00000.bin")
+    x, y = store.windows(4).read(np.array([0]))
+    assert x.tolist() == [[1, 70_000, 3, 2**31 - 1]]
+    assert y.tolist() == [[70_000, 3, 2**31 - 1, 5]]
+
+
+@pytest.mark.parametrize("read", ["map", "pread"])
+@pytest.mark.parametrize("shuffle", [True, "block", False])
+def test_repeated_windows_come_in_any_order(tmp_path: Path, read: Any, shuffle: Any) -> None:
+    """Also where blocks of them go round the end of the data."""
+    store = write_store(tmp_path / "s", [[300, 400, 500, 100] * 20, [70, 90] * 30])
+    windows = store.windows(16, tokens=3 * store.tokens, repeat=True, read=read)
+    found = [tuple(row) for x, _ in windows.batches(7, shuffle=shuffle) for row in x.tolist()]
+    assert sorted(found) == sorted(tuple(windows[k][0].tolist()) for k in range(len(windows)))
+
+
+def test_an_unknown_way_of_reading_is_refused(tmp_path: Path) -> None:
+    """What it is, and what can be meant, before anything is read."""
+    store = write_store(tmp_path / "s", [[40]])
+    with pytest.raises(ConfigError, match='read: "mmap"; use auto, map or pread'):
+        store.windows(4, read="mmap")  # type: ignore[arg-type]

@@ -1,0 +1,240 @@
+"""`milldam.map` without a folder: tables in the user's cache, by key; and data sets with splits, a table for each."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import invoke
+
+from milldam.errors import ConfigError, InputError, StoreError
+from milldam.mapping import cache
+from milldam.mapping import map as map_rows
+from milldam.stores.table import Table
+from milldam.stores.table.verify import verify
+
+FILES, ROWS = 8, 20
+
+
+@pytest.fixture(autouse=True)
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of twenty records, a unit each (`shard_size=1`); the cache in a folder of the test."""
+    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    for number in range(FILES):
+        write(tmp_path / "in", number)
+    return tmp_path / "in"
+
+
+def write(folder: Path, number: int, word: str = "word") -> None:
+    lines = ({"id": number * 100 + row, "text": f"{word} " * row} for row in range(ROWS))
+    # Compressed files are not cut: with a small shard_size each is a unit.
+    (folder / f"{number}.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode())
+    )
+
+
+def lengths(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"n": [len(text) for text in rows["text"]]}
+
+
+def doubled(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"n": [2 * len(text) for text in rows["text"]]}
+
+
+def keys() -> set[str]:
+    return {table.key for table in cache.cached_tables()}
+
+
+def report_of(table: Table) -> Any:
+    assert table.report is not None
+    return table.report
+
+
+# ---- what is found again ----
+
+
+def test_the_same_call_finds_its_table_again(corpus: Path) -> None:
+    """By function, settings and input; another of these is another table, and the first stays."""
+    first = map_rows(corpus, lengths)
+    assert first.path.parent == cache.cache_folder() and not report_of(first).up_to_date
+    assert report_of(map_rows(str(corpus), lengths)).up_to_date
+    others = [
+        map_rows(corpus, doubled),
+        map_rows(corpus, lengths, columns=["text"]),
+        map_rows(corpus / "1.jsonl.gz", lengths),
+    ]
+    assert len({first.path, *(one.path for one in others)}) == 4 == len(keys())
+    assert report_of(map_rows(corpus, lengths)).up_to_date and list(verify(first.path)) == []
+
+
+def test_an_edited_file_makes_another_table_of_the_units_of_the_first(corpus: Path) -> None:
+    """The first one, which somebody may be reading, stays as it was; shards of both are there once."""
+    first = map_rows(corpus, lengths, shard_size=1)
+    write(corpus, 5, "longer")
+    second = map_rows(corpus, lengths, shard_size=1)
+    assert (report_of(second).cached, report_of(second).units) == (FILES - 1, FILES)
+    assert any("5.jsonl" in line for line in report_of(second).changed)
+    assert first.path != second.path and first[101]["n"] == 5 and second[101]["n"] == 7
+    assert list(verify(first.path)) == [] == list(verify(second.path))
+    shared = [path for path in first.path.glob("*.arrow") if path.stat().st_nlink == 2]
+    assert len(shared) == FILES - 1
+
+
+def test_what_cant_be_identified_is_not_found_again(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call has a table of its own, so that none is pulled from under who reads it; a failed one leaves nothing."""
+    import threading
+
+    lock = threading.Lock()
+
+    def guarded(rows: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return lengths(rows)
+
+    one, two = map_rows(corpus, guarded), map_rows(corpus, guarded)
+    assert one.path != two.path and one == two and "can't be hashed" in caplog.text
+
+    def broken(rows: dict[str, Any]) -> None:
+        with lock:
+            raise ValueError
+
+    with pytest.raises(InputError):
+        map_rows(corpus, broken)
+    assert keys() == {one.path.name, two.path.name}
+
+
+def test_two_at_a_time_make_a_table_once(corpus: Path, tmp_path: Path) -> None:
+    """The second waits for the first, and finds what it made."""
+    (tmp_path / "script.py").write_text(
+        "import sys, time, milldam\n"
+        "def slow(rows):\n    time.sleep(0.1)\n    print('called', flush=True)\n"
+        "table = milldam.map(sys.argv[1], slow, shard_size=1)\nprint('rows', len(table))\n"
+    )
+    command = [sys.executable, str(tmp_path / "script.py"), str(corpus)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum(one.count("called") for one in told) == FILES and all(f"rows {FILES * ROWS}" in one for one in told)
+
+
+# ---- bounds ----
+
+
+def test_tables_that_were_not_used_for_longest_go_first(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the others fit; never one in use, nor the one that was just made."""
+    sources = [corpus / f"{number}.jsonl.gz" for number in range(4)]
+    paths = [map_rows(source, lengths).path for source in sources]
+    for age, path in enumerate(paths):
+        os.utime(path / "in-use", (1000 - age, 1000 - age))  # the last is the oldest
+    held = Table(paths[3])
+    os.utime(paths[3] / "in-use", (1, 1))
+    size = max(table.bytes for table in cache.cached_tables())
+    monkeypatch.setenv("MILLDAM_MAP_CACHE_SIZE", str(3 * size + size // 2))
+    made = map_rows(corpus / "5.jsonl.gz", lengths).path
+    assert keys() == {made.name, paths[3].name, paths[0].name}
+    del held
+    monkeypatch.setenv("MILLDAM_MAP_CACHE_SIZE", "1")
+    map_rows(corpus / "6.jsonl.gz", lengths)
+    assert len(keys()) == 1
+
+
+def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
+    """By the beginning of a key, or all; what is in use is refused."""
+    (tmp_path / "script.py").write_text("def f(rows):\n    return None\n")
+    done = invoke("map", f"{tmp_path}/script.py:f", corpus, "--json")
+    key = Path(json.loads(done.stdout)["out"]).name
+    table = map_rows(corpus, lengths)
+    listed = invoke("cache")
+    assert f"{key}  " in listed.stdout and "lengths, 160 rows, in use" in listed.stdout and "2 tables" in listed.stdout
+    told = {one["key"]: one for one in json.loads(invoke("cache", "--json").stdout)}
+    assert told[key]["rows"] == FILES * ROWS and not told[key]["in_use"] and told[table.path.name]["in_use"]
+    refused = invoke("cache", "--remove", table.path.name)
+    assert refused.exit_code == 4 and "in use" in refused.output
+    assert invoke("cache", "--remove", "none").exit_code == 2
+    assert invoke("cache", "--remove", key[:20]).exit_code == 0 and keys() == {table.path.name}
+    del table
+    assert "1 of 1 tables" in invoke("cache", "--clear").output and keys() == set()
+
+
+def test_an_unknown_key_is_told() -> None:
+    """With where they are listed."""
+    with pytest.raises(ConfigError, match="no table of that key"):
+        cache.table_of("abc")
+
+
+# ---- splits ----
+
+
+def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
+    """In memory, saved, with a folder and without; one split where it is named."""
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_dict({"text": ["a", "bb"]}),
+            "test": datasets.Dataset.from_dict({"text": ["c"]}),
+        }
+    )
+    whole.save_to_disk(tmp_path / "saved")
+    for number, source in enumerate((whole, tmp_path / "saved")):
+        for out in (tmp_path / f"out-{number}", None):
+            tables: Any = map_rows(source, lengths, out)
+            assert {name: table["n"].to_pylist() for name, table in tables.items()} == {"train": [1, 2], "test": [1]}
+            again: Any = map_rows(source, lengths, out)
+            assert all(table.report.up_to_date for table in again.values())
+        assert Table(tmp_path / f"out-{number}" / "test")[0]["text"] == "c"
+        with pytest.raises(StoreError, match="there is one of each split: test, train"):
+            Table(tmp_path / f"out-{number}")
+        assert map_rows(source, lengths, tmp_path / f"one-{number}", split="test")["n"].to_pylist() == [1]
+    streamed: Any = map_rows(
+        datasets.IterableDatasetDict({"train": whole["train"].to_iterable_dataset()}), lengths, source_key="v1"
+    )
+    assert streamed["train"]["n"].to_pylist() == [1, 2]
+
+
+def test_splits_on_the_command_line(tmp_path: Path) -> None:
+    """A folder for each, and a summary for each."""
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"text": ["a", "bb"]})
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "script.py").write_text("def f(rows):\n    return {'n': [len(text) for text in rows['text']]}\n")
+    command = ["map", f"{tmp_path}/script.py:f", tmp_path / "saved", "-o", tmp_path / "out"]
+    told = json.loads(invoke(*command, "--json").stdout)
+    assert {name: one["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
+    assert Table(tmp_path / "out/test")["n"].to_pylist() == [1, 2]
+    assert "out/train is up to date" in invoke(*command).output
+    assert (
+        invoke(*command[:-1], tmp_path / "one", "--split", "test").exit_code == 0 and len(Table(tmp_path / "one")) == 2
+    )
+
+
+# ---- async functions, whole runs ----
+
+
+async def slow_length(row: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(0.001 * (row["id"] % 3))
+    return {"n": len(row["text"])}
+
+
+async def slow_lengths(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"n": [one["n"] for one in await asyncio.gather(*map(slow_length, as_rows(rows)))]}
+
+
+def as_rows(rows: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_async_functions_make_the_rows_in_order(corpus: Path, workers: int) -> None:
+    """Of rows and of batches, in this process and in others; they are cached as any."""
+    options: dict[str, Any] = {"workers": workers, "shards": 3, "batch_size": 7}
+    wanted = [5 * row for _ in range(FILES) for row in range(ROWS)]
+    assert map_rows(corpus, slow_length, batched=False, **options)["n"].to_pylist() == wanted
+    assert map_rows(corpus, slow_lengths, **options)["n"].to_pylist() == wanted
+    assert report_of(map_rows(corpus, slow_lengths, **options)).up_to_date

@@ -1,0 +1,848 @@
+"""What a function's result depends on: every edit that matters changes the hash, no other does, in any process."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import io
+import math
+import os
+import pathlib
+import re
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torch
+from milldam.errors import ConfigError
+from milldam.mapping.identity import FunctionIdentity, identify
+
+GPT2 = Path(__file__).parents[3] / "shared/data/tokenizers/gpt2/tokenizer.json"
+BERT = Path(__file__).parents[3] / "shared/data/tokenizers/bert-base-uncased/vocab.txt"
+
+
+def run(source: str, name: str = "f", file: str = "user.py", **names: Any) -> Any:
+    """The object of a name after running some source as a file of the user's."""
+    scope: dict[str, Any] = {"__name__": "users_own", **names}
+    exec(compile(textwrap.dedent(source), file, "exec", dont_inherit=True), scope)
+    return scope[name]
+
+
+def identity(source: str, **options: Any) -> FunctionIdentity:
+    return identify(run(source, **options))
+
+
+def holding(value: Any) -> FunctionIdentity:
+    """The identity of a function that captured a value."""
+    return identify(lambda: value)
+
+
+def changed(before: str, after: str) -> list[str]:
+    """What the edit from one source to another is said to change."""
+    old, new = identity(before), identity(after)
+    differences = old.differences(new)
+    assert (old.hash == new.hash) == (not differences)
+    return differences
+
+
+SOURCE = """
+    LIMIT = 10
+    UNUSED = 1
+
+    def inner(text):
+        return text.strip("-")
+
+    def helper(text):
+        return [inner(one) for one in text.split()]
+
+    def f(batch, *, width=3, **rest):
+        def shorten(words):
+            return {word[:LIMIT] for word in words}
+        return [shorten(helper(text)) or width for text in batch]
+"""
+
+
+# ---- edits ----
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("or width", "and width", ["code"]),
+        ("word[:LIMIT]", "word[1:LIMIT]", ["code"]),
+        ("LIMIT = 10", "LIMIT = 11", ["global LIMIT"]),
+        ("LIMIT = 10", "LIMIT = 10.0", ["global LIMIT"]),
+        ("width=3", "width=4", ["default argument width"]),
+        ('"-"', '"+"', ["function inner"]),
+        ("text.split()", "text.split(None)", ["function helper"]),
+        ("inner(one) for", "one for", ["function helper", "function inner (no longer used)"]),
+    ],
+)
+def test_an_edit_changes_its_part_and_no_other(before: str, after: str, said: list[str]) -> None:
+    """Body, nested function, constant, default, and helpers two levels deep, each named."""
+    assert sorted(changed(SOURCE, SOURCE.replace(before, after))) == said
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("UNUSED = 1", "UNUSED = 2"),
+        ("def inner(text):\n", 'def inner(text):\n        """Strips."""\n        # why\n\n'),
+        ("    LIMIT = 10\n", "\n\n\n    # more\n    LIMIT = 10\n"),
+        ("def inner(text):", "def inner(text: str) -> str:"),
+    ],
+)
+def test_what_does_not_matter_changes_nothing(before: str, after: str) -> None:
+    """Comments, docstrings, annotations, lines and globals that are not used."""
+    assert before in SOURCE
+    assert changed(SOURCE, SOURCE.replace(before, after)) == []
+
+
+def test_a_function_that_moves_stays_the_same() -> None:
+    """Another file, another place in it, another scope."""
+    inside = (
+        "def make():\n" + textwrap.indent(textwrap.dedent("def f(x):\n    return x + 1\n"), "    ") + "    return f\n"
+    )
+    inside += "f = make()\n"
+    plain = "def f(x):\n    return x + 1\n"
+    assert identity(plain, file="a.py").hash == identity(inside, file="/elsewhere/b.py").hash
+
+
+def test_captured_values_are_named() -> None:
+    """A closure's value, its own and that of a function it calls."""
+    source = """
+        def make(limit):
+            def clean(text): return text[:limit]
+            def f(text): return clean(text) * 2
+            return f
+        f = make({})
+    """
+    assert changed(source.format(3), source.format(4)) == ["captured value limit of clean"]
+    limit = 3
+    assert identify(lambda text: text[:limit]).parts.keys() == {"captured value limit", "code", "Python"}
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    """Two functions from one factory, with different captured values, both count."""
+    source = """
+        def make(limit):
+            def clean(text): return text[:limit]
+            return clean
+        steps = [make({}), make({})]
+        def f(text): return [step(text) for step in steps]
+    """
+    assert len({identity(source.format(*pair)).hash for pair in [(1, 2), (2, 1), (1, 1), (2, 2)]}) == 4
+
+
+def test_functions_that_call_each_other() -> None:
+    """Cycles end, and an edit in any of them shows."""
+    source = """
+        def even(n): return n == 0 or odd(n - 1)
+        def odd(n): return n != 0 and even(n - 1)
+        def f(n): return even(n) and f
+    """
+    assert changed(source, source.replace("n != 0", "n > 0")) == ["function odd"]
+
+
+def test_a_method_of_a_class_that_is_used() -> None:
+    """Methods, class attributes and base classes, found through the class."""
+    source = """
+        class Base:
+            mark = "-"
+            def strip(self, text): return text.strip(self.mark)
+        class Cleaner(Base):
+            def __init__(self, limit): self.limit = limit
+            @property
+            def half(self): return self.limit // 2
+            @staticmethod
+            def of(n): return Cleaner(n)
+            def __call__(self, text): return self.strip(text)[: self.half]
+        cleaner = Cleaner(10)
+        def f(text): return cleaner(text)
+    """
+    assert changed(source, source.replace("text.strip", "text.lstrip")) == ["function Base.strip"]
+    assert changed(source, source.replace('"-"', '"+"')) == ["class Base"]
+    assert changed(source, source.replace("// 2", "// 3")) == ["function Cleaner.half"]
+    assert changed(source, source.replace("Cleaner(n)", "Cleaner(n + 1)")) == ["function Cleaner.of"]
+    assert changed(source, source.replace("Cleaner(10)", "Cleaner(11)")) == ["global cleaner"]
+
+
+def test_callable_objects_methods_and_partials() -> None:
+    """Each by its code and what it holds."""
+    source = """
+        import functools
+        class Cleaner:
+            def __init__(self, limit): self.limit = limit
+            def __call__(self, text): return text[: self.limit]
+            def method(self, text): return text[self.limit :]
+        def plain(text, limit, mark="-"): return text[:limit] + mark
+        f = {}
+    """
+    for made in (
+        "Cleaner({})",
+        "Cleaner({}).method",
+        "functools.partial(plain, {})",
+        "functools.partial(plain, limit={})",
+    ):
+        three, four = (identity(source.format(made.format(n))) for n in (3, 4))
+        assert three.hash == identity(source.format(made.format(3))).hash
+        assert len(three.differences(four)) == 1
+        assert not three.unhashable
+    edited = source.format("Cleaner(3)").replace("text[: self.limit]", "text[1 : self.limit]")
+    assert changed(source.format("Cleaner(3)"), edited) == ["function Cleaner.__call__"]
+
+
+def test_decorated_functions() -> None:
+    """The wrapper, the wrapped function and a cache around it."""
+    source = """
+        import functools
+        def twice(function):
+            @functools.wraps(function)
+            def wrapper(text): return function(text) * 2
+            return wrapper
+        @functools.lru_cache(maxsize=8)
+        def helper(text): return text + "!"
+        @functools.singledispatch
+        def kind(value): return 0
+        @kind.register
+        def of_int(value: int): return 1
+        @twice
+        def f(text): return helper(text), kind(text)
+    """
+    function = run(source)
+    before = identify(function)
+    function("a")
+    assert before == identify(function)
+    assert before.unhashable == ()
+    assert changed(source, source.replace("* 2", "* 3")) == ["code"]
+    assert changed(source, source.replace("helper(text), kind", "kind(text), kind")) != []
+    assert changed(source, source.replace('"!"', '"?"')) == ["function helper"]
+    assert changed(source, source.replace("return 1", "return 2")) == ["function of_int"]
+
+
+def test_dataclasses_enums_and_named_tuples() -> None:
+    """Their members, defaults and methods count."""
+    source = """
+        import dataclasses, enum, typing
+        class Kind(enum.Enum):
+            A = 1
+            B = 2
+            def other(self): return Kind.A
+        class Pair(typing.NamedTuple):
+            a: int
+            b: int = 5
+        @dataclasses.dataclass(frozen=True, slots=True)
+        class Rules:
+            kind: Kind
+            limit: int = 3
+            marks: list = dataclasses.field(default_factory=list)
+        RULES = Rules(Kind.A)
+        def f(text): return RULES, Pair(1)
+    """
+    assert identity(source).hash == identity(source).hash
+    assert identity(source).unhashable == ()
+    for before, after in [
+        ("Rules(Kind.A)", "Rules(Kind.B)"),
+        ("limit: int = 3", "limit: int = 4"),
+        ("b: int = 5", "b: int = 6"),
+    ]:
+        assert changed(source, source.replace(before, after)) != []
+    assert changed(source, source.replace("return Kind.A", "return Kind.B")) == ["function Kind.other"]
+    assert changed(source, source.replace("default_factory=list", "default_factory=dict")) != []
+
+
+# ---- modules ----
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path, with a package of the user's own."""
+    (tmp_path / "mylib").mkdir()
+    (tmp_path / "mylib/__init__.py").write_text("from . import text\n")
+    (tmp_path / "mylib/text.py").write_text(
+        "import re\nMARK = '-'\nlock = __import__('threading').Lock()\n"
+        "def clean(x): return x.strip(MARK)\ndef other(x): return x\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mylib"]:
+        del sys.modules[name]
+
+
+USES = {
+    "attribute": "import mylib\ndef f(x): return mylib.text.clean(x)",
+    "member": "from mylib import text\ndef f(x): return [text.clean(y) for y in x]",
+    "name": "from mylib.text import clean\ndef f(x): return clean(x)",
+    "import inside": "def f(x):\n    import mylib.text\n    return mylib.text.clean(x)",
+    "import inside as": "def f(x):\n    import mylib.text as t\n    return [t.clean(y) for y in x]",
+    "member inside": "def f(x):\n    from mylib import text\n    return text.clean(x)",
+    "name inside": "def f(x):\n    from mylib.text import other as o, clean as c\n    return c(x)",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_module_of_ones_own_counts_by_what_is_used_of_it(project: Path, use: str) -> None:
+    """The function called and what it uses in turn; the module's other content, locks too, does not matter."""
+    file = project / "mylib/text.py"
+    text = file.read_text()
+
+    def after(before: str, then: str) -> FunctionIdentity:
+        file.write_text(text.replace(before, then))
+        forget()
+        sys.dont_write_bytecode = True
+        found = identity(USES[use])
+        assert found.unhashable == ()
+        return found
+
+    first = after("", "")
+    if "other" not in USES[use]:
+        assert after("return x\n", "return x * 2\n").hash == first.hash
+    assert first.differences(after("x.strip", "x.lstrip")) == ["function clean"]
+    assert first.differences(after("'-'", "'+'")) == ["global MARK"]
+
+
+def test_a_module_handed_on_counts_as_a_whole(project: Path) -> None:
+    """When it can't be seen what is used of it, all of it counts, and what can't be hashed in it is said."""
+    found = identity("import mylib.text\ndef f(x): return getattr(mylib.text, x)")
+    assert "function other" in found.parts
+    assert found.unhashable == ("global lock: _thread.lock",)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("return eval('K')", "eval"),
+        ("return globals()['K']", "globals"),
+        ("import importlib; return importlib.import_module('hm').h(x)", "import_module"),
+        ("return __import__('hm').h(x)", "__import__"),
+        ("return A.__subclasses__()[0]().k()", "__subclasses__"),
+    ],
+)
+def test_what_no_name_in_the_code_tells_has_no_hash(body: str, name: str) -> None:
+    """It is said, by the function and the way it goes."""
+    found = identity(f"class A: pass\ndef g(x): {body}\ndef f(x): return g(x)")
+    assert found.unhashable == (f"function g: what {name} leads to",)
+
+
+def test_names_of_the_users_own_lead_nowhere_else() -> None:
+    """A function called eval, and the method of a model."""
+    assert identity("def eval(x): return 1\ndef f(x): return eval(x)").unhashable == ()
+    assert identity("class M:\n  def eval(self): return 1\nm = M()\ndef f(x): return m.eval()").unhashable == ()
+
+
+def test_installed_packages_count_by_name_and_version() -> None:
+    """Not by their code; the standard library by the version of Python."""
+    found = identity(
+        "import numpy as np, json\nfrom numpy import sum\ndef f(x): return np.abs(json.loads(x)), sum, sorted"
+    )
+    assert found.parts.keys() == {"code", "module numpy", "Python"}
+    assert found.parts["module numpy"] == np.__version__
+    older = dataclasses.replace(found, hash="0", parts={**found.parts, "module numpy": "1.0"})
+    assert older.differences(found) == [f"module numpy (1.0, now {np.__version__})"]
+
+
+# ---- values ----
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def frame(values: list[int]) -> pa.Table:
+    return pa.table({"a": values})
+
+
+VALUES: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (lambda: 1, lambda: True),
+    (lambda: 0.0, lambda: -0.0),
+    (lambda: "a", lambda: b"a"),
+    (lambda: [1, 2], lambda: (1, 2)),
+    (lambda: {"a": 1, "b": 2}, lambda: {"a": 1, "b": 3}),
+    (lambda: {"x", "y", ("z", 1)}, lambda: {"x", "y", ("z", 2)}),
+    (lambda: re.compile("a+", re.IGNORECASE), lambda: re.compile("a+")),
+    (lambda: pathlib.Path("/a/b"), lambda: pathlib.Path("/a/c")),
+    (lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda: datetime.datetime(2026, 1, 1)),
+    (lambda: decimal.Decimal("1.0"), lambda: decimal.Decimal("1.00")),
+    (lambda: Colour.RED, lambda: Colour.BLUE),
+    (lambda: collections.Counter("aab"), lambda: collections.Counter("ab")),
+    (lambda: collections.defaultdict(list, a=[1]), lambda: collections.defaultdict(set, a=[1])),
+    (lambda: range(3), lambda: range(4)),
+    (lambda: len, lambda: max),
+    (lambda: "abc".upper, lambda: "abd".upper),
+    (lambda: str.upper, lambda: str.lower),
+    (lambda: list[int], lambda: list[str]),
+    (lambda: np.arange(6).reshape(2, 3), lambda: np.arange(6).reshape(3, 2)),
+    (lambda: np.arange(6)[::2], lambda: np.arange(6)[1::2]),
+    (lambda: np.float32(1), lambda: np.float64(1)),
+    (lambda: np.dtype("u2"), lambda: np.dtype("u4")),
+    (lambda: np.array([("a", 1)], dtype="U1,i4"), lambda: np.array([("a", 2)], dtype="U1,i4")),
+    (lambda: np.array(["a", None], dtype=object), lambda: np.array(["a", 1], dtype=object)),
+    (lambda: np.random.default_rng(0), lambda: np.random.default_rng(1)),
+    (lambda: np.add, lambda: np.subtract),
+    (lambda: frame([1, 2]), lambda: frame([1, 3])),
+    (lambda: frame([1, 2, 3])[1:], lambda: frame([1, 2, 3])[:2]),
+    (lambda: frame([1]).schema, lambda: frame([1]).schema.with_metadata({"a": "b"})),
+    (lambda: pa.list_(pa.int8()), lambda: pa.list_(pa.int16())),
+    (lambda: pa.array([1, None]), lambda: pa.array([1, 2])),
+    (lambda: torch.ones(2, dtype=torch.bfloat16), lambda: torch.zeros(2, dtype=torch.bfloat16)),
+    (lambda: torch.tensor(1), lambda: torch.tensor([1])),
+    (lambda: torch.float32, lambda: torch.float16),
+    (lambda: torch.nn.ReLU(), lambda: torch.nn.ReLU(inplace=True)),
+    (lambda: io.StringIO("a"), lambda: io.StringIO("b")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), VALUES)
+def test_values_count_by_content(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+    """Made anew they are the same, another value is another."""
+    assert holding(one()) == holding(one())
+    assert holding(one()).hash != holding(other()).hash
+    assert holding(one()).unhashable == ()
+
+
+def test_sets_of_functions_have_no_order() -> None:
+    """Members that are more than plain values are put in order by what they are."""
+    source = "def a(x): return x\ndef b(x): return x + 1\ndef c(x): return x + 2\nsteps = {%s}\ndef f(x): return steps"
+    assert len({identity(source % ", ".join(order)).hash for order in ("abc", "cab", "bca")}) == 1
+
+
+def test_a_value_that_contains_itself() -> None:
+    """A cycle ends, and what is in it counts."""
+
+    def ring(value: int) -> list[Any]:
+        made: list[Any] = [value]
+        made.append({"again": made})
+        return made
+
+    class Node:
+        def __init__(self) -> None:
+            self.near: set[Node] = set()
+
+    one, other = Node(), Node()
+    one.near, other.near = {one, other}, {one}
+    assert holding(one) == holding(one)
+    assert holding(ring(1)) == holding(ring(1))
+    assert holding(ring(1)).hash != holding(ring(2)).hash
+
+
+def test_a_value_nested_too_deep_is_said() -> None:
+    """Rather than ending in a RecursionError."""
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert "nested too deep" in holding(deep).unhashable[0]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(), st.lists
+    )
+)
+def test_equal_values_have_equal_hashes(value: Any) -> None:
+    """Whether their parts are the same objects or copies."""
+    assert holding([value, value]).hash == holding([copy.deepcopy(value), copy.deepcopy(value)]).hash
+
+
+# ---- tokenizers and data sets ----
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
+def test_a_tokenizer_that_was_used_is_the_same() -> None:
+    """transformers sets padding and truncation of its backend on every call; a setting of the user's counts."""
+    from transformers import PreTrainedTokenizerFast
+
+    def load(**settings: Any) -> Any:
+        return PreTrainedTokenizerFast(tokenizer_file=str(GPT2), pad_token="<|endoftext|>", **settings)
+
+    tokenizer = load()
+    before = holding(tokenizer)
+    tokenizer(["a b", "c"], padding=True, truncation=True, max_length=1)
+    tokenizer(["a b", "c"], padding="max_length", max_length=4)
+    assert before == holding(tokenizer) == holding(load())
+    assert before.unhashable == ()
+    tokenizer.padding_side = "left"
+    assert before.differences(holding(tokenizer)) == ["captured value value"]
+    tokenizer = load()
+    tokenizer.add_tokens(["<new>"])
+    assert before.hash != holding(tokenizer).hash
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
+def test_a_plain_tokenizer_counts_with_its_truncation() -> None:
+    """Nothing but the user sets it there."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(GPT2))
+    before = holding(tokenizer)
+    tokenizer.encode("some text")
+    assert before == holding(tokenizer)
+    tokenizer.enable_truncation(4)
+    assert before.hash != holding(tokenizer).hash
+
+
+@pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
+def test_a_slow_tokenizer_counts_by_vocabulary_and_settings() -> None:
+    """Its caches do not."""
+    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+    tokenizer = BertTokenizerLegacy(str(BERT))
+    before = holding(tokenizer)
+    tokenizer("some text", truncation=True, max_length=3)
+    assert before == holding(tokenizer)
+    assert before.unhashable == ()
+    assert before.hash != holding(BertTokenizerLegacy(str(BERT), do_lower_case=False)).hash
+
+
+def test_a_data_set_counts_by_its_fingerprint() -> None:
+    """As datasets keeps it."""
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"a": [1, 2, 3]})
+    assert holding(rows) == holding(rows)
+    assert holding(rows).hash != holding(rows.select([0])).hash
+
+
+# ---- what has no hash ----
+
+
+def test_what_can_not_be_hashed_is_named(tmp_path: Path) -> None:
+    """With the way to it; a key of the user's stands for it."""
+    database = sqlite3.connect(":memory:")
+    held = {"lock": threading.Lock(), "n": 1}
+    with (tmp_path / "a").open("w") as file:
+        numbers = (n for n in range(3))
+
+        def function(batch: Any) -> Any:
+            return database, held, file, numbers
+
+        found = identify(function)
+        assert found.unhashable == (
+            "captured value database: sqlite3.Connection",
+            "captured value file: _io.TextIOWrapper",
+            "captured value held['lock']: _thread.lock",
+            "captured value numbers: generator",
+        )
+        named = identify(function, key="v1")
+        assert named.unhashable == ()
+        assert identify(function, key="v1") == named
+        assert named.differences(identify(function, key="v2")) == ["key"]
+        held["n"] = 2
+        assert named.differences(identify(function, key="v1")) == ["captured value held"]
+    database.close()
+
+
+def test_an_attribute_that_can_not_be_hashed_is_named_and_one_that_is_not_pickled_is_not() -> None:
+    """An object is known by what pickling keeps of it."""
+    source = """
+        import threading
+        class Holder:
+            def __init__(self): self.lock, self.n = threading.Lock(), 1
+            {}
+        holder = Holder()
+        def f(x): return holder
+    """
+    assert identity(source.format("")).unhashable == ("global holder.lock: _thread.lock",)
+    assert identity(source.format("def __getstate__(self): return {'n': self.n}")).unhashable == ()
+
+
+def test_arguments_count_by_name() -> None:
+    """Whatever their order."""
+    first = identify(len, {"a": 1, "b": 2})
+    assert first == identify(len, {"b": 2, "a": 1})
+    assert first.differences(identify(len, {"a": 1, "b": 3})) == ["argument b"]
+    assert first.differences(identify(len, {"a": 1})) == ["argument b (no longer used)"]
+
+
+def test_an_identity_goes_through_json() -> None:
+    """As a run records it."""
+    found = holding(threading.Lock())
+    assert FunctionIdentity.from_json(found.as_json()) == found
+
+
+def test_names_of_functions() -> None:
+    """What messages call it."""
+    assert identify(functools.partial(functools.partial(len))).name == "len"
+    assert identify(functools.partial(run("def f(x): pass"), 1)).name == "f"
+    assert identify(Colour).name == "Colour"
+
+
+def test_what_can_not_be_called_is_refused() -> None:
+    """With what to give instead."""
+    with pytest.raises(ConfigError, match="can't be called"):
+        identify("text")  # type: ignore[arg-type]
+
+
+# ---- another process ----
+
+SCRIPT = """
+import collections, dataclasses, enum, functools, re, sys
+import numpy as np
+from milldam.mapping.identity import identify
+
+class Kind(enum.Enum):
+    A = "a"
+
+@dataclasses.dataclass
+class Rules:
+    names: frozenset
+    kind: Kind = Kind.A
+
+class Cleaner:
+    marks = {"a", "b", "c", "d"}
+    def __init__(self): self.rules = Rules(frozenset("uvwxyz")); self.cache = {}
+    def __call__(self, text): return text.strip("".join(self.marks))
+
+cleaner, PATTERN, TABLE = Cleaner(), re.compile("a"), np.arange(5)
+
+@functools.lru_cache
+def helper(x): return x in {"one", "two", "three", 4, None} and PATTERN
+
+def f(batch, default=object, steps={len, max, helper, cleaner.__call__}):
+    return [cleaner(x) for x in batch if helper(x)], TABLE, lambda: cleaner
+
+found = identify(f, {"k": {Kind.A, 3, "x", (1, 2)}})
+assert not found.unhashable, found.unhashable
+print(found.hash)
+"""
+
+
+def test_another_process_gives_the_same(tmp_path: Path) -> None:
+    """Whatever its hash seed, its folder and the place of the file."""
+    hashes = set()
+    for seed in ("0", "1", "77"):
+        script = tmp_path / seed / "script.py"
+        script.parent.mkdir()
+        script.write_text("\n" * int(seed) + SCRIPT)
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        ran = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        hashes.add(ran.stdout)
+    assert len(hashes) == 1
+
+
+def test_a_function_that_went_through_cloudpickle_is_the_same() -> None:
+    """Workers get it that way."""
+    import cloudpickle
+
+    function = run(SOURCE)
+    assert identify(cloudpickle.loads(cloudpickle.dumps(function))).hash == identify(function).hash
+
+
+# ---- functions and classes as arguments ----
+
+
+def up(value: int) -> int:
+    return value + 1
+
+
+def double(value: int) -> int:
+    return value * 2
+
+
+def applied(batch: Any, op: Any = None, other: Any = None) -> Any:
+    return {"x": [op(value) for value in batch["x"]]}
+
+
+class Scaled(np.ndarray[Any, Any]):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+PAIRS = [(math.floor, math.ceil), (int, float), (np.sort, np.cumsum), (torch.sin, torch.cos), (up, double)]
+
+
+@pytest.mark.parametrize(("one", "another"), PAIRS)
+def test_a_function_that_is_an_argument_counts(one: Any, another: Any) -> None:
+    """As a keyword argument, in a partial, as the mapped function itself, in a set; the argument is named."""
+    for made in (
+        lambda op: identify(applied, {"op": op}),
+        lambda op: identify(functools.partial(applied, op=op)),
+        lambda op: identify(functools.partial(applied, None, op)),
+        identify,
+        lambda op: holding({op}),
+    ):
+        assert made(one).hash == made(one).hash != made(another).hash
+    assert "argument op" in identify(applied, {"op": one}).differences(identify(applied, {"op": another}))
+
+
+def test_functions_that_change_places_count() -> None:
+    """The same two, each for the other; and one that a partial names and a call replaces."""
+    assert identify(applied, {"op": up, "other": double}).hash != identify(applied, {"op": double, "other": up}).hash
+    part = functools.partial(applied, op=3)
+    assert identify(part, {"op": up}).hash != identify(part, {"op": double}).hash
+
+
+def test_a_library_method_is_known_by_its_object_too() -> None:
+    """Bound to another value it is another function."""
+    methods = [decimal.Context(prec=prec).create_decimal for prec in (3, 4)]
+    dates = [datetime.date(2000, 1, day).isoformat for day in (1, 2)]
+    assert len({identify(one).hash for one in (*methods, *dates)}) == 4
+
+
+def masked(mask: list[int], fill: int = 0) -> Any:
+    return np.ma.masked_array([1, 2, 3], mask, fill_value=fill)
+
+
+def with_attribute(value: Any, number: int) -> Any:
+    made = value.view(Scaled) if isinstance(value, np.ndarray) else value.as_subclass(Marked)
+    made.scale = number
+    return made
+
+
+def test_arrays_of_own_classes_are_more_than_their_numbers() -> None:
+    """Masks, the class, and attributes that an instance was given."""
+    hashes = [
+        holding(value).hash
+        for value in (
+            np.array([1, 2, 3]),
+            masked([0, 0, 1]),
+            masked([1, 0, 0]),
+            masked([1, 0, 0], 7),
+            np.array([1, 2, 3]).view(Scaled),
+            with_attribute(np.array([1, 2, 3]), 1),
+            with_attribute(np.array([1, 2, 3]), 2),
+            torch.tensor([1, 2, 3]),
+            with_attribute(torch.tensor([1, 2, 3]), 1),
+            with_attribute(torch.tensor([1, 2, 3]), 2),
+        )
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert holding(masked([1, 0, 0])).hash == holding(masked([1, 0, 0])).hash
+    assert holding(with_attribute(np.arange(3), 1)).hash == holding(with_attribute(np.arange(3), 1)).hash
+
+
+def test_options_of_a_sentence_piece_processor_count() -> None:
+    """The same model with begin marks, or giving pieces, encodes otherwise."""
+    pieces = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentences = ["hello world how are you today my friend"] * 50
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_writer=model, vocab_size=20, minloglevel=2
+    )
+
+    def made(**options: Any) -> str:
+        return holding(pieces.SentencePieceProcessor(model_proto=model.getvalue(), **options)).hash
+
+    assert made() == made()
+    assert len({made(), made(add_bos=True), made(out_type=str)}) == 3
+
+
+def test_pickling_an_instance_does_not_change_its_class() -> None:
+    """Python notes names in the class when it pickles the first instance."""
+
+    class Fresh:
+        def __init__(self) -> None:
+            self.x = 1
+
+    before = holding(Fresh).hash
+    Fresh().__reduce_ex__(4)
+    assert "__slotnames__" in vars(Fresh)
+    assert holding(Fresh).hash == before
+
+
+def test_what_cloudpickle_carries_by_value_is_the_same() -> None:
+    """Closures, partials, classes with slots and data classes, as those of a script are carried."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    source = """
+        import dataclasses, enum, functools
+        class Color(enum.Enum):
+            RED = 1
+        @dataclasses.dataclass
+        class Point:
+            x: int = 1
+        class Slotted:
+            __slots__ = ("x",)
+            def __init__(self, x): self.x = x
+            def __call__(self, batch): return Point(self.x), Color.RED
+        LIMIT = 3
+        def closure(n):
+            def inner(batch): return [n, LIMIT, Point(), Slotted(n)]
+            return inner
+        kinds = [Slotted(3), closure({1, "a"}), functools.partial(closure(2), Color.RED), Slotted(3).__call__, Point]
+    """
+    for kind in run(source, "kinds", __package__=None):
+        known = identify(kind)
+        assert known.differences(identify(cloudpickle.loads(cloudpickle.dumps(kind)))) == []
+
+
+# ---- functions and modules that torch compiled ----
+
+COMPILED = """
+    import torch
+    def f(x): return x * {factor}
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((2,), {weight}))
+        def forward(self, x): return f(x) * self.scale
+    compiled = torch.compile({what}, backend="{backend}")
+    def uses(batch): return compiled(batch)
+"""
+
+
+@pytest.mark.parametrize("what", ["f", "Model()", "Model().forward"])
+def test_what_torch_compile_made_is_known_by_what_it_was_given(what: str) -> None:
+    """Equal ones are equal, also after a call; other code, weights and compilers count, in it and where it is used."""
+
+    def made(**changes: Any) -> tuple[Any, FunctionIdentity]:
+        told = {"what": what, "factor": 2, "weight": 1.0, "backend": "eager"} | changes
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(textwrap.dedent(COMPILED).format(**told), scope)
+        return scope["compiled"], identify(scope["uses"])
+
+    compiled, used = made()
+    known = identify(compiled)
+    compiled(torch.ones(2))
+    assert identify(compiled) == known == identify(made()[0]) and made()[1] == used
+    changes: list[dict[str, Any]] = [{"factor": 3}, {"backend": "aot_eager"}, {"weight": 2.0}]
+    for change in changes[: 2 if what == "f" else 3]:
+        other, used_other = made(**change)
+        assert identify(other).hash != known.hash and used_other.hash != used.hash and not known.unhashable
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_what_torchscript_made_is_named_as_having_no_hash() -> None:
+    """A line for a module, not one for each of its parts."""
+    scripted, traced = torch.jit.script(torch.nn.Linear(2, 2)), torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+    for value in (scripted, traced, torch.jit.trace(lambda x: x + 1, torch.ones(2))):
+        assert len(holding(value).unhashable) == 1 and "torch.jit" in holding(value).unhashable[0]
+
+
+def test_a_wrapped_function_counts_through_its_wrapper() -> None:
+    """`functools.wraps`, and the decorators of torch."""
+    source = """
+        import functools, torch
+        def wrap(inner):
+            @functools.wraps(inner)
+            def outer(*values): return inner(*values)
+            return outer
+        @{decorator}
+        def f(x): return x + {number}
+    """
+    for decorator in ("wrap", "torch.no_grad()", "torch.inference_mode()", "torch.compiler.disable"):
+        hashes = [identity(source.format(decorator=decorator, number=number)).hash for number in (1, 1, 2)]
+        assert hashes[0] == hashes[1] != hashes[2], decorator

@@ -1,0 +1,1008 @@
+"""`milldam.map`: sources to tables, what is reused and what is made again, and what survives a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.jobs import leftovers
+
+from milldam.errors import ConfigError, InputError, ResourceError, StoreError
+from milldam.mapping import map as map_rows
+from milldam.mapping import run_map
+from milldam.mapping.settings import settings_of
+from milldam.stores.table import Table
+from milldam.stores.table.verify import verify
+
+FILES, ROWS = 8, 20
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Eight files of twenty records."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(FILES):
+        write_file(folder, number)
+    return folder
+
+
+def write_file(folder: Path, number: int, rows: int = ROWS, word: str = "word") -> Path:
+    # Compressed files are not cut: with a small shard_size each is a unit.
+    path = folder / f"{number:02d}.jsonl.gz"
+    lines = ({"id": number * 100 + row, "text": f"{word} " * (row + 1)} for row in range(rows))
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    return path
+
+
+class Log:
+    """A function that notes each call in a file, in whatever process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "calls"
+
+    def calls(self) -> list[int]:
+        """The first id of every batch since the last time, in order of ids."""
+        found = [int(line) for line in self.path.read_text().split()] if self.path.exists() else []
+        self.path.unlink(missing_ok=True)
+        return sorted(found)
+
+
+def lengths(batch: dict[str, Any], calls: str = "", add: int = 0) -> dict[str, Any]:
+    """What most tests map: the length of the text."""
+    if calls:
+        with Path(calls).open("a") as file:
+            file.write(f"{batch['id'][0]}\n")
+    return {"n": [len(text) + add for text in batch["text"]]}
+
+
+def expected(files: int = FILES) -> list[int]:
+    return [5 * (row + 1) for _ in range(files) for row in range(ROWS)]
+
+
+def shard_hashes(out: Path) -> list[str]:
+    return [shard.xxh3 for shard in Table(out).manifest.shards]
+
+
+def summary_of(source: Any, function: Any, out: Path, **options: Any) -> Any:
+    return run_map(settings_of({"source": source, "function": function, "out": out, **options}))
+
+
+# ---- what comes out ----
+
+
+def test_a_table_has_the_rows_in_input_order(corpus: Path, tmp_path: Path) -> None:
+    """Every column of the input and those of the function, whole according to `verify`."""
+    table = map_rows(corpus, lengths, tmp_path / "out")
+    assert table.columns == ["id", "text", "n"]
+    assert [row["n"] for row in table] == expected()
+    assert list(verify(tmp_path / "out")) == [] and leftovers(tmp_path / "out") == []
+
+
+def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -> None:
+    """One process, three, another budget: the same bytes under the same names."""
+    made = []
+    for name, options in (("a", {"workers": 1}), ("b", {"workers": 3}), ("c", {"workers": 2, "memory": "900MB"})):
+        map_rows(corpus, lengths, tmp_path / name, shards=6, batch_size=7, **options)
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")})
+    assert made[0] == made[1] == made[2] and len(made[0]) >= 6
+
+
+def test_batches_are_bounded_in_rows_and_bytes(corpus: Path, tmp_path: Path) -> None:
+    """No batch is longer than asked, nor larger unless it is one row."""
+
+    def sizes(batch: dict[str, Any]) -> dict[str, Any]:
+        count, size = len(batch["text"]), sum(len(text) + 16 for text in batch["text"])
+        return {"count": [count] * count, "size": [size] * count}
+
+    table = map_rows(corpus, sizes, tmp_path / "out", batch_size=6, batch_bytes=200)
+    assert all(row["count"] <= 6 and (row["size"] <= 200 or row["count"] == 1) for row in table)
+    assert {row["count"] for row in table} > {1, 2}
+
+
+@pytest.mark.parametrize("format", ["python", "numpy", "arrow"])
+def test_functions_may_drop_and_add_rows(corpus: Path, tmp_path: Path, format: str) -> None:
+    """In each form; with the input's columns removed a batch may become any number of rows."""
+
+    def long_ones(batch: Any) -> Any:
+        if isinstance(batch, pa.Table):
+            return batch.filter(pa.compute.greater(pa.compute.utf8_length(batch["text"]), 50)).select(["id"])
+        kept = [number for number, text in zip(batch["id"], batch["text"], strict=True) if len(text) > 50]
+        return {"id": kept}
+
+    table = map_rows(corpus, long_ones, tmp_path / "out", remove_columns="all", format=format)
+    assert table["id"].to_pylist() == [100 * file + row for file in range(FILES) for row in range(10, ROWS)]
+
+
+def test_row_functions_give_any_number_of_rows(corpus: Path, tmp_path: Path) -> None:
+    """batched=False: a dict, a list of dicts, None."""
+
+    def twice(row: dict[str, Any]) -> Any:
+        return [{"id": row["id"], "part": part} for part in range(2)] if row["id"] % 2 else []
+
+    table = map_rows(corpus, twice, tmp_path / "out", batched=False, columns=["id"])
+    assert len(table) == FILES * ROWS and table[1] == {"id": 1, "part": 1}
+
+
+def test_row_numbers_are_those_of_the_whole_input(corpus: Path, tmp_path: Path) -> None:
+    """`with_indices` counts through all units, whichever worker has them."""
+    table = map_rows(
+        corpus, lambda batch, rows: {"row": rows}, tmp_path / "out", with_indices=True, shards=5, workers=2
+    )
+    assert table["row"].to_pylist() == list(range(FILES * ROWS))
+
+
+def test_sources_of_all_kinds(tmp_path: Path) -> None:
+    """Text files, CSV, parquet, a data set of HF, a streamed one, a generator."""
+    datasets = pytest.importorskip("datasets")
+    values = [f"row {number}" for number in range(50)]
+    (tmp_path / "a.txt").write_text("\n".join(values) + "\n")
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(values) + "\n")
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    saved = datasets.Dataset.from_dict({"text": values})
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ({"text": value} for value in values)
+
+    sources: dict[str, Any] = {
+        "text": (tmp_path / "a.txt", {"documents": "line"}),
+        "csv": (tmp_path / "a.csv", {}),
+        "parquet": (tmp_path / "a.parquet", {}),
+        "data set": (saved, {}),
+        "turned": (saved.select(range(49, -1, -1)), {}),
+        "streamed": (saved.to_iterable_dataset(), {"source_key": "v1"}),
+        "generator": (rows, {}),
+    }
+    for name, (source, options) in sources.items():
+        table = map_rows(
+            source, lambda batch: {"n": [int(text[4:]) for text in batch["text"]]}, tmp_path / name, **options
+        )
+        wanted = list(range(50)) if name != "turned" else list(range(49, -1, -1))
+        assert table["n"].to_pylist() == wanted, name
+        again = summary_of(source, table_function(), tmp_path / f"{name} 2", **options)
+        assert summary_of(source, table_function(), tmp_path / f"{name} 2", **options).up_to_date, again
+
+
+def table_function() -> Callable[..., Any]:
+    return lambda batch: {"n": [len(text) for text in batch["text"]]}
+
+
+# ---- columns ----
+
+
+def test_a_column_that_is_null_at_first_gets_its_type_later(tmp_path: Path) -> None:
+    """The probe goes on until every column has a type."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"x": None if n < 30 else n}) + "\n" for n in range(40)))
+    table = map_rows(path, lambda batch: {"y": batch["x"]}, tmp_path / "out", batch_size=10)
+    assert table.schema.field("y").type == pa.int64()
+
+
+def test_another_type_later_is_refused_with_the_place(corpus: Path, tmp_path: Path) -> None:
+    """Column, expected, found, unit, file and rows; what was finished is kept, and `schema=` helps."""
+
+    def mixed(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [0.5 if number == 305 else number for number in batch["id"]]}
+
+    out = tmp_path / "out"
+    with pytest.raises(
+        InputError, match=r"(?s)mixed, rows 0 to 19 of .*03\.jsonl\.gz \(unit \d\): .*\"n\": int64.*found double"
+    ):
+        map_rows(corpus, mixed, out, shard_size=1)
+    with pytest.raises(StoreError, match="unfinished"):
+        Table(out)
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.float64())])
+    assert map_rows(corpus, mixed, out, shard_size=1, schema=schema)[65]["n"] == 0.5
+
+
+def test_integers_of_64_bits_without_a_sign_are_values(corpus: Path, tmp_path: Path) -> None:
+    """Hashes, say. What no integer type holds is told by its column and place."""
+    table = map_rows(corpus, lambda rows: {"hash": [2**63 + n for n in rows["id"]]}, tmp_path / "a")
+    assert (str(table.schema.field("hash").type), table[1]["hash"]) == ("uint64", 2**63 + 1)
+    schema = pa.schema([("hash", pa.uint64())])
+    small = map_rows(
+        corpus, lambda rows: {"hash": rows["id"]}, tmp_path / "b", schema=schema, remove_columns=["id", "text"]
+    )
+    assert small.schema.equals(schema)
+    with pytest.raises(InputError, match=r'(?s)00\.jsonl\.gz.*column "hash".*18446744073709551616'):
+        map_rows(corpus, lambda rows: {"hash": [2**64] * len(rows["id"])}, tmp_path / "c")
+
+
+def test_features_of_hf_are_a_schema(tmp_path: Path) -> None:
+    """Class names reach `to_hf`."""
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": 0}\n')
+    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
+    function = table_of({"label": [1, 0]})
+    table = map_rows(tmp_path / "a.jsonl", function, tmp_path / "out", remove_columns="all", features=features)
+    assert table.to_hf().features["label"].names == ["no", "yes"]
+
+
+def table_of(columns: dict[str, Any]) -> Callable[..., Any]:
+    return lambda batch: columns
+
+
+# ---- what is reused ----
+
+
+def test_a_second_run_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every unit is cached, and the function is not called."""
+    log = Log(tmp_path)
+    options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
+    first = summary_of(corpus, lengths, tmp_path / "out", **options)
+    assert (first.units, first.cached, first.up_to_date) == (4, 0, False)
+    log.calls()
+    with caplog.at_level(logging.INFO, "milldam"):
+        second = summary_of(corpus, lengths, tmp_path / "out", **options)
+    assert second.up_to_date and second.reuse == "cached: 4 of 4 units" and second.reuse in caplog.text
+    assert log.calls() == []
+
+
+def mapper(add: int) -> Callable[..., Any]:
+    """A function that holds a value."""
+    return lambda batch, calls: {"n": [value + add for value in lengths(batch, calls)["n"]]}
+
+
+def other(batch: dict[str, Any], calls: str) -> dict[str, Any]:
+    return {"n": [2 * value for value in lengths(batch, calls)["n"]]}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "named"),
+    [
+        (mapper(1), {}, "captured value add"),
+        (other, {}, "function other"),
+        (mapper(0), {"batch_size": 11}, "batch_size: 11 (was 1000)"),
+        (mapper(0), {"fn_kwargs": {"calls": "{log}", "unused": 1}}, "argument unused"),
+        (mapper(0), {"columns": ["id", "text"]}, "columns"),
+    ],
+)
+def test_a_change_of_function_or_setting_makes_all_units_again(
+    corpus: Path, tmp_path: Path, function: Any, options: dict[str, Any], named: str
+) -> None:
+    """The body, a captured value, an argument, a parameter: all stale, and the change is named."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    log_path = {"calls": str(log.path)}
+    summary_of(corpus, mapper(0), out, shards=4, fn_kwargs=log_path)
+    log.calls()
+    if "fn_kwargs" in options:
+        options, function = {"fn_kwargs": log_path | {"unused": 1}}, with_unused
+        summary_of(corpus, with_unused, out, shards=4, fn_kwargs=log_path)
+        log.calls()
+    made = summary_of(corpus, function, out, **{"shards": 4, "fn_kwargs": log_path} | options)
+    assert made.cached == 0 and len(log.calls()) >= 4
+    assert any(named in line for line in made.changed), made.changed
+    assert list(verify(out)) == [] and len(list(out.glob("rows-*"))) == 4
+
+
+def with_unused(batch: dict[str, Any], calls: str, unused: int = 0) -> dict[str, Any]:
+    return lengths(batch, calls)
+
+
+def test_one_edited_file_makes_its_unit_again_alone(corpus: Path, tmp_path: Path) -> None:
+    """The function runs on that file's rows; the table is as one made from nothing."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    log.calls()
+    write_file(corpus, 5, word="longer")
+    made = summary_of(corpus, lengths, out, **options)
+    assert (made.cached, made.units) == (FILES - 1, FILES) and log.calls() == [500]
+    assert made.changed and "05.jsonl" in made.changed[0]
+    map_rows(corpus, lengths, tmp_path / "fresh", **options)
+    assert shard_hashes(out) == shard_hashes(tmp_path / "fresh")
+
+
+def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path: Path) -> None:
+    """What is new is made; what is gone is no longer in the table, nor in the folder."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    log.calls()
+    write_file(corpus, 50)
+    assert summary_of(corpus, lengths, out, **options).cached == FILES
+    assert log.calls() == [5000]
+    (corpus / "03.jsonl.gz").unlink()
+    assert summary_of(corpus, lengths, out, **options).cached == FILES and log.calls() == []
+    assert len(Table(out)) == FILES * ROWS and len(list(out.glob("rows-*"))) == FILES
+
+
+def test_another_spelling_of_a_path_is_no_other_input(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative or absolute: rows of JSON do not tell where they are from."""
+    monkeypatch.chdir(tmp_path)
+    map_rows("in", lengths, "out")
+    table = map_rows(corpus, lengths, tmp_path / "out")
+    assert table.report is not None and table.report.up_to_date
+
+
+def test_a_missing_shard_is_made_again_alone(corpus: Path, tmp_path: Path) -> None:
+    """A table whose file was removed is not up to date."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shards=4)
+    before = shard_hashes(out)
+    (out / Table(out).manifest.shards[2].name).unlink()
+    assert summary_of(corpus, lengths, out, shards=4).cached == 3
+    assert shard_hashes(out) == before
+
+
+def test_overwrite_does_everything_again(corpus: Path, tmp_path: Path) -> None:
+    """Also under HF's name for it."""
+    log, out = Log(tmp_path), tmp_path / "out"
+    options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
+    summary_of(corpus, lengths, out, **options)
+    for again in ({"overwrite": True}, {"load_from_cache_file": False}):
+        log.calls()
+        assert summary_of(corpus, lengths, out, **options, **again).cached == 0 and len(log.calls()) >= 4
+
+
+def test_what_cant_be_hashed_is_said_and_not_reused(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock in a closure: a warning with its name and `key=`; with a key it is reused."""
+    import threading
+
+    lock = threading.Lock()
+
+    def guarded(batch: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return lengths(batch)
+
+    for _ in range(2):
+        caplog.clear()
+        assert summary_of(corpus, guarded, tmp_path / "out", shards=2).cached == 0
+        assert "lock" in caplog.text and 'key="' in caplog.text
+    caplog.clear()
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v1").cached == 0
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v1").up_to_date
+    assert summary_of(corpus, guarded, tmp_path / "out", shards=2, key="v2").cached == 0
+    assert "key=" not in caplog.text
+
+
+def test_a_source_that_cant_be_identified_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A streamed data set without a key: the run works, nothing is reused."""
+    datasets = pytest.importorskip("datasets")
+    streamed = datasets.Dataset.from_dict({"text": ["a", "bb"]}).to_iterable_dataset()
+    for _ in range(2):
+        made = summary_of(streamed, table_function(), tmp_path / "out")
+        assert not made.up_to_date and made.cached == 0
+    assert 'source_key="' in caplog.text
+
+
+# ---- functions that keep something from call to call ----
+
+
+def counting(kind: str) -> Callable[..., Any]:
+    """A function that numbers rows in the order in which it is called."""
+    if kind == "generator":
+        numbers = (number for number in range(10**6))  # can't be sent to other processes
+        return lambda rows: {"n": [next(numbers) for _ in rows["x"]]}
+    if kind == "closure":
+        last = -1
+
+        def closure(rows: dict[str, Any]) -> dict[str, Any]:
+            nonlocal last
+            first, last = last + 1, last + len(rows["x"])
+            return {"n": list(range(first, last + 1))}
+
+        return closure
+    return Counter() if kind == "object" else Counter().count
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        self.seen += len(rows["x"])
+        return {"n": list(range(self.seen - len(rows["x"]), self.seen))}
+
+    def count(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return self(rows)
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize("known", [0, 25, 45, 200])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "generator"])
+def test_a_function_that_counts_is_called_once_a_batch(kind: str, known: int, tmp_path: Path) -> None:
+    """Also where it takes several batches, or units, to see the type of a column (its first `known` rows are null)."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
+    table = map_rows(path, counting(kind), tmp_path / "out", batch_size=10, shards=7)
+    assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
+
+
+def test_a_global_that_a_function_fills_is_filled_once(corpus: Path, tmp_path: Path) -> None:
+    """Also where rows are set aside in the first batch."""
+
+    def noting(row: dict[str, Any]) -> dict[str, Any]:
+        SEEN.append(row["id"])
+        return {"n": 1 // (row["id"] - 3)}
+
+    SEEN.clear()
+    options: dict[str, Any] = {"batched": False, "on_error": "reject", "batch_size": 5, "shard_size": 1}
+    table = map_rows(corpus, noting, tmp_path / "out", **options)
+    assert table.report is not None and table.report.rejected == {"function_failed": 1}
+    # The batch that fails stops at the row that does; then each of its rows is tried by itself.
+    assert SEEN[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 4] and SEEN[9:] == table["id"].to_pylist()[4:]
+
+
+def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
+    """The program's own object stays as it is; each unit here is the first of a worker, or goes on from another."""
+    counter = Counter()
+    rows = map_rows(corpus, lambda rows: counter({"x": rows["id"]}), tmp_path / "out", workers=2, shards=2)
+    assert counter.seen == 0 and rows[0]["n"] == 0
+
+
+# ---- errors ----
+
+
+def test_an_exception_stops_with_the_users_lines_and_the_place(corpus: Path, tmp_path: Path) -> None:
+    """From a worker process too; units that were done are reused by the mended function's siblings."""
+
+    def broken(batch: dict[str, Any]) -> Any:
+        if 505 in batch["id"]:
+            raise ValueError("five hundred and five")
+        return lengths(batch)
+
+    for workers in (1, 2):
+        with pytest.raises(InputError) as caught:
+            map_rows(corpus, broken, tmp_path / "out", shard_size=1, workers=workers)
+        told = str(caught.value)
+        assert "broken failed on rows 0 to 19" in told and "05.jsonl" in told
+        assert 'raise ValueError("five hundred and five")' in told and "on_error" in told
+
+
+def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -> None:
+    """Those on which the function fails, and records that can't be read; also of units that are cached."""
+    with gzip.open(corpus / "02.jsonl.gz", "ab") as file:
+        file.write(b"{broken\n")
+
+    def picky(batch: dict[str, Any]) -> Any:
+        return {"n": [10 // (number - 305) for number in batch["id"]]}
+
+    out = tmp_path / "out"
+    made = summary_of(corpus, picky, out, shard_size=1, on_error="reject")
+    assert made.rejected == {"bad_json": 1, "function_failed": 1} and made.rows == FILES * ROWS - 1
+    write_file(corpus, 7, word="other")
+    again = summary_of(corpus, picky, out, shard_size=1, on_error="reject")
+    assert again.cached == FILES - 1 and again.rejected == made.rejected
+    rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    assert [one["reason"] for one in rejects] == ["bad_json", "function_failed"]
+    assert rejects[0]["line"] == ROWS + 1 and json.loads(rejects[1]["record"])["id"] == 305
+    assert "ZeroDivisionError" in rejects[1]["detail"]
+
+
+def test_a_function_that_exits_failed(corpus: Path, tmp_path: Path) -> None:
+    """sys.exit in a function does not end the program."""
+    with pytest.raises(InputError, match=r"(?s)exits failed on .*SystemExit: 3"):
+        map_rows(corpus, exits, tmp_path / "out")
+
+
+def exits(batch: dict[str, Any]) -> None:
+    sys.exit(3)
+
+
+def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Path) -> None:
+    """With what was rejected."""
+    (tmp_path / "a.jsonl").write_text("{\n[1]\n")
+    with pytest.raises(InputError, match=r"No rows in the input \(rejected: bad_json 1, no_object 1\)"):
+        map_rows(tmp_path / "a.jsonl", lengths, tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["jsonl", "parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_that_leaves_no_rows_makes_an_empty_table(source: str, workers: int, tmp_path: Path) -> None:
+    """Its columns are the input's, with their types, and those that the function returns."""
+    pq.write_table(pa.table({"id": pa.array(range(9), pa.int16()), "text": ["a"] * 9}), tmp_path / "in.parquet")
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "a"}\n' * 9)
+    path, number = tmp_path / f"in.{source}", pa.int16() if source == "parquet" else pa.int64()
+
+    def none(row: dict[str, Any]) -> list[Any]:
+        return []
+
+    for out in ("a", "a"):
+        table = map_rows(path, none, tmp_path / out, batched=False, workers=workers)
+        assert (len(table), table.columns, table.schema.field("id").type) == (0, ["id", "text"], number)
+        assert table.report is not None and table.report.read == 9 and list(verify(tmp_path / out)) == []
+    assert table.report.up_to_date and table["text"].to_pylist() == [] == list(table) and len(table.to_hf()) == 0
+    table = map_rows(path, lambda rows: {"id": [], "n": []}, tmp_path / "b", remove_columns="all")
+    assert table.schema.equals(pa.schema([("id", number), ("n", pa.null())]))
+    schema = pa.schema([("n", pa.int8())])
+    given = map_rows(path, lambda rows: {"n": []}, tmp_path / "c", remove_columns="all", schema=schema)
+    assert given.schema.equals(schema) and len(given) == 0
+
+
+def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus: Path, tmp_path: Path) -> None:
+    """An empty table, data set or parquet file; empty JSON lines name no columns, and are refused."""
+    datasets = pytest.importorskip("datasets")
+    empty = map_rows(corpus, lambda row: [], tmp_path / "empty", batched=False)
+    pq.write_table(empty.to_arrow(), tmp_path / "empty.parquet")
+    sources = [empty, tmp_path / "empty", tmp_path / "empty.parquet", empty.to_arrow(), empty.to_hf()]
+    for number, source in enumerate(sources):
+        assert not isinstance(source, datasets.IterableDataset)
+        table = map_rows(source, lengths, tmp_path / str(number), remove_columns=["text"])
+        assert (len(table), table.schema.names, table.schema.field("id").type) == (0, ["id"], pa.int64())
+    (tmp_path / "empty.jsonl").write_text("")
+    for source in (tmp_path / "empty.jsonl", []):
+        with pytest.raises(InputError, match="No rows in the input"):
+            map_rows(source, lengths, tmp_path / "out")
+
+
+def test_rows_that_all_failed_are_no_empty_table(corpus: Path, tmp_path: Path) -> None:
+    """That is a function to mend, not a result."""
+    with pytest.raises(InputError, match=r"No rows came out of .*function_failed 160"):
+        map_rows(corpus, lambda rows: rows["none"], tmp_path / "out", on_error="reject")
+
+
+def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:
+    """And with the batch sizes that could be smaller."""
+    settings = settings_of({"source": corpus, "function": lengths, "out": tmp_path / "out", "memory": "20MB"})
+    with pytest.raises(ResourceError, match=r"at least memory=\"\d+MB\", or a smaller batch_bytes"):
+        run_map(settings)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"bacthed": True}, 'no setting "bacthed". Did you mean "batched"'),
+        ({"format": "nunpy"}, 'Did you mean "numpy"'),
+        ({"batch_size": -1}, "batch_size: -1"),
+        ({"batch_size": 0}, "never the whole input"),
+        ({"remove_columns": "text"}, None),
+        ({"num_proc": 2, "workers": 2}, "another word for workers"),
+        ({"with_rank": True}, "which worker"),
+        ({"keep_in_memory": True}, "mapped from disk"),
+        ({"writer_batch_size": 10}, "4 MB"),
+        ({"cache_file_name": "x"}, "out="),
+        ({"on_error": "ignore"}, "raise, reject"),
+        ({"fn_kwargs": [1]}, "fn_kwargs"),
+        ({"batch_bytes": "2GB"}, "1GiB"),
+    ],
+)
+def test_settings_are_checked(option: dict[str, Any], told: str | None) -> None:
+    """Wrong names and values, and options of HF's `map` that mean nothing here."""
+    given = {"source": "x", "function": lengths, "out": "o", **option}
+    if told is None:
+        assert settings_of(given).remove_columns == ("text",)
+        return
+    with pytest.raises(ConfigError) as caught:
+        settings_of(given)
+    assert told in str(caught.value)
+
+
+def test_names_of_hf_mean_the_same() -> None:
+    """num_proc, features, new_fingerprint, input_columns; and what is left out there may be None."""
+    given = {"num_proc": 3, "new_fingerprint": "v", "input_columns": "text", "remove_columns": ["a"], "desc": None}
+    settings = settings_of({"source": "x", "function": lengths, "out": "o", "keep_in_memory": False, **given})
+    assert (settings.workers, settings.key, settings.input_columns) == (3, "v", ("text",))
+
+
+# ---- processes and kills ----
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import milldam.mapping, milldam.stores.table.manifest, milldam.mapping.map_run
+folder, out, death, workers = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+DIE = signal.SIGKILL
+
+def kill_all(*_):
+    os.killpg(0, DIE)
+
+class Doubler:  # a class of __main__, which worker processes know nothing of
+    def __call__(self, value):
+        return 2 * value
+
+double = Doubler()
+
+def work(batch):
+    if not (folder / "alive").exists() and death == "unit" and 505 in batch["id"]:
+        kill_all()
+    return {"n": [double(len(text)) for text in batch["text"]]}
+
+if death == "record":
+    add = milldam.mapping.map_run.MapRun.add
+    count = iter(range(100))
+    milldam.mapping.map_run.MapRun.add = lambda self, made: kill_all() if next(count) == 3 else add(self, made)
+if death in ("manifest", "cleaning"):
+    write = milldam.stores.table.manifest.TableManifest.write
+    def dying(self, folder):
+        if death == "cleaning":
+            write(self, folder)
+        kill_all()
+    milldam.stores.table.manifest.TableManifest.write = dying
+table = milldam.mapping.map(str(folder), work, out, shard_size=1, batch_size=9, workers=workers, key="v1")
+print(len(table), table.fingerprint)
+"""
+
+
+def run_script(script: Path, *arguments: object, code: int) -> str:
+    done = subprocess.run(
+        [sys.executable, str(script), *(str(one) for one in arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("death", "workers"), [("unit", 2), ("record", 1), ("manifest", 1), ("cleaning", 1)])
+def test_killed_anywhere_the_rerun_makes_the_same_bytes(corpus: Path, tmp_path: Path, death: str, workers: int) -> None:
+    """SIGKILL for the whole group: in a unit, between a shard and its record, at the manifest, before clearing up."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    run_script(script, corpus, out, death, workers, code=-signal.SIGKILL)
+    assert (out / "milldam-table.json").exists() == (death == "cleaning")
+    run_script(script, corpus, out, "none", 1, code=0)
+    function = lambda batch: {"n": [2 * len(text) for text in batch["text"]]}  # noqa: E731
+    map_rows(corpus, function, undisturbed, shard_size=1, batch_size=9)
+    assert shard_hashes(out) == shard_hashes(undisturbed) and leftovers(out) == []
+    assert len(list(out.iterdir())) == len(list(undisturbed.iterdir()))
+
+
+def test_killed_while_a_changed_table_is_made_nothing_stale_can_be_opened(corpus: Path, tmp_path: Path) -> None:
+    """The old manifest is gone once the new function has worked on a batch; what did not change is still reused."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shard_size=1)
+    write_file(corpus, 5, word="longer")
+
+    def stop(batch: Any) -> Any:
+        if batch["id"][0] >= 100:
+            raise ValueError
+        return lengths(batch)
+
+    with pytest.raises(InputError):
+        map_rows(corpus, stop, out, shard_size=1)
+    with pytest.raises(StoreError, match="unfinished"):
+        Table(out)
+    made = summary_of(corpus, lengths, out, shard_size=1)
+    assert made.cached == FILES - 1
+
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
+
+
+def test_functions_of_all_kinds_reach_worker_processes(corpus: Path, tmp_path: Path) -> None:
+    """A lambda, a closure, a bound method, a partial."""
+    import functools
+
+    class Adder:
+        def __init__(self, add: int) -> None:
+            self.add = add
+
+        def work(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return lengths(batch, add=self.add)
+
+    kinds = [lambda batch: lengths(batch, add=1), Adder(1).work, functools.partial(lengths, add=1)]
+
+    def all_kinds(batch: dict[str, Any]) -> dict[str, Any]:
+        results = [function(batch)["n"] for function in kinds]
+        assert results[0] == results[1] == results[2]
+        return {"n": results[0]}
+
+    table = map_rows(corpus, all_kinds, tmp_path / "out", shards=3, workers=2, schema=SCHEMA)
+    assert [row["n"] for row in table] == [one + 1 for one in expected()]
+
+
+def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> None:
+    """An open socket in a closure: with workers asked for an error, else one worker in this process."""
+    import socket
+
+    with socket.socket() as held:
+
+        def work(batch: dict[str, Any]) -> dict[str, Any]:
+            assert held.fileno() >= 0
+            return lengths(batch)
+
+        with pytest.raises(ConfigError, match="can't be sent to worker processes"):
+            map_rows(corpus, work, tmp_path / "out", workers=2, shards=3, key="v1")
+        assert len(map_rows(corpus, work, tmp_path / "out", shards=3, key="v1")) == FILES * ROWS
+
+
+def test_the_function_runs_in_the_program_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    """What it loads and keeps must not stay in the program. A first row that is large leaves the others their workers;
+    a single worker is a process of its own, too."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(4):
+        lines = [{"text": "x" * 6_000_000}] * (number == 0) + [{"text": "y" * 1000}] * 50
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def where(batch: dict[str, Any]) -> dict[str, Any]:
+        several = [text * 25 for text in batch["text"]]  # 150 MB for the large one
+        return {"process": [os.getpid()] * len(several)}
+
+    options: dict[str, Any] = {"batch_bytes": "1MB", "memory": "450MB", "remove_columns": "all"}
+    for shards in (1, 2):
+        table = map_rows(folder, where, tmp_path / str(shards), workers=2, shards=shards, **options)
+        assert table.report is not None and table.report.workers == shards
+        assert os.getpid() not in table["process"].to_pylist()
+    here = map_rows(folder, where, tmp_path / "here", workers=1, **options)
+    assert set(here["process"].to_pylist()) == {os.getpid()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "copies", "words"),
+    [("words without end " * 650, 850, "[text.split() for text in batch['text']]"), ("x" * 40_000_000, 1, "['']")],
+    ids=["ordinary rows to lists of Python objects", "rows of 40 MB each, for four workers"],
+)
+def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_path: Path) -> None:
+    """Hundreds of megabytes, with 600 MB for the whole tree."""
+    (tmp_path / "in").mkdir()
+    for number in range(16):
+        (tmp_path / "in" / f"{number:02d}.jsonl").write_text(f"{json.dumps({'text': f'{number} {row}'})}\n" * copies)
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from milldam.mapping import run_map
+        from milldam.mapping.settings import settings_of
+
+        def work(batch):
+            return {{"words": {words}}}
+
+        settings = settings_of({{"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": "600MB",
+                                "batch_bytes": "2MB", "shard_size": "16MB", "remove_columns": "all", "workers": 4}})
+        print(run_map(settings).memory["peak"])
+        """)
+    )
+    assert int(run_script(script, tmp_path / "in", tmp_path / "out", code=0)) < 600 * 10**6
+
+
+LARGE = """
+import sys
+from milldam.errors import ResourceError
+from milldam.mapping import run_map
+from milldam.mapping.settings import settings_of
+from milldam.mapping.turns import PeakMeter
+
+def work(batch):
+    return {"n": [len(text) for text in batch["text"]]}
+
+given = {"source": sys.argv[1], "function": work, "out": sys.argv[2], "memory": sys.argv[3]}
+with PeakMeter() as meter:
+    try:
+        print("rows", run_map(settings_of(given)).rows)
+    except ResourceError as error:
+        print("refused", error)
+print("peak", meter.peak)
+"""
+LARGE_TEXT = "words as they come, " * 3_000_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "numbers", "wide", "txt", "parquet", "arrow"])
+def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str, tmp_path: Path) -> None:
+    """File, row, its size and the memory that would do, which then does."""
+    text = LARGE_TEXT + ("\N{CJK UNIFIED IDEOGRAPH-4E00}" if kind == "wide" else "")
+    row = {"text": "a", "x": [n / 7 for n in range(1_500_000)]} if kind == "numbers" else {"text": text, "x": [0.5]}
+    path = tmp_path / f"in.{kind if kind in ('txt', 'parquet', 'arrow') else 'jsonl'}"
+    columns = {"text": ["short", row["text"], "last"]}
+    if kind == "txt":
+        path.write_text(text)
+    elif kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif kind == "arrow":
+        with pa.ipc.new_stream(str(path), pa.schema([("text", pa.string())])) as stream:
+            stream.write_table(pa.table({"text": ["short", text * 2, "last"]}))
+    else:
+        path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in ({"text": "a", "x": [0.5]}, row)))
+    (tmp_path / "script.py").write_text(LARGE)
+    refused, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", "150MB", code=0).splitlines()
+    assert int(peak.split()[1]) < 150 * 10**6
+    where = "rows 0 to 2" if kind == "parquet" else f"row {int(kind != 'txt')}"
+    assert refused.startswith(f"refused {where} of {path}")
+    least = re.findall(r'at least memory="(\d+)MB"', refused)[0]
+    done, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", f"{least}MB", code=0).splitlines()
+    assert done.startswith("rows") and int(peak.split()[1]) < int(least) * 10**6
+
+
+# ---- workers run the code that the keys were made of ----
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's that a mapped function calls."""
+    path = tmp_path / "users_cleaning.py"
+    path.write_text('def clean(text): return "old"\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("users_cleaning", None)
+
+
+def test_workers_refuse_a_module_that_was_edited_and_not_reloaded(
+    corpus: Path, tmp_path: Path, own_module: Path
+) -> None:
+    """They import it anew: under the key of the old code they would make rows of the new one."""
+    import users_cleaning  # type: ignore[import-not-found]
+
+    def cleaned(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"v": [users_cleaning.clean(text) for text in batch["text"]]}
+
+    own_module.write_text('def clean(text): return "new"\n')
+    options: dict[str, Any] = {"shards": 4, "remove_columns": "all"}
+    with pytest.raises(ConfigError, match="function clean"):
+        map_rows(corpus, cleaned, tmp_path / "out", workers=2, **options)
+    table = map_rows(corpus, cleaned, tmp_path / "out", workers=1, **options)
+    assert set(table["v"].to_pylist()) == {"old"}
+
+
+def test_workers_refuse_a_script_that_is_edited_during_the_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They load it by its name; nothing of the new code is recorded under the old key."""
+    from milldam.mapping import job
+
+    script = tmp_path / "users_script.py"
+    script.write_text('def f(batch): return {"v": ["old"] * len(batch["text"])}\n')
+    make = job._Job._make
+
+    def edited(self: Any, *given: Any) -> Any:
+        script.write_text(script.read_text().replace("old", "new"))
+        return make(self, *given)
+
+    options: dict[str, Any] = {"shards": 4, "remove_columns": "all", "workers": 2}
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="not the same in a worker"):
+        patched.setattr(job._Job, "_make", edited)
+        map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
+    script.write_text(script.read_text().replace("new", "old"))
+    table = map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
+    assert table.report is not None and table.report.cached == 0
+    assert set(table["v"].to_pylist()) == {"old"}
+
+
+def test_a_cache_that_the_probe_filled_is_no_edit(corpus: Path, tmp_path: Path) -> None:
+    """The first batch runs in this process; what it left in a captured dict travels to the workers."""
+    seen: dict[str, int] = {}
+
+    def remember(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [seen.setdefault(text, len(text)) for text in batch["text"]]}
+
+    table = map_rows(corpus, remember, tmp_path / "out", shards=2, workers=2)
+    assert [row["n"] for row in table] == expected()
+
+
+# ---- what must not be lost ----
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("how", ["table", "data set", "file of it", "link to it"])
+def test_a_table_is_not_mapped_over_itself(how: str, overwrite: bool, corpus: Path, tmp_path: Path) -> None:
+    """Its shards would be removed while they are read, or at the end."""
+    out = tmp_path / "out"
+    table = map_rows(corpus, lengths, out)
+    before = leftovers(out)
+    shard = next(out.glob("rows-*.arrow"))
+    link = tmp_path / "link.arrow"
+    link.symlink_to(shard)
+    source = {"table": table, "data set": None, "file of it": f"file://{shard}", "link to it": link}[how]
+    with pytest.raises(ConfigError, match="Choose another folder"):
+        map_rows(table.to_hf() if how == "data set" else source, lengths, out, overwrite=overwrite)
+    assert leftovers(out) == before
+    assert [row["n"] for row in Table(out)] == expected()
+
+
+@pytest.mark.parametrize("how", ["changed", "unhashable", "overwrite"])
+def test_a_function_that_fails_at_once_costs_no_table(how: str, corpus: Path, tmp_path: Path) -> None:
+    """The old table goes when the new function has worked on a batch, not before."""
+    import sqlite3
+
+    out, database = tmp_path / "out", sqlite3.connect(":memory:")
+    map_rows(corpus, lengths, out)
+    held = database if how == "unhashable" else None
+
+    def fails(batch: Any) -> Any:
+        raise ValueError(held)
+
+    with pytest.raises(InputError, match="fails failed"):
+        map_rows(corpus, fails, out, overwrite=how == "overwrite")
+    database.close()
+    assert [row["n"] for row in Table(out)] == expected()
+    again = map_rows(corpus, lengths, out)
+    assert again.report is not None and again.report.up_to_date
+
+
+def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its units are known by their bytes: put back, they must hold the rows of those bytes."""
+    from milldam.mapping import job
+
+    path, make = tmp_path / "a.jsonl", job._Job._make
+
+    def write(word: str) -> None:
+        path.write_text("".join(f'{{"t": "{word}{row:04d}"}}\n' for row in range(2000)))
+
+    def rewritten(self: Any, *given: Any) -> Any:
+        write("new")
+        return make(self, *given)
+
+    def words(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"w": [text[:3] for text in batch["t"]]}
+
+    write("old")
+    options: dict[str, Any] = {"shard_size": "10KB", "remove_columns": "all", "workers": 1}
+    with monkeypatch.context() as patched, pytest.raises(InputError, match=r"a\.jsonl: changed while it was mapped"):
+        patched.setattr(job._Job, "_make", rewritten)
+        map_rows(path, words, tmp_path / "out", **options)
+    write("old")
+    assert set(map_rows(path, words, tmp_path / "out", **options)["w"].to_pylist()) == {"old"}
+
+
+def test_units_that_cant_be_checked_are_dropped_when_the_input_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came from an address is not looked at again until the end; then all of this run is made again."""
+    import fsspec
+
+    from milldam.mapping import job
+
+    def write(text: str) -> None:
+        with fsspec.open("memory://changing/a.txt", "w") as file:
+            file.write(text)
+
+    write("old")
+    finish = job._Job._finish
+
+    def rewritten(self: Any, *given: Any) -> Any:
+        write("another")
+        return finish(self, *given)
+
+    def size(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"n": [len(text) for text in batch["text"]]}
+
+    with monkeypatch.context() as patched, pytest.raises(InputError, match="changed while it was mapped"):
+        patched.setattr(job._Job, "_finish", rewritten)
+        map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)
+    assert (tmp_path / "out/run/mapped.jsonl").read_text() == ""
+    assert map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)["n"].to_pylist() == [7]
+
+
+# ---- what is told, and what is left ----
+
+
+def test_a_table_tells_what_the_run_did(corpus: Path, tmp_path: Path) -> None:
+    """Reused units and what changed, without a log; a table that is opened by its path has no run to tell of."""
+    out = tmp_path / "out"
+    map_rows(corpus, lengths, out, shard_size=1)
+    write_file(corpus, 5, word="longer")
+    report = map_rows(corpus, lengths, out, shard_size=1).report
+    assert report is not None
+    assert report.reuse == f"cached: {FILES - 1} of {FILES} units"
+    assert "05.jsonl.gz" in str(report) and report.reuse in str(report)
+    assert report.memory["budget"] > 0
+    assert Table(out).report is None
+
+
+def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:
+    """They may hold a signature; nor row numbers of data sets that are no longer its source."""
+    from datasets import Dataset
+
+    out = tmp_path / "out"
+    data = Dataset.from_dict({"id": list(range(9)), "text": ["word "] * 9})
+    for seed in range(3):
+        map_rows(data.shuffle(seed=seed), lengths, out)
+        assert not (out / "run" / "units.jsonl").exists()
+    assert len(list((out / "run" / "rows").iterdir())) == 1
+    map_rows(corpus, lengths, out)
+    assert not (out / "run" / "rows").exists()

@@ -1,0 +1,260 @@
+"""What became of the records: read = kept + dropped + rejected, the same figures wherever they are shown, by source."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
+
+import milldam
+from milldam.config.settings import DataSet
+from milldam.errors import ResourceError
+from milldam.run.folder import Run
+from milldam.stores.tokens.tally import Tally, total
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data sets that share documents, with blank, short and unreadable records among them."""
+    folder = tmp_path_factory.mktemp("counts")
+    texts = fresh_texts(900, seed=1)
+    first = write_lines(folder / "first.jsonl", [*texts[:500], "", "tiny", *texts[:60]])
+    with first.open("a") as file:
+        file.write('{"text": broken\n' * 3 + '{"title": "no text"}\n')
+    second = write_gz(folder / "second.jsonl.gz", [*texts[400:700], "tiny", giant_text(2_000_000)])
+    (folder / "third").mkdir()
+    write_lines(folder / "third" / "a.jsonl", texts[650:900])
+    write_lines(folder / "third" / "b.jsonl", ["  ", *fresh_texts(200, seed=2)])
+    validation = write_lines(folder / "validation.jsonl", [*texts[100:140], "val only", ""])
+    return {"first": first, "second": second, "third": folder / "third", "validation": validation}
+
+
+def jobs(sets: dict[str, Path]) -> dict[str, tuple[list[Any], dict[str, Any]]]:
+    """Data sets and settings, by name."""
+    first, second, third = sets["first"], sets["second"], sets["third"]
+    weighted = [{"path": first, "weight": 2.5}, {"path": second, "weight": 0.5}, third]
+    limited = [{"path": first, "max_documents": 300}, {"path": second, "max_tokens": 5000}, third]
+    return {
+        "plain": ([first], {"dedup": "off", "clean": "off"}),
+        "dedup": ([first, second, third], {"filters": {"min_characters": 10, "max_tokens": 60_000}}),
+        "weights": (weighted, {"splits": {"val": 0.1}, "filters": {"min_tokens": 5}}),
+        "limits": (limited, {"splits": {"val_tokens": 900}, "dedup": "near", "write_dropped": True}),
+        "validation": ([second, first], {"validation": sets["validation"], "packing": "wrapped", "sequence_len": 64}),
+        "limit": ([first, second], {"limit": 420, "filters": {"min_characters": 10}}),
+    }
+
+
+NAMES = ("plain", "dedup", "weights", "limits", "validation", "limit")
+
+
+def write_job(sets: dict[str, Path], name: str, folder: Path, **more: Any) -> Path:
+    datasets, settings = jobs(sets)[name]
+    config = config_of(folder / "out", datasets, shard_size="100KB", **settings, **more)
+    return write_config(folder / "config.yaml", config)
+
+
+Figures = tuple[int, int, int, int]
+"""Read, kept, dropped, rejected."""
+
+
+def figures_shown(out: Path, summary: dict[str, Any], printed: str) -> dict[str, Figures]:
+    """The four figures, by the place that shows them."""
+    manifest = json.loads((out / "milldam.json").read_bytes())
+    tally = total(Tally(**one) for one in manifest["sources"])
+    stats = json.loads(invoke("stats", out, "--json").stdout)
+    page = re.sub(r"<[^>]+>", " ", html.unescape((out / "run" / "report.html").read_text(encoding="utf-8")))
+    text = re.search(r"([\d,]+) of ([\d,]+) records are in the store; ([\d,]+) were dropped, ([\d,]+) rejected", page)
+    tile = re.search(r"Documents\s+([\d,]+)\s+of ([\d,]+) read\s+([\d,]+|none) dropped(?:, ([\d,]+) rejected)?", page)
+    line = re.search(r"^Read ([\d,]+) records: ([\d,]+) kept, ([\d,]+) dropped, ([\d,]+) rejected$", printed, re.M)
+    assert text is not None and tile is not None and line is not None
+    kept, read, dropped, rejected = map(_number, text.groups())
+    tile_kept, tile_read, tile_dropped, tile_rejected = map(_number, tile.groups())
+    told = json.loads((out / "run" / "summary.json").read_bytes())
+    return {
+        "manifest": (tally.read, tally.documents, tally.dropped_count, tally.rejected_count),
+        "stats": _of(stats),
+        "summary": _of(summary),
+        "summary.json": _of(told),
+        "flow": (told["flow"][0]["documents_in"], told["flow"][-1]["documents_out"], *_lost(told["flow"])),
+        "report, text": (read, kept, dropped, rejected),
+        "report, tile": (tile_read, tile_kept, tile_dropped, tile_rejected),
+        "terminal": tuple(map(_number, line.groups())),  # type: ignore[dict-item]
+    }
+
+
+def _number(shown: str | None) -> int:
+    return 0 if shown in (None, "none") else int(str(shown).replace(",", ""))
+
+
+def _of(told: dict[str, Any]) -> Figures:
+    return told["read"], told["documents"], sum(told["dropped"].values()), sum(told["rejected"].values())
+
+
+def _lost(flow: list[dict[str, Any]]) -> tuple[int, int]:
+    lost = [sum(stage["dropped"].values()) for stage in flow]
+    return sum(lost[1:]), lost[0]
+
+
+def assert_adds_up(out: Path, summary: dict[str, Any], printed: str) -> None:
+    shown = figures_shown(out, summary, printed)
+    assert len(set(shown.values())) == 1, shown
+    read, kept, dropped, rejected = shown["manifest"]
+    assert read == kept + dropped + rejected and kept == len(milldam.open(out))
+    for one in (Tally(**one) for one in summary["sources"]):
+        assert one.read == one.documents + one.dropped_count + one.rejected_count, one
+    assert sum(one["tokens"] for one in summary["sources"]) == milldam.open(out).tokens
+    rejects = out / "rejects.jsonl"
+    assert rejected == (len(rejects.read_text().splitlines()) if rejects.exists() else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_place_shows_the_same_figures(sets: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """Terminal, JSON, stats, report and manifest; by source they add up, too."""
+    config = write_job(sets, name, tmp_path)
+    done = invoke("preprocess", config)
+    assert done.exit_code == 0, done.output
+    again = json.loads(invoke("preprocess", config, "--json").stdout)
+    assert_adds_up(tmp_path / "out", again, done.stdout)
+
+
+@pytest.mark.parametrize("name", ["dedup", "weights", "limits"])
+def test_a_run_that_goes_on_counts_the_same(
+    sets: dict[str, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one go by two workers, or ended after two parts and resumed: the same manifest, byte for byte."""
+    (tmp_path / "whole").mkdir()
+    whole = write_job(sets, name, tmp_path / "whole")
+    run_milldam("preprocess", whole, "--workers", 2)
+    config = write_job(sets, name, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "add", _ending_after(2))
+        assert invoke("preprocess", config).exit_code == ResourceError.exit_code
+    done = invoke("preprocess", config)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "milldam.json").read_bytes() == (
+        tmp_path / "whole" / "out" / "milldam.json"
+    ).read_bytes()
+    assert_adds_up(tmp_path / "out", json.loads(invoke("preprocess", config, "--json").stdout), done.stdout)
+    told = json.loads((tmp_path / "out" / "run" / "summary.json").read_bytes())
+    assert 0 < told["session_text_bytes"] < sum(_text_bytes(tmp_path / "out"))
+    assert re.search(r"^[\d.]+ s for [\d.]+ \w+ that were left, ", done.stdout, re.M)
+
+
+def _ending_after(parts: int) -> Any:
+    original, made = Run.add, Counter[str]()
+
+    def add(run: Run, record: Any) -> None:
+        original(run, record)
+        made["parts"] += 1
+        if made["parts"] == parts:
+            raise ResourceError("the end")
+
+    return add
+
+
+def _text_bytes(out: Path) -> list[int]:
+    records = [json.loads(line) for line in (out / "run" / "records.jsonl").read_text().splitlines()]
+    return [shard["text_bytes"] for record in records for shard in record["shards"]]
+
+
+def test_the_rate_of_an_undisturbed_run_is_of_all_its_text(sets: dict[str, Path], tmp_path: Path) -> None:
+    """What was done in the session is what there is."""
+    told = json.loads(invoke("preprocess", write_job(sets, "plain", tmp_path), "--json").stdout)
+    assert told["session_text_bytes"] == told["text_bytes"]
+
+
+def test_each_source_has_its_own_documents_tokens_and_drops(tmp_path: Path) -> None:
+    """A duplicate counts where it is dropped; validation comes first; a repetition counts each time."""
+    a = write_lines(tmp_path / "a.jsonl", ["one text", "two texts", "one text", ""])
+    b = write_lines(tmp_path / "b.jsonl", ["two texts", "three of them", "val text"])
+    v = write_lines(tmp_path / "v.jsonl", ["val text"])
+    c = write_lines(tmp_path / "c.jsonl", ["a text that is taken twice"])
+    config = config_of(tmp_path / "out", [a, b, {"path": c, "weight": 2}], validation=v)
+    store = milldam.preprocess(config)
+    lengths = {text: len(ids) for text, ids in zip(map(store.decode, store), store, strict=True)}
+    tokens = [
+        sum(lengths[f"{text}<|endoftext|>"] for text in kept) for kept in (["one text", "two texts"], ["three of them"])
+    ]
+    assert [asdict(one) for one in store.manifest.sources] == [
+        {
+            "name": "v.jsonl",
+            "read": 1,
+            "rejected": {},
+            "dropped": {},
+            "documents": 1,
+            "tokens": lengths["val text<|endoftext|>"],
+        },
+        {
+            "name": "a.jsonl",
+            "read": 4,
+            "rejected": {},
+            "dropped": {"clean": {"empty": 1}, "dedup": {"duplicate": 1}},
+            "documents": 2,
+            "tokens": tokens[0],
+        },
+        {
+            "name": "b.jsonl",
+            "read": 3,
+            "rejected": {},
+            "dropped": {"dedup": {"duplicate": 2}},
+            "documents": 1,
+            "tokens": tokens[1],
+        },
+        {
+            "name": "c.jsonl",
+            "read": 2,
+            "rejected": {},
+            "dropped": {},
+            "documents": 2,
+            "tokens": 2 * lengths["a text that is taken twice<|endoftext|>"],
+        },
+    ]
+    shown = invoke("stats", tmp_path / "out").stdout
+    assert re.search(r"^  source +read +rejected +dropped +kept +tokens$", shown, re.M)
+    assert re.search(rf"^  b\.jsonl +3 +0 +2 +1 +{tokens[1]}$", shown, re.M)
+
+
+def test_what_moved_is_still_the_same_source(tmp_path: Path) -> None:
+    """The folders above the data are not in the manifest."""
+    manifests = []
+    for place in ("here", "there"):
+        (tmp_path / place / "books").mkdir(parents=True)
+        for name in ("a.jsonl", "b.jsonl"):
+            write_lines(tmp_path / place / "books" / name, ["one", name])
+        milldam.preprocess(
+            config_of(tmp_path / place / "out", [tmp_path / place / "books", tmp_path / place / "books/*.jsonl"])
+        )
+        manifest = json.loads((tmp_path / place / "out" / "milldam.json").read_bytes())
+        manifests.append(manifest["sources"])
+    assert manifests[0] == manifests[1] and [one["name"] for one in manifests[0]] == ["books", "books/*.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"path": "s3://bucket/web/part-0.jsonl"}, "part-0.jsonl"),
+        ({"path": "allenai/c4", "subset": "en", "split": "train[:10%]"}, "c4, en, train[:10%]"),
+        ({"path": ("a.txt", "b.txt", "c.txt")}, "a.txt and 2 more"),
+        ({"path": "/data/caf\udce9/"}, "caf\\udce9"),
+        ({"path": "-"}, "-"),
+    ],
+)
+def test_a_source_is_named_by_the_last_part_of_its_path(given: dict[str, Any], name: str) -> None:
+    """With what else tells it from others."""
+    assert DataSet(**given).name == name
+
+
+def test_one_source_is_no_table(tmp_path: Path) -> None:
+    """Its totals tell all; the manifest has it all the same."""
+    path = write_lines(tmp_path / "a.jsonl", ["one"])
+    done = invoke("tokenize", path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER)
+    assert "By source" not in done.stdout + invoke("stats", tmp_path / "s").stdout
+    assert [one.name for one in milldam.open(tmp_path / "s").manifest.sources] == ["a.jsonl"]

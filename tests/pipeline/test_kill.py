@@ -1,0 +1,314 @@
+"""Killed anywhere, nothing lost: real kills of real processes, and a disk that is really full."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.kit.jobs import (
+    MILLDAM,
+    TOKENIZER,
+    kill_group,
+    leftovers,
+    recorded,
+    run_milldam,
+    small_disk,
+    started,
+    store_bytes,
+    wait_until,
+    write_corpus,
+)
+
+import milldam
+
+KILLS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that takes some seconds, and what comes out of it undisturbed."""
+
+    input: Path
+    options: tuple[object, ...]
+    reference: Path
+
+    def command(self, out: Path) -> list[object]:
+        return ["tokenize", self.input, "-o", out, *self.options]
+
+    def assert_finished(self, out: Path) -> None:
+        """The store is whole, equals the undisturbed one byte for byte, and nothing else is left."""
+        assert list(store_bytes(out)) == list(store_bytes(self.reference))
+        assert store_bytes(out) == store_bytes(self.reference)
+        assert leftovers(out) == []
+        run_milldam("verify", out)
+
+
+def make_job(folder: Path, *, compressed: bool) -> Job:
+    # The slow engine leaves time to be killed in.
+    options = ("--tokenizer", TOKENIZER, "--engine", "huggingface", "--workers", 2, "--memory", "1GB")
+    corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 4_000_000, broken_every=200)
+    path = corpus.path
+    if compressed:
+        path = folder / "corpus.jsonl.gz"
+        path.write_bytes(gzip.compress(corpus.path.read_bytes(), 1))
+    job = Job(path, (*options, "--shard-size", "200KB"), folder / "reference")
+    run_milldam(*job.command(job.reference))
+    assert len(milldam.open(job.reference).manifest.shards) >= (5 if compressed else 15)
+    assert (job.reference / "rejects.jsonl").exists()
+    return job
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A file that is cut into some twenty units, for two workers."""
+    return make_job(tmp_path_factory.mktemp("plain"), compressed=False)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A compressed stream: one unit that is committed in parts."""
+    return make_job(tmp_path_factory.mktemp("stream"), compressed=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "stream"])
+def test_killed_again_and_again_the_result_is_the_same(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""
+    job: Job = request.getfixturevalue(kind)
+    rng = random.Random(f"kill {kind}")
+    out, rounds, kills, progressed = tmp_path / "0", 1, 0, 0
+    while kills < KILLS:
+        before = recorded(out)
+        with started(*job.command(out)) as process:
+            if kills % 2:
+                # While it works, and a little later; otherwise at any time from its start.
+                wait_until(partial(has_progressed, out, before), process)
+                time.sleep(rng.uniform(0, 0.2))
+            else:
+                time.sleep(rng.uniform(0.2, 1.5))
+            finished = process.poll() is not None
+            kill_group(process)
+        if finished:
+            assert process.returncode == 0
+            job.assert_finished(out)
+            out, rounds = tmp_path / str(rounds), rounds + 1
+            continue
+        kills += 1
+        progressed += recorded(out) > before
+    run_milldam(*job.command(out))
+    job.assert_finished(out)
+    assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
+
+
+def has_progressed(out: Path, before: int) -> bool:
+    return recorded(out) > before
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("plain", signal.SIGINT),
+        ("stream", signal.SIGTERM),
+        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("stream", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupted_run_says_how_to_go_on(
+    kind: str, number: signal.Signals, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Ctrl-C and SIGTERM end with 130, say that finished work is safe, and give the command that resumes."""
+    job: Job = request.getfixturevalue(kind)
+    out = tmp_path / "a folder"
+    with started(*job.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130, stderr
+    assert stdout == "" and "Traceback" not in stderr
+    assert "Interrupted. Every finished shard is safe." in stderr
+    assert stderr.rstrip().splitlines()[-1].startswith("  milldam tokenize ")
+    assert still_running(process.pid) == []
+    assert not (out / "milldam.json").exists()
+    # The command as it was printed, in a shell: the quoting must be right.
+    again = stderr.rstrip().splitlines()[-1].strip().replace("milldam", MILLDAM, 1)
+    done = subprocess.run(again, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    job.assert_finished(out)
+
+
+def still_running(group: int) -> list[int]:
+    """Processes of a group that still run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and _group_of(process.pid) == group:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_ctrl_c_for_the_whole_group_is_one_message(plain: Job, tmp_path: Path) -> None:
+    """A terminal sends SIGINT to workers too: they leave the talking to the parent."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.count("Interrupted") == 1 and "Traceback" not in stderr
+
+
+def test_ctrl_c_while_standard_input_is_silent(tmp_path: Path) -> None:
+    """A run that waits for its input can be interrupted: no thread holds it back."""
+    job = ["tokenize", "-", "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--input-format", "jsonl", "--workers", 2]
+    with started(*job, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write('{"text": "one"}\n' * 200_000)
+        process.stdin.flush()
+        assert wait_until(lambda: (tmp_path / "s" / "run" / "plan.json").exists(), process)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        # It would wait for the rest of its input for ever.
+        assert process.wait(timeout=60) == 130
+
+
+def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
+    """When the system kills one worker, its unit is done again, a warning says so, and the bytes are the same."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        # In the middle of a unit, with a shard and perhaps rejects begun.
+        assert wait_until(lambda: any(f".{workers[0].pid}.tmp" in name for name in leftovers(out)), process)
+        workers[0].kill()
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "was killed (signal 9)" in stderr and "tried once more" in stderr
+    plain.assert_finished(out)
+
+
+def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
+    """When the parent alone is killed no worker stays, and the folder can be used at once."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        workers = psutil.Process(process.pid).children()
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        assert alive == []
+    run_milldam(*plain.command(out))
+    plain.assert_finished(out)
+
+
+def test_a_run_that_is_process_1_has_its_workers(plain: Job, tmp_path: Path) -> None:
+    """As in a container: a worker whose parent has the id 1 is no orphan."""
+    alone = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("a process of the id 1 needs root")
+    out = tmp_path / "s"
+    command = [*alone, MILLDAM, *(str(one) for one in plain.command(out))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "= 2 workers x" in done.stderr
+    plain.assert_finished(out)
+
+
+def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path) -> None:
+    """Two runs can't write into one folder: the second is refused, the first one is not disturbed."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        # Held still, so that it is not done before the other one has begun.
+        process.send_signal(signal.SIGSTOP)
+        refused = run_milldam(*plain.command(out), code=2)
+        process.send_signal(signal.SIGCONT)
+        assert "another run is at work" in refused.stderr
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    plain.assert_finished(out)
+
+
+def fill(disk: Path) -> Path:
+    """Take all the space that is left, as somebody else's file does."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    return ballast
+
+
+@pytest.mark.parametrize("kind", ["plain", "stream"])
+def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A disk that fills up is exit code 4 with what to do; with more room the same command ends with the same bytes."""
+    job: Job = request.getfixturevalue(kind)
+    disk = tmp_path / "disk"
+    with small_disk(disk, "16m"):
+        with started(*job.command(disk / "s")) as process:
+            assert wait_until(lambda: recorded(disk / "s") >= 1, process)
+            ballast = fill(disk)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 4, stderr
+        assert_full(stderr)
+        assert_full(run_milldam(*job.command(disk / "s"), code=4).stderr)
+        assert recorded(disk / "s") >= 1
+        assert "ended before it was done" in run_milldam("status", disk / "s").stdout
+        ballast.unlink()
+        run_milldam(*job.command(disk / "s"))
+        job.assert_finished(disk / "s")
+
+
+def assert_full(stderr: str) -> None:
+    assert "The disk is full" in stderr and "run the same command again" in stderr
+    assert "Traceback" not in stderr and "bug in milldam" not in stderr
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, room: bool) -> None:
+    """Where there is no room even for the plan, or for nothing at all, the message is that the disk is full."""
+    disk = tmp_path / "disk"
+    with small_disk(disk, "4k"):
+        if not room:
+            fill(disk)
+        full = run_milldam(*plain.command(disk / "s"), code=4)
+        assert "The disk is full" in full.stderr and "Traceback" not in full.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [("plain", "1200k"), ("stream", "1200k"), pytest.param("plain", "200k", marks=pytest.mark.slow)]
+)
+def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(
+    kind: str, size: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What is needed and what is free are said at once, not after hours; nothing is left behind."""
+    job: Job = request.getfixturevalue(kind)
+    disk = tmp_path / "disk"
+    with small_disk(disk, size):
+        refused = run_milldam(*job.command(disk / "s"), code=4).stderr
+        assert re.search(rf"Not enough disk for {disk / 's'}: about .* MB are needed .*, .* [KM]B are free\.", refused)
+        assert "Traceback" not in refused and len(refused.splitlines()) == 2
+        assert list(disk.iterdir()) == []

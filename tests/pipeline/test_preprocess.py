@@ -1,0 +1,849 @@
+"""`milldam preprocess` from end to end: what comes out is compared with a plain reference, document by document."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke, leftovers, started, store_bytes, write_lines
+from tests.kit.preprocess_jobs import (
+    assert_flow,
+    assert_holds,
+    cleaned,
+    config_of,
+    dropped_documents,
+    drops_by_stage,
+    fresh_texts,
+    giant_text,
+    kept_of,
+    lines_job,
+    make_words,
+    preprocess,
+    summary_of,
+    texts_in,
+    texts_with_copies,
+    tree_bytes,
+    write_config,
+    write_gz,
+    write_parquet,
+    write_text_lines,
+)
+
+import milldam
+from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
+
+# ---- exact dedup ----
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[str]]:
+    """Several data sets in several formats with copies across them, giants among them; and their texts in order."""
+    folder = tmp_path_factory.mktemp("mixture")
+    giant = giant_text(5_000_000)
+    sets = [texts_with_copies(1500, seed) for seed in range(4)]
+    rng = random.Random("across")
+    for number in range(1, 4):
+        sets[number] += rng.sample(sets[number - 1], 200)
+    sets[0][100], sets[0][900] = giant, f" {giant}"
+    sets[2].append(giant)
+    sets[3] = [" ".join(text.split()) for text in sets[3]]
+    paths = [
+        write_lines(folder / "a.jsonl", sets[0]),
+        write_parquet(folder / "b.parquet", sets[1]),
+        write_gz(folder / "c.jsonl.gz", sets[2]),
+        {"path": write_text_lines(folder / "d.txt", sets[3]), "documents": "line"},
+    ]
+    return paths, [text for texts in sets for text in texts]
+
+
+@pytest.fixture(scope="module")
+def mixture_store(mixture: tuple[list[Any], list[str]], tmp_path_factory: pytest.TempPathFactory) -> milldam.Store:
+    return preprocess(tmp_path_factory.mktemp("store") / "s", mixture[0], shard_size="100KB")
+
+
+def test_exact_dedup_keeps_what_a_set_keeps(mixture: tuple[list[Any], list[str]], mixture_store: milldam.Store) -> None:
+    """Across data sets and formats, the first of equal texts stays, in the order of the input."""
+    _, texts = mixture
+    expected = kept_of(texts)
+    assert len(expected) < len(texts) - 1000
+    assert_holds(mixture_store, expected)
+    blank = sum(not cleaned(text) for text in texts)
+    lines = sum(not cleaned(text) for text in texts[-1700:] if not text.strip())
+    dropped = drops_by_stage(mixture_store.path)
+    assert dropped["dedup"] == {"duplicate": len(texts) - blank - len(expected)}
+    # Blank lines of a text file are no documents at all.
+    assert dropped["clean"] == {"empty": blank - lines}
+
+
+@pytest.mark.parametrize(
+    ("workers", "memory", "shard_size"), [(2, "256MB", "100KB"), (4, "4GB", "100KB"), (1, "1GB", "9MB")]
+)
+def test_neither_workers_nor_memory_nor_shards_change_the_documents(
+    mixture: tuple[list[Any], list[str]],
+    mixture_store: milldam.Store,
+    tmp_path: Path,
+    workers: int,
+    memory: str,
+    shard_size: str,
+) -> None:
+    """The same documents in the same order; with the same shard_size the same bytes."""
+    paths, texts = mixture
+    store = preprocess(tmp_path / "s", paths, workers=workers, memory=memory, shard_size=shard_size)
+    if shard_size == "100KB":
+        assert store_bytes(tmp_path / "s") == store_bytes(mixture_store.path)
+    else:
+        assert len(store.manifest.shards) < len(mixture_store.manifest.shards)
+        assert_holds(store, kept_of(texts))
+
+
+def test_normalize_compares_without_case_space_and_punctuation(tmp_path: Path) -> None:
+    """Of texts that differ in those only, the first stays as it is; texts of punctuation alone are compared as such."""
+    base = fresh_texts(40)
+    texts = [*base, *(text.upper() for text in base[:10]), *(text.replace(" ", ",\n ") for text in base[5:20])]
+    texts += ["?!", "...", "?!", "Größe", "GRÖSSE", "größe!", "ÉTÉ", "été"]
+    store = lines_job(tmp_path, texts, dedup={"normalize": True})
+    assert texts_in(store) == [*base, "?!", "...", "Größe", "GRÖSSE", "ÉTÉ"]
+
+
+def test_bloom_drops_every_duplicate_and_next_to_nothing_else(tmp_path: Path) -> None:
+    """At one in a million, a few thousand documents give what a set gives."""
+    texts = texts_with_copies(3000)
+    store = lines_job(tmp_path, texts, dedup="bloom", shard_size="100KB")
+    assert_holds(store, kept_of(texts))
+
+
+def test_bloom_at_a_high_rate_loses_no_more_than_that(tmp_path: Path) -> None:
+    """Fewer than stated, and what stays is from the input."""
+    texts = fresh_texts(3000)
+    store = lines_job(tmp_path, texts, dedup={"method": "bloom", "false_positive_rate": 0.1})
+    assert 0.9 * 3000 <= len(store) <= 3000
+    assert set(texts_in(store)) <= set(texts)
+
+
+def test_bloom_of_a_slice_that_begins_inside_a_unit(tmp_path: Path) -> None:
+    """Rows that are not wanted take no part."""
+    texts = texts_with_copies(300)
+    write_lines(tmp_path / "a.jsonl", texts)
+    store = preprocess(tmp_path / "s", [{"path": tmp_path / "a.jsonl", "split": "train[100:250]"}], dedup="bloom")
+    assert_holds(store, kept_of(texts[100:250]))
+
+
+def test_near_dedup_keeps_the_first_of_each_cluster(tmp_path: Path) -> None:
+    """Planted copies with a few words changed go, unrelated texts stay; exact copies are told apart from near ones."""
+    rng = random.Random("near")
+    base = fresh_texts(120, words=(120, 200))
+    texts, expected = [], []
+    near = exact = 0
+    for number, text in enumerate(base):
+        texts.append(text)
+        expected.append(text)
+        if number % 3 == 0:
+            words = text.split()
+            for at in rng.sample(range(len(words)), 2):
+                words[at] = make_words(rng, 1)
+            texts.append(" ".join(words))
+            near += 1
+        if number % 4 == 0:
+            texts.append(text)
+            exact += 1
+    store = lines_job(tmp_path, texts, dedup="near", write_dropped=True)
+    assert_holds(store, expected)
+    assert_flow(store.path, {"dedup": {"near_duplicate": near, "duplicate": exact}})
+    summary = summary_of(store.path)
+    assert summary["near"]["dropped"] == near and summary["dedup"]["dropped"] == exact
+    for document in dropped_documents(store.path):
+        original = texts[document["duplicate_of"]["row"]]
+        assert original in expected
+        assert original.split()[:5] == document["text"].split()[:5] or document["reason"] == "near_duplicate"
+
+
+# ---- validation ----
+
+
+def test_validation_is_used_whole_and_training_copies_go(tmp_path: Path) -> None:
+    """Neither deduplicated nor filtered, but cleaned; what training has of it is dropped from training."""
+    texts = fresh_texts(60)
+    validation = [" tiny ", texts[3], texts[3], *fresh_texts(10, 5), ""]
+    write_lines(tmp_path / "val.jsonl", validation)
+    store = lines_job(
+        tmp_path,
+        [*texts, texts[1], "tiny"],
+        validation=tmp_path / "val.jsonl",
+        filters={"min_characters": 30, "max_tokens": 100},
+        write_dropped=True,
+    )
+    assert_holds(store, [cleaned(text) for text in validation if text], "val")
+    kept = [text for text in texts if text != texts[3] and len(text) >= 30 and len(text.split()) < 60]
+    found = texts_in(store, "train")
+    assert found == [text for text in texts if text != texts[3] and text in found]
+    assert texts[3] not in found and "tiny" not in found and len(found) >= len(kept) // 2
+    assert store.splits == ("train", "val")
+
+
+def test_validation_with_exact_splits_beside_it(tmp_path: Path) -> None:
+    """A split of an exact number of tokens is taken from training alone."""
+    texts, validation = fresh_texts(80), fresh_texts(10, 3)
+    write_lines(tmp_path / "val.jsonl", validation)
+    store = lines_job(tmp_path, texts, validation=tmp_path / "val.jsonl", splits={"test_tokens": 200}, dedup="off")
+    assert_holds(store, validation, "val")
+    assert milldam.open(store.path, split="test").tokens == 200
+    assert set(texts_in(store, "train")) < set(texts)
+
+
+# ---- the index that runs share ----
+
+
+def indexed(folder: Path, out: str, texts: list[str], **settings: Any) -> milldam.Store:
+    """A job on its own file, with the index of the folder."""
+    path = folder / f"{out}.jsonl"
+    if not path.exists():
+        write_lines(path, texts)
+    dedup = {"index": str(folder / "seen"), **settings.pop("dedup", {})}
+    return preprocess(folder / out, path, dedup=dedup, **settings)
+
+
+def indexed_runs(folder: Path) -> list[dict[str, Any]]:
+    done = invoke("dedup-index", folder / "seen", "--json")
+    assert done.exit_code == 0, done.output
+    return list(json.loads(done.stdout))
+
+
+def test_a_repeated_run_never_drops_its_own(tmp_path: Path) -> None:
+    """Into another folder, after its store was deleted, and up to date: the same bytes, and one run in the index."""
+    texts = texts_with_copies(300, 11)
+    first = indexed(tmp_path, "a", texts)
+    assert_holds(first, kept_of(texts))
+    before = tree_bytes(first.path)
+    copy = preprocess(tmp_path / "b", tmp_path / "a.jsonl", dedup={"index": str(tmp_path / "seen")})
+    assert tree_bytes(copy.path) == before
+    shutil.rmtree(first.path)
+    assert tree_bytes(indexed(tmp_path, "a", texts).path) == before
+    assert tree_bytes(indexed(tmp_path, "a", texts).path) == before
+    assert len(indexed_runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("method", ["exact", "bloom"])
+def test_new_data_loses_exactly_what_was_seen(tmp_path: Path, method: str) -> None:
+    """Documents of earlier runs, and its own copies; each with its reason."""
+    old, new = texts_with_copies(300, 12), [*fresh_texts(200, 13), *fresh_texts(20, 13)]
+    first = indexed(tmp_path, "a", old)
+    mixed = [text for pair in zip(old[:200], new[:200], strict=True) for text in pair] + new[200:]
+    store = indexed(tmp_path, "c", mixed, dedup={"method": method}, write_dropped=True)
+    assert_holds(store, kept_of(mixed, seen=kept_of(old)))
+    dropped = drops_by_stage(store.path)["dedup"]
+    seen = sum(cleaned(text) in set(kept_of(old)) for text in mixed)
+    assert sum(dropped.values()) == seen + 20
+    if method == "exact":
+        assert dropped == {"seen_before": seen, "duplicate": 20}
+        told = [one for one in dropped_documents(store.path) if one["reason"] == "seen_before"]
+        (run,) = [one["id"] for one in indexed_runs(tmp_path) if one["out"] == str(first.path.resolve())]
+        assert all(run in json.dumps(one["duplicate_of"]) for one in told)
+
+
+def test_overwriting_with_more_data_does_not_eat_its_own(tmp_path: Path) -> None:
+    """What the folder held before is not seen; what others hold is."""
+    old, other, more = fresh_texts(100, 1), fresh_texts(50, 2), fresh_texts(60, 3)
+    indexed(tmp_path, "a", old)
+    indexed(tmp_path, "b", [*old[:10], *other])
+    write_lines(tmp_path / "a.jsonl", [*old, *more, *other])
+    store = indexed(tmp_path, "a", [], overwrite=True)
+    assert_holds(store, [*old, *more])
+    assert len(indexed_runs(tmp_path)) == 2
+    # What the first run of the folder had is still known, by the second.
+    late = indexed(tmp_path, "late", [*old, *other, *more, "new"])
+    assert texts_in(late) == ["new"]
+
+
+def test_a_removed_run_is_forgotten(tmp_path: Path) -> None:
+    """dedup-index lists and removes; a run that is not there is an error that names those that are."""
+    old = fresh_texts(50)
+    indexed(tmp_path, "a", old)
+    (run,) = indexed_runs(tmp_path)
+    assert run["out"] == str((tmp_path / "a").resolve()) and run["hashes"] == 50
+    listed = invoke("dedup-index", tmp_path / "seen")
+    assert run["id"] in listed.stdout
+    wrong = invoke("dedup-index", tmp_path / "seen", "--remove", "0123")
+    assert wrong.exit_code == 2 and run["id"] in wrong.stderr
+    assert invoke("dedup-index", tmp_path / "seen", "--remove", run["id"]).exit_code == 0
+    assert indexed_runs(tmp_path) == []
+    assert texts_in(indexed(tmp_path, "b", [*old, "more"])) == [*old, "more"]
+
+
+def test_runs_of_other_cleaning_share_an_index(tmp_path: Path) -> None:
+    """What is compared is the text as cleaned; validation is compared with nothing."""
+    indexed(tmp_path, "a", ["one", "two"])
+    write_lines(tmp_path / "val.jsonl", ["one", "v"])
+    store = indexed(tmp_path, "b", [" two", "three", "v"], clean="off", validation=tmp_path / "val.jsonl")
+    assert texts_in(store, "train") == [" two", "three"] and texts_in(store, "val") == ["one", "v"]
+    assert texts_in(indexed(tmp_path, "c", ["one", "v", "three", "four"])) == ["four"]
+
+
+def test_two_runs_at_the_same_time_share_an_index(tmp_path: Path) -> None:
+    """Both finish, neither spoils the index: what either had is seen afterwards."""
+    jobs = {name: fresh_texts(400, seed) for name, seed in (("a", 1), ("b", 2))}
+    for name, texts in jobs.items():
+        write_lines(tmp_path / f"{name}.jsonl", texts)
+        config = config_of(tmp_path / name, tmp_path / f"{name}.jsonl", dedup={"index": tmp_path / "seen"})
+        write_config(tmp_path / f"{name}.yaml", config)
+    with started("preprocess", tmp_path / "a.yaml") as one, started("preprocess", tmp_path / "b.yaml") as two:
+        for process in (one, two):
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+    assert_holds(milldam.open(tmp_path / "a"), jobs["a"])
+    assert_holds(milldam.open(tmp_path / "b"), jobs["b"])
+    assert len(indexed_runs(tmp_path)) == 2
+    assert texts_in(indexed(tmp_path, "c", [*jobs["a"], *jobs["b"], "new"])) == ["new"]
+
+
+def test_an_index_that_is_damaged_is_told(tmp_path: Path) -> None:
+    """Which file, and what to do."""
+    indexed(tmp_path, "a", ["one"])
+    (hashes,) = (tmp_path / "seen").glob("*.parquet")
+    hashes.write_bytes(hashes.read_bytes()[:-1])
+    with pytest.raises(milldam.MilldamError, match=r"dedup-index .* --remove"):
+        indexed(tmp_path, "b", ["two"])
+    assert not (tmp_path / "b").exists()
+
+
+# ---- dropped documents ----
+
+
+def test_every_dropped_document_is_written_with_its_reason(tmp_path: Path) -> None:
+    """In plan order, with the text as cleaned and what it duplicates."""
+    (tmp_path / "judge_it.py").write_text("def judge(text):\n    return 'has_zz' if 'zz' in text else True\n")
+    texts = texts_with_copies(400, 1)
+    store = lines_job(
+        tmp_path,
+        texts,
+        write_dropped=True,
+        shard_size="100KB",
+        filters={"min_characters": 60, "max_tokens": 100, "function": f"{tmp_path}/judge_it.py:judge"},
+    )
+    first: dict[str, int] = {}
+    expected = []
+    for row, text in enumerate(map(cleaned, texts)):
+        original = first.setdefault(text, row)
+        ids = len(store.tokenizer.encode(text, add_special_tokens=False).ids) + 1
+        reason = (
+            "empty"
+            if not text
+            else "duplicate"
+            if original != row
+            else "too_short"
+            if len(text) < 60
+            else "has_zz"
+            if "zz" in text
+            else "too_many_tokens"
+            if ids > 100
+            else None
+        )
+        if reason is not None:
+            expected.append((row, reason, text, original if reason == "duplicate" else None))
+    found = dropped_documents(store.path)
+    names = {document["reason"] for document in found}
+    assert {"empty", "duplicate", "has_zz"} < names and len(names) == 5
+    rename = dict(zip(["too_short", "too_many_tokens"], _length_reasons(names), strict=True))
+    expected = [(row, rename.get(reason, reason), text, of) for row, reason, text, of in expected]
+    got = [
+        (
+            one["row"],
+            one["reason"],
+            one["text"],
+            one.get("duplicate_of", {}).get("row") if one["reason"] == "duplicate" else None,
+        )
+        for one in found
+    ]
+    assert sorted(got, key=lambda one: one[0]) == expected
+    assert len(milldam.open(store.path).manifest.shards) == 1
+
+
+def _length_reasons(names: set[str]) -> list[str]:
+    """What the two rules on length call their reasons."""
+    characters = [name for name in names if "character" in name or name in ("too_short", "too_few_characters")]
+    tokens = [name for name in names if "token" in name]
+    assert len(characters) == 1 and len(tokens) == 1, names
+    return characters + tokens
+
+
+def test_dropped_documents_are_the_same_for_any_workers(tmp_path: Path) -> None:
+    """A file of frames that are put end to end in plan order."""
+    texts = texts_with_copies(4000, 2)
+    settings: dict[str, Any] = {"write_dropped": True, "shard_size": "100KB", "filters": {"min_tokens": 20}}
+    one = lines_job(tmp_path, texts, "one", **settings)
+    several = lines_job(tmp_path, texts, "several", workers=3, **settings)
+    assert len(one.manifest.shards) > 2
+    assert tree_bytes(one.path) == tree_bytes(several.path)
+    assert len(dropped_documents(one.path)) == len(texts) - len(one)
+    units = [document["unit"] for document in dropped_documents(one.path)]
+    assert units == sorted(units)
+
+
+# ---- cleaning ----
+
+
+def test_cleaning_off_keeps_every_character(tmp_path: Path) -> None:
+    """Control characters and white space stay; equal but for those is not equal."""
+    texts = ["a b", " a b", "a\x00b", "a b\n", "", " "]
+    store = lines_job(tmp_path, texts, clean="off")
+    assert texts_in(store) == [*texts[:4], " "]
+    assert_flow(store.path, {"clean": {"empty": 1}})
+
+
+def test_custom_cleaning_comes_before_dedup_and_filters(tmp_path: Path) -> None:
+    """NFKC and plain white space make texts equal, and shorter."""
+    texts = ["ﬁne  day", "fine day", "x" + " " * 50 + "y", "e\u0301t\u00e9 is summer", "\u00e9t\u00e9 is summer"]
+    rules = {"unicode": "NFKC", "whitespace": True}
+    store = lines_job(tmp_path, texts, clean=rules, filters={"min_characters": 8})
+    assert texts_in(store) == ["fine day", "\u00e9t\u00e9 is summer"]
+    dropped = drops_by_stage(store.path)
+    assert dropped["dedup"] == {"duplicate": 2} and sum(dropped["filter"].values()) == 1
+
+
+FUNCTIONS = """
+def clean(text):
+    if "boom" in text:
+        raise ValueError(text)
+    return None if text.startswith("no ") else text.replace("secret", "***")
+
+def judge(text):
+    if "crash" in text:
+        raise RuntimeError
+    return {"b": False, "r": "looks_rude"}.get(text[0], True)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_functions_from_a_module_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A user's cleaning and filter run in every worker, and their reasons are counted."""
+    monkeypatch.chdir(tmp_path)
+    Path(f"mine{workers}.py").write_text(FUNCTIONS)
+    kinds = ["a secret {}", "no {}", "b {}", "r {}", "c crash {}", "d boom {}"]
+    texts = [kinds[number % 6].format(text) for number, text in enumerate(fresh_texts(1800))]
+    settings: dict[str, Any] = {
+        "clean": {"function": f"mine{workers}:clean"},
+        "filters": {"function": f"mine{workers}:judge"},
+    }
+    store = lines_job(tmp_path, texts, workers=workers, shard_size="100KB", **settings)
+    assert_holds(store, [text.replace("secret", "***") for text in texts if text.startswith("a ")])
+    assert_flow(
+        store.path,
+        {
+            "clean": {"dropped_by_clean": 300, "error_in_clean_function": 300},
+            "filter": {"dropped_by_filter": 300, "looks_rude": 300, "error_in_filter_function": 300},
+        },
+    )
+
+
+def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of the old function is refused, not reused; --overwrite makes it by the new one."""
+    monkeypatch.chdir(tmp_path)
+    Path("edited.py").write_text("def clean(text):\n    return text + ' one'\n")
+    settings: dict[str, Any] = {"clean": {"function": "edited:clean"}, "dedup": "off"}
+    assert texts_in(lines_job(tmp_path, ["a"], **settings)) == ["a one"]
+    Path("edited.py").write_text("def clean(text):\n    return text + ' two and more'\n")
+    with pytest.raises(MismatchError, match=r"clean\.function_hash"):
+        lines_job(tmp_path, ["a"], **settings)
+    assert texts_in(lines_job(tmp_path, ["a"], overwrite=True, **settings)) == ["a two and more"]
+
+
+def test_a_function_that_does_not_exist_touches_nothing(tmp_path: Path) -> None:
+    """Found before any data is read."""
+    with pytest.raises(ConfigError, match="nowhere"):
+        lines_job(tmp_path, ["a"], clean={"function": "nowhere_to_be_found:clean"})
+    assert not (tmp_path / "out").exists()
+
+
+# ---- filters ----
+
+
+def test_filters_by_characters_and_tokens(tmp_path: Path) -> None:
+    """Bounds are inclusive; tokens count the special ones; each drop has its reason."""
+    texts = [*fresh_texts(300, words=(1, 60)), "é" * 20, "é" * 19]
+    rules = {"min_characters": 20, "max_characters": 250, "min_tokens": 40, "max_tokens": 90}
+    store = lines_job(tmp_path, texts, filters=rules, dedup="off")
+    tokens = {text: len(store.tokenizer.encode(text, add_special_tokens=False).ids) + 1 for text in texts}
+    kept = [text for text in texts if 20 <= len(text) <= 250 and 40 <= tokens[text] <= 90]
+    assert_holds(store, kept)
+    dropped = drops_by_stage(store.path)
+    assert sum(dropped["filter"].values()) == sum(not 20 <= len(text) <= 250 for text in texts)
+    assert sum(dropped["encode"].values()) == len(texts) - len(kept) - sum(dropped["filter"].values())
+    assert len(dropped["filter"]) == 2 and len(dropped["encode"]) == 2
+
+
+def test_quality_rules_are_wired(tmp_path: Path) -> None:
+    """C4 and Gopher drop lorem ipsum, braces and repetition."""
+    good = "\n".join(f"{make_words(random.Random(k), 12)}." for k in range(9))
+    texts = [good, f"{good} lorem ipsum.", f"{good} {{", "short."]
+    store = lines_job(tmp_path, texts, filters={"c4": True}, dedup="off")
+    assert texts_in(store) == [good]
+    repeated = "\n".join(["This is a line that ends as it should."] * 30)
+    again = lines_job(tmp_path, [good, repeated], "r", filters={"gopher_repetition": {}}, dedup="off")
+    assert texts_in(again) == [good] and sum(drops_by_stage(again.path)["filter"].values()) == 1
+
+
+# ---- packing ----
+
+
+@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
+def test_rows_are_written_and_made_again_when_they_are_gone(tmp_path: Path, strategy: str) -> None:
+    """No token is lost, rows have one length, boundaries are those of documents; up to date means untouched."""
+    import numpy as np
+
+    from milldam.packing.boundaries import read_boundaries
+
+    packing = {"strategy": strategy, "write": True, "pad_last": strategy == "wrapped"}
+    texts = fresh_texts(200)
+    settings: dict[str, Any] = {"packing": packing, "sequence_len": 64, "splits": {"val": 0.2}, "dedup": "off"}
+    store = lines_job(tmp_path, texts, **settings)
+    rows = milldam.open(store.path / "packed")
+    for split in ("train", "val"):
+        row_store, documents = milldam.open(rows.path, split=split), milldam.open(store.path, split=split)
+        found = Counter[tuple[int, ...]]()
+        flat = np.concatenate([np.fromfile(path, "uint16") for path in sorted(rows.path.glob(f"{split}-*.bin"))])
+        assert len(flat) == 64 * len(row_store)
+        edges = read_boundaries(row_store, 0, len(row_store)).cu_seqlens.tolist()
+        pieces = [tuple(flat[start:stop].tolist()) for start, stop in itertools.pairwise(edges)]
+        if strategy == "wrapped":
+            joined = [token for piece in pieces for token in piece]
+            whole = [token for document in documents for token in document.tolist()]
+            assert joined[: len(whole)] == whole and set(joined[len(whole) :]) <= {0}
+        else:
+            found.update(pieces)
+            wanted: Counter[tuple[int, ...]] = Counter()
+            for document in documents:
+                ids = document.tolist()
+                wanted.update(tuple(ids[at : at + 64]) for at in range(0, len(ids), 64))
+            assert not wanted - found
+            assert all(set(piece) == {0} for piece in found - wanted)
+        figures = summary_of(store.path)["packing"][split]
+        assert figures["rows"] == len(row_store) and figures["tokens"] + figures["tail"] == documents.tokens
+    before = tree_bytes(store.path)
+    times = {path: path.stat().st_mtime_ns for path in rows.path.iterdir()}
+    lines_job(tmp_path, texts, **settings)
+    assert times == {path: path.stat().st_mtime_ns for path in rows.path.iterdir()}
+    shutil.rmtree(store.path / "packed")
+    lines_job(tmp_path, texts, **settings)
+    assert tree_bytes(store.path) == before
+
+
+def test_packing_that_is_not_written_leaves_figures(tmp_path: Path) -> None:
+    """Rows are made when the store is read; the summary says what they will be like."""
+    store = lines_job(tmp_path, fresh_texts(50), packing="best_fit", sequence_len=32, dedup="off")
+    assert not (store.path / "packed").exists()
+    figures = summary_of(store.path)["packing"]["train"]
+    assert figures["tokens"] == store.tokens and 0.8 < figures["efficiency"] <= 1
+
+
+def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
+    """Packing is no part of the store: asked for otherwise, the rows alone are made anew."""
+    texts = fresh_texts(60)
+    store = lines_job(tmp_path, texts, packing={"write": True}, sequence_len=16, dedup="off")
+    before = store_bytes(store.path)
+    lines_job(tmp_path, texts, packing={"write": True, "strategy": "best_fit"}, sequence_len=32, dedup="off")
+    assert store_bytes(store.path) == before
+    rows = milldam.open(store.path / "packed")
+    assert {len(row) for row in rows} == {32} and rows.tokens >= store.tokens
+
+
+# ---- up to date, or refused ----
+
+
+def test_other_rows_of_a_finished_store_are_told(tmp_path: Path) -> None:
+    """Rows are made again when their length changes; the summary says which rows there are now."""
+    store = lines_job(tmp_path, fresh_texts(60), packing={"strategy": "wrapped", "write": True}, sequence_len=16)
+    rows = {"packing": {"strategy": "wrapped", "write": True}, "sequence_len": 32}
+    config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", **rows))
+    again = invoke("preprocess", config)
+    assert again.exit_code == 0, again.output
+    assert "is up to date" in again.stdout and "Rows of 32, wrapped, train" in again.stdout
+
+
+def test_a_second_run_does_nothing(tmp_path: Path) -> None:
+    """No file of the store changes, and the summary says that it is up to date."""
+    texts = texts_with_copies(100)
+    store = lines_job(tmp_path, texts, write_dropped=True)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in store.path.iterdir() if path.is_file()}
+    config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", write_dropped=True))
+    again = invoke("preprocess", config, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["up_to_date"] is True
+    assert before == {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in store.path.iterdir() if path.is_file()
+    }
+    assert sorted(path.name for path in (store.path / "run").iterdir() if path.is_dir()) == []
+    assert leftovers(store.path) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"dedup": "near"}, r"dedup\.near\.threshold"),
+        ({"clean": {"whitespace": True}}, r"clean\.whitespace"),
+        ({"filters": {"min_tokens": 3}}, r"filters\.min_tokens"),
+        ({"splits": {"val": 0.1}}, r"splits\.val"),
+        ({"write_dropped": True}, "write_dropped"),
+        ({"invalid_utf8": "reject"}, "invalid_utf8"),
+    ],
+)
+def test_a_changed_setting_is_refused_by_its_dotted_key(unchanged: Path, changed: dict[str, Any], key: str) -> None:
+    """What was made from other settings is never taken for this job's, nor replaced unasked."""
+    with pytest.raises(MismatchError, match=rf"(?m)^\s+{key}: "):
+        lines_job(unchanged, ["one", "two"], **changed)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unchanged")
+    lines_job(folder, ["one", "two"])
+    return folder
+
+
+def test_other_memory_and_workers_are_no_other_job(unchanged: Path) -> None:
+    """They do not change the result."""
+    store = lines_job(unchanged, ["one", "two"], memory="700MB", workers=2)
+    assert len(store) == 2
+
+
+# ---- errors ----
+
+
+def test_nothing_left_names_the_stages(tmp_path: Path) -> None:
+    """The error counts what was dropped where."""
+    with pytest.raises(
+        InputError, match=r"(?s)No documents left: 4 .*clean: empty 1.*dedup: duplicate 1.*filter: \w+ 2"
+    ):
+        lines_job(tmp_path, ["", "aa", "aa", "bb"], filters={"min_characters": 3})
+    with pytest.raises(InputError, match=r"(?s)No documents left.*encode: \w+ 2"):
+        lines_job(tmp_path, ["aa", "bb"], "tokens", filters={"min_tokens": 500}, dedup="off")
+
+
+def test_nothing_left_to_split_names_the_stages_too(tmp_path: Path) -> None:
+    """Exact splits of nothing: what matters is where the documents went."""
+    with pytest.raises(InputError, match=r"(?s)No documents left.*filter"):
+        lines_job(tmp_path, ["aa", "bb"], filters={"min_characters": 3}, splits={"val_tokens": 5}, dedup="off")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dedupp": "exact"}, 'Did you mean "dedup"'),
+        ({"dedup": {"normalise": True}}, 'Did you mean "normalize"'),
+        ({"filters": {"min_token": 3}}, 'Did you mean "min_tokens"'),
+        ({"datasets": "missing.jsonl"}, "missing.jsonl"),
+        ({"validation": "missing.jsonl"}, "missing.jsonl"),
+        ({"tokenizer": "missing/tokenizer.json"}, "missing/tokenizer.json"),
+        ({"packing": "wrapped"}, "sequence_len"),
+        ({"memory": "20MB"}, "at least --memory"),
+        ({"splits": {"val": 1.5}}, "val"),
+        ({"splits": {"train": 0.5}}, "train"),
+        ({"filters": {"function": "nope_not_here:f"}}, "nope_not_here"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_folder_is_touched(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    """A few lines, exit code 2, 3 or 4, no traceback, and no folder."""
+    write_lines(tmp_path / "a.jsonl", ["a"])
+    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "deep" / "out", tmp_path / "a.jsonl") | wrong)
+    for command in (("preprocess",), ("plan",)):
+        done = invoke(*command, config)
+        assert done.exit_code in (2, 3, 4), (command, done.output, done.exception)
+        assert message in done.stderr, command
+        assert done.stdout == ""
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "c.yaml"], command
+
+
+def test_a_wrong_setting_leaves_a_finished_store_alone(tmp_path: Path) -> None:
+    """Not even --overwrite removes anything before all that can be wrong has been found."""
+    store = lines_job(tmp_path, ["a", "b"])
+    before = tree_bytes(store.path)
+    for wrong in ({"validation": str(tmp_path / "gone.jsonl")}, {"memory": "20MB"}, {"clean": {"function": "gone:f"}}):
+        with pytest.raises(milldam.MilldamError):
+            lines_job(tmp_path, ["a", "b"], overwrite=True, **wrong)
+        assert tree_bytes(store.path) == before
+
+
+def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job says what it needs and what is free, and leaves no folder."""
+    free = type("Usage", (), {"total": 10**9, "used": 0, "free": 1000})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(ResourceError, match=r"Not enough disk.*1 KB are free"):
+        lines_job(tmp_path, fresh_texts(200))
+    assert not (tmp_path / "out").exists()
+    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "corpus.jsonl"))
+    planned = invoke("plan", config)
+    assert planned.exit_code == 4 and "Not enough disk" in planned.stderr
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """Refused by the job, and by its plan."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="left alone"):
+        lines_job(tmp_path, ["a"])
+    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "corpus.jsonl"))
+    for command in (("plan", config), ("preprocess", config, "--dry-run")):
+        assert invoke(*command).exit_code == 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+# ---- the report and the library ----
+
+
+def test_the_report_names_what_was_dropped(tmp_path: Path) -> None:
+    """One page beside the store, made again when it is gone."""
+    texts = ["", *fresh_texts(20), *fresh_texts(3), "tiny", "<script>alert(1)</script> and more text to be long enough"]
+    store = lines_job(tmp_path, texts, filters={"min_characters": 10})
+    page = (store.path / "run" / "report.html").read_text(encoding="utf-8")
+    for reason in store.manifest.tally.reasons:
+        assert reason in page or reason.replace("_", " ") in page, reason
+    assert "<script>alert" not in page
+    (store.path / "run" / "report.html").unlink()
+    lines_job(tmp_path, texts, filters={"min_characters": 10})
+    assert "duplicate" in (store.path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_library_has_the_verb(tmp_path: Path) -> None:
+    """milldam.preprocess takes a dict or a file, with overrides, and opens the store."""
+    path = write_lines(tmp_path / "a.jsonl", ["one", "two", "one"])
+    config = config_of(tmp_path / "s", path)
+    store = milldam.preprocess(config, overrides=["dedup=off"])
+    assert isinstance(store, milldam.Store) and texts_in(store) == ["one", "two", "one"]
+    other = milldam.preprocess(write_config(tmp_path / "c.yaml", config | {"out": str(tmp_path / "t")}))
+    assert texts_in(other) == ["one", "two"]
+
+
+def test_the_command_prints_its_summary_as_json(tmp_path: Path) -> None:
+    """Standard output is one JSON object; --set, --out and --quiet do what they say."""
+    path = write_lines(tmp_path / "a.jsonl", ["one", "two", "one"])
+    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "s", path))
+    done = invoke("preprocess", config, "--set", "dedup=off", "-o", tmp_path / "t", "--json", "-q")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["documents"] == 3 and told["out"] == str(tmp_path / "t") and done.stderr == ""
+    assert not (tmp_path / "s").exists()
+
+
+def test_overwrite_replaces_other_settings_and_input(tmp_path: Path) -> None:
+    """Nothing of the old store stays: shards, rows and dropped documents of before are gone."""
+    texts = fresh_texts(300)
+    lines_job(
+        tmp_path, texts * 2, write_dropped=True, packing={"write": True}, sequence_len=16, splits={"val_tokens": 100}
+    )
+    store = lines_job(tmp_path, texts[:5], overwrite=True)
+    assert_holds(store, texts[:5])
+    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", "train-00000.bin", "train-00000.idx"]
+
+
+def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:
+    """A tokenizer that lies elsewhere with the same content makes the same store."""
+    store = lines_job(tmp_path, ["one"])
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(TOKENIZER.read_bytes())
+    assert lines_job(tmp_path, ["one"], tokenizer=copy).fingerprint == store.fingerprint
+
+
+def test_two_jobs_at_a_time_in_threads(tmp_path: Path) -> None:
+    """The library does not mind two jobs at once in one program."""
+    stores: dict[int, milldam.Store] = {}
+
+    def work(number: int) -> None:
+        stores[number] = lines_job(tmp_path / str(number), fresh_texts(100, number))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [texts_in(stores[number]) for number in range(2)] == [fresh_texts(100, number) for number in range(2)]
+
+
+# ---- combinations ----
+
+
+def test_a_split_may_have_any_name(tmp_path: Path) -> None:
+    """None is taken for a file of ours that is no longer needed."""
+    store = lines_job(tmp_path, fresh_texts(60), splits={"staged": 0.3})
+    assert set(store.splits) == {"train", "staged"}
+    assert len(texts_in(store, "train")) + len(texts_in(store, "staged")) == 60
+
+
+def test_the_order_of_splits_does_not_matter(tmp_path: Path) -> None:
+    """The same shares, written in another order, are the same splits."""
+    texts = fresh_texts(200)
+    one = lines_job(tmp_path, texts, "one", splits={"val": 0.1, "test": 0.3})
+    other = lines_job(tmp_path, texts, "other", splits={"test": 0.3, "val": 0.1})
+    assert one.fingerprint == other.fingerprint and one.splits == other.splits
+
+
+@pytest.mark.parametrize("settings", [{"datasets.0.weight": 3}, {"dedup": "off"}])
+def test_equal_documents_are_in_one_split_in_tokens_too(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What equals the document that was cut goes with its rest, and is counted."""
+    texts = fresh_texts(40)
+    weight = settings.pop("datasets.0.weight", 1)
+    path = write_lines(tmp_path / "a.jsonl", texts if weight > 1 else texts * 3)
+    store = preprocess(tmp_path / "out", [{"path": path, "weight": weight}], splits={"val_tokens": 400}, **settings)
+    assert milldam.open(store.path, split="val").tokens == 400
+    train = [document.tolist() for document in milldam.open(store.path, split="train")]
+    for document in milldam.open(store.path, split="val"):
+        assert not any(other[: len(document)] == document.tolist() for other in train)
+    assert len(store) + store.manifest.tally.reasons.get("equal_to_cut", 0) == 120
+
+
+def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:
+    """What was never stored has not been seen."""
+    texts, index = fresh_texts(50), str(tmp_path / "seen")
+    with pytest.raises(InputError, match="No documents left"):
+        lines_job(tmp_path, texts, "bad", dedup={"index": index}, filters={"min_characters": 10**6})
+    assert len(lines_job(tmp_path, texts, "good", dedup={"index": index})) == 50
+
+
+def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
+    """A document that is left out of one data set is not missed in another."""
+    texts = fresh_texts(200)
+    all_of_them = write_lines(tmp_path / "a.jsonl", texts)
+    some = write_lines(tmp_path / "b.jsonl", texts[:50])
+    store = preprocess(tmp_path / "out", [{"path": all_of_them, "weight": 0.2}, {"path": some}])
+    assert set(texts[:50]) <= set(texts_in(store))
+    assert len(set(texts_in(store))) == len(store)
+
+
+def test_empty_documents_are_no_duplicates(tmp_path: Path) -> None:
+    """They have a reason of their own, here and in the figures of dedup."""
+    store = lines_job(tmp_path, ["a", "", " ", "b"], write_dropped=True)
+    assert drops_by_stage(store.path) == {"clean": {"empty": 2}}
+    assert all("duplicate_of" not in one for one in dropped_documents(store.path))
+    assert summary_of(store.path)["dedup"]["dropped"] == 0
+
+
+def test_the_flow_adds_up_under_a_limit(tmp_path: Path) -> None:
+    """What lies behind the limit was not taken."""
+    store = lines_job(tmp_path, [*fresh_texts(80), *fresh_texts(10)], limit=20)
+    assert len(store) == 20 and summary_of(store.path)["flow"][-1]["documents_out"] == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"limit": 5, "validation": "v.jsonl"}, "limit: would count validation"),
+        ({"limit": 5, "dedup": {"index": "seen"}}, "limit: leaves documents out"),
+        ({"datasets": [{"path": "-", "weight": 2}], "dedup": "off"}, "weight: reads the input twice"),
+        ({"datasets": [{"path": "-", "max_documents": 2}], "dedup": "off"}, "max_documents: reads the input twice"),
+        ({"datasets": [{"path": "a.jsonl", "max_tokens": 0}]}, "max_tokens: must be at least 1"),
+        ({"datasets": [{"path": "a.jsonl", "max_documents": 0}]}, "max_documents: must be at least 1"),
+    ],
+)
+def test_what_can_not_go_together_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    """Before anything is looked at."""
+    with pytest.raises(ConfigError, match=message):
+        preprocess(tmp_path / "out", settings.pop("datasets", "a.jsonl"), **settings)

@@ -1,0 +1,1075 @@
+"""The main job from text to store, through the library and the command line: right ids, equal bytes, plain refusals."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import dataclasses
+import gzip
+import json
+import lzma
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.jobs import (
+    DEMO,
+    EOS_TEXT,
+    MILLDAM,
+    TOKENIZER,
+    Corpus,
+    demo_texts,
+    documents,
+    expected_ids,
+    invoke,
+    leftovers,
+    make_texts,
+    run_milldam,
+    small_disk,
+    store_bytes,
+    write_corpus,
+    write_lines,
+)
+
+import milldam
+from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError
+from milldam.stores.tokens import Store
+from milldam.stores.tokens.verify import verify
+
+TEXTS = ["The mill stands.", "Die Mühle steht.", "水車は回る。", "x", "a longer one " * 40]
+
+
+def tokenize(inputs: Any, out: Path, **options: Any) -> Store:
+    """The library's verb with the demo tokenizer, in this process."""
+    return milldam.tokenize(inputs, out, **({"tokenizer": TOKENIZER, "workers": 1} | options))
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A few documents as JSON Lines."""
+    return write_lines(tmp_path / "corpus.jsonl", TEXTS)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Enough for many units of 100 KB, with broken lines in most of them."""
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", 1_500_000, broken_every=60)
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Corpus) -> Path:
+    """The store that every other way of doing the same job must equal byte for byte."""
+    out = corpus.path.with_name("reference")
+    tokenize(corpus.path, out, shard_size="100KB")
+    return out
+
+
+# ---- the right ids ----
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
+def test_ids_are_those_of_hf_tokenizers_with_eos(tmp_path: Path, engine: str) -> None:
+    """Document for document the ids are those of HF tokenizers, closed by EOS."""
+    texts = demo_texts()
+    store = tokenize(write_lines(tmp_path / "c.jsonl", texts), tmp_path / "s", engine=engine)
+    assert documents(store) == expected_ids(texts)
+    assert (store.vocab_size, store.dtype) == (milldam.open(tmp_path / "s").tokenizer.get_vocab_size(), np.uint16)
+
+
+def test_a_larger_corpus_comes_out_in_order_without_its_broken_lines(corpus: Corpus, reference: Path) -> None:
+    """Over many units all readable documents are there once, in order; the rest is counted by reason."""
+    store = milldam.open(reference)
+    assert len(store.manifest.shards) > 10
+    assert documents(store) == expected_ids(corpus.texts)
+    assert store.manifest.tally.rejected == Counter(reason for _, reason in corpus.broken)
+    assert list(verify(reference)) == []
+    assert store.manifest.characters == sum(map(len, corpus.texts))
+    assert store.manifest.text_bytes == sum(len(text.encode()) for text in corpus.texts)
+
+
+def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path) -> None:
+    """Every broken record is listed in order, with its file, its line, its reason and its text."""
+    rejects = [json.loads(line) for line in (reference / "rejects.jsonl").read_text().splitlines()]
+    assert [(reject["line"], reject["reason"]) for reject in rejects] == corpus.broken
+    raw = corpus.path.read_bytes().split(b"\n")
+    for reject in rejects:
+        assert reject["file"] == str(corpus.path)
+        assert reject["record"] == raw[reject["line"] - 1].decode("utf-8", "backslashreplace")
+        assert "origin" not in reject
+
+
+@pytest.mark.parametrize(
+    ("workers", "memory"),
+    [
+        (1, "256MB"),
+        (2, "512MB"),
+        (4, "4GB"),
+        pytest.param(1, "512MB", marks=pytest.mark.slow),
+        pytest.param(1, "4GB", marks=pytest.mark.slow),
+        pytest.param(2, "256MB", marks=pytest.mark.slow),
+        pytest.param(2, "4GB", marks=pytest.mark.slow),
+        pytest.param(4, "256MB", marks=pytest.mark.slow),
+        pytest.param(4, "512MB", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_and_memory_do_not_change_a_byte(
+    corpus: Corpus, reference: Path, tmp_path: Path, workers: int, memory: str
+) -> None:
+    """Every file of the store, manifest and rejects included, is the same however the work was done."""
+    job = ["tokenize", corpus.path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--json"]
+    done = run_milldam(*job, "--workers", workers, "--memory", memory)
+    assert store_bytes(tmp_path / "s") == store_bytes(reference)
+    summary = json.loads(done.stdout)
+    assert summary["memory"]["peak"] < summary["memory"]["budget"]
+    assert leftovers(tmp_path / "s") == []
+    if memory == "4GB":
+        assert summary["workers"] == workers
+
+
+def test_engines_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """The slow engine makes the same token files and indexes as the fast one."""
+    tokenize(corpus.path, tmp_path / "s", shard_size="100KB", engine="huggingface")
+    assert "gigatoken" in milldam.open(reference).manifest.engine
+    shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
+    assert len(shards) > 20
+    for name in shards:
+        assert (tmp_path / "s" / name).read_bytes() == (reference / name).read_bytes()
+
+
+def test_a_script_without_main_guard_may_use_workers(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """Workers are started so that a plain script that calls milldam is not run again in each of them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import milldam\nprint('once')\n"
+        f"milldam.tokenize({str(corpus.path)!r}, 's', tokenizer={str(TOKENIZER)!r}, workers=2, shard_size='100KB')\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    assert store_bytes(tmp_path / "s") == store_bytes(reference)
+
+
+def test_a_file_in_the_current_folder_does_not_pose_as_a_package(corpus: Corpus, tmp_path: Path) -> None:
+    """A `numpy.py` that lies where the command is run is not what the workers import."""
+    (tmp_path / "numpy.py").write_text("raise SystemExit('not this one')")
+    job = ["tokenize", corpus.path, "-o", "s", "--tokenizer", TOKENIZER, "--shard-size", "700KB", "--workers", 2]
+    run_milldam(*job, cwd=tmp_path)
+
+
+def test_special_tokens_of_every_policy(tmp_path: Path, lines: Path) -> None:
+    """EOS may be left out or named, BOS asked for; what the tokenizer does not have is refused."""
+    plain = expected_ids(TEXTS, eos=None)
+    assert documents(tokenize(lines, tmp_path / "a", eos="none")) == plain
+    assert documents(tokenize(lines, tmp_path / "b", eos=EOS_TEXT)) == [[*ids, 0] for ids in plain]
+    assert documents(tokenize(lines, tmp_path / "c", bos=EOS_TEXT)) == [[0, *ids, 0] for ids in plain]
+    refused = invoke("tokenize", lines, "-o", tmp_path / "d", "--tokenizer", TOKENIZER, "--eos", "<|endoftxt|>")
+    assert refused.exit_code == 2
+    assert '--eos "<|endoftxt|>": the tokenizer has no such token. Did you mean "<|endoftext|>"?' in refused.stderr
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
+def test_the_text_of_a_special_token_is_special_or_plain(tmp_path: Path, engine: str) -> None:
+    """A literal <|endoftext|> in a document is the token by default, and ordinary text on request."""
+    texts = [f"before {EOS_TEXT} after", EOS_TEXT, "plain"]
+    lines = write_lines(tmp_path / "c.jsonl", texts)
+    special = documents(tokenize(lines, tmp_path / "a", special_text="special", engine=engine))
+    assert special == expected_ids(texts)
+    assert special[0].count(0) == 2 and special[1] == [0]
+    store = tokenize(lines, tmp_path / "b", special_text="plain", engine=engine)
+    assert [document.tolist().count(0) for document in store] == [1, 1, 1]
+    assert [store.decode(document[:-1]) for document in store] == texts
+
+
+def test_documents_without_tokens_are_counted_as_empty(tmp_path: Path) -> None:
+    """An empty text is no document; it is counted, not kept as a lone EOS."""
+    store = tokenize(write_lines(tmp_path / "c.jsonl", ["a", "", "b", ""]), tmp_path / "s")
+    assert documents(store) == expected_ids(["a", "b"])
+    assert store.manifest.tally.reasons == {"empty": 2}
+
+
+# ---- limit ----
+
+
+@pytest.mark.parametrize("limit", [1, 2, 77, 500, 10**6])
+def test_limit_is_exact_and_a_prefix(corpus: Corpus, reference: Path, tmp_path: Path, limit: int) -> None:
+    """`--limit N` gives the first N documents of the whole, over units, or all when there are fewer."""
+    limited = tokenize(corpus.path, tmp_path / "s", shard_size="100KB", limit=limit, workers=None)
+    assert documents(limited) == documents(reference)[:limit]
+    assert list(verify(tmp_path / "s")) == []
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
+def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, engine: str) -> None:
+    """The limit holds where one read gives the engine several bites."""
+    limited = tokenize(corpus.path, tmp_path / "s", limit=3, engine=engine)
+    assert documents(limited) == expected_ids(corpus.texts[:3])
+
+
+def test_limit_counts_the_text_of_the_kept_documents_only(corpus: Corpus, tmp_path: Path) -> None:
+    """Characters and bytes a token are figures of the documents in the store, not of what was read on the way."""
+    manifest = tokenize(corpus.path, tmp_path / "s", limit=5).manifest
+    assert manifest.characters == sum(map(len, corpus.texts[:5]))
+    assert manifest.text_bytes == sum(len(text.encode()) for text in corpus.texts[:5])
+
+
+def test_limit_on_a_stream(tmp_path: Path) -> None:
+    """A compressed stream stops at the limit too, in the middle of a part."""
+    texts = list(make_texts(2_500_000))
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(write_lines(tmp_path / "c.jsonl", texts).read_bytes(), 1))
+    for limit in (3, 2000):
+        store = tokenize(path, tmp_path / f"s{limit}", shard_size="100KB", limit=limit)
+        assert documents(store) == expected_ids(texts[:limit])
+
+
+# ---- made already ----
+
+
+def test_a_second_run_leaves_a_finished_store_alone(tmp_path: Path, lines: Path) -> None:
+    """Nothing is written again when nothing has changed, whatever memory and workers are asked for."""
+    tokenize(lines, tmp_path / "s")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()}
+    again = invoke(*_job(lines, tmp_path / "s"), "--memory", "1GB", "--workers", 2)
+    assert again.exit_code == 0
+    tokens = milldam.open(tmp_path / "s").tokens
+    done = f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens."
+    assert again.stdout == f'{done}\nText:   field "text"\n'
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()} == before
+
+
+def _job(inputs: Path, out: Path, *options: object) -> list[object]:
+    return ["tokenize", inputs, "-o", out, "--tokenizer", TOKENIZER, "--memory", "4GB", "--workers", 1, *options]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--eos", "none"], "eos: "),
+        (["--bos", EOS_TEXT], f'bos: "{EOS_TEXT}"'),
+        (["--special-text", "plain"], 'special_text: "plain" (made with "special")'),
+        (["--text-column", "title"], 'datasets.0.text_column: "title" (made with "text")'),
+        (["--limit", 2], "limit: 2 (made with null)"),
+        (["--shard-size", "1MB"], "shard_size: 1000000 (made with 16000000)"),
+        (["--invalid-utf8", "replace"], 'invalid_utf8: "replace" (made with "reject")'),
+        (["--invalid-utf8", "drop"], 'invalid_utf8: "drop" (made with "reject")'),
+        (["--documents", "line"], 'datasets.0.documents: "line" (made with "file")'),
+        (["--separator", "x"], 'datasets.0.separator: "x" (made with null)'),
+    ],
+)
+def test_other_settings_are_refused_by_name_until_overwritten(
+    tmp_path: Path, options: list[object], named: str
+) -> None:
+    """A store made from other settings is never taken for this job's; --overwrite replaces it."""
+    lines = tmp_path / "c.jsonl"
+    lines.write_text("".join(json.dumps({"text": text, "title": f"t {text}"}) + "\n" for text in TEXTS))
+    tokenize(lines, tmp_path / "s")
+    before = store_bytes(tmp_path / "s")
+    refused = invoke(*_job(lines, tmp_path / "s", *options))
+    assert refused.exit_code == 2
+    assert named in refused.stderr and "--overwrite" in refused.stderr
+    assert len(refused.stderr.splitlines()) <= 5
+    assert store_bytes(tmp_path / "s") == before
+    assert invoke(*_job(lines, tmp_path / "s", *options, "--overwrite")).exit_code == 0
+    assert invoke(*_job(lines, tmp_path / "fresh", *options)).exit_code == 0
+    assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
+
+
+def test_all_changed_settings_are_named_at_once(tmp_path: Path, lines: Path) -> None:
+    """Two differences, two lines."""
+    tokenize(lines, tmp_path / "s")
+    with pytest.raises(MismatchError) as caught:
+        tokenize(lines, tmp_path / "s", limit=1, special_text="plain")
+    assert "limit: 1" in str(caught.value) and "special_text" in str(caught.value)
+
+
+def edited_tokenizer(folder: Path, **changes: Any) -> Path:
+    """A copy of the demo tokenizer with other parts, as a folder."""
+    folder.mkdir()
+    tokenizer = json.loads(TOKENIZER.read_bytes()) | changes
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, lines: Path) -> None:
+    """A tokenizer with other content is another tokenizer, even under the same name."""
+    other = edited_tokenizer(tmp_path / "t", normalizer={"type": "Lowercase"})
+    tokenize(lines, tmp_path / "s")
+    with pytest.raises(MismatchError, match=r"\n  tokenizer: "):
+        tokenize(lines, tmp_path / "s", tokenizer=other)
+
+
+def test_another_end_of_text_beside_the_same_tokenizer_is_refused(tmp_path: Path, lines: Path) -> None:
+    """What `--eos auto` stands for is part of the settings: a changed tokenizer_config.json makes other documents."""
+    added = json.loads(TOKENIZER.read_bytes())["added_tokens"]
+    end = added[0] | {"id": 1, "content": "!"}
+    folder = edited_tokenizer(tmp_path / "t", added_tokens=[*added, end])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS_TEXT}))
+    tokenize(lines, tmp_path / "s", tokenizer=folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
+    with pytest.raises(MismatchError, match="eos"):
+        tokenize(lines, tmp_path / "s", tokenizer=folder)
+
+
+def test_changed_input_is_refused_by_file(tmp_path: Path) -> None:
+    """A file that changed after the store was made is named, and --overwrite takes it in."""
+    (tmp_path / "in").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        write_lines(tmp_path / "in" / name, TEXTS)
+    tokenize(tmp_path / "in", tmp_path / "s")
+    write_lines(tmp_path / "in" / "b.jsonl", [*TEXTS, "one more"])
+    refused = invoke(*_job(tmp_path / "in", tmp_path / "s"))
+    assert refused.exit_code == 2
+    assert "b.jsonl: " in refused.stderr and "a.jsonl" not in refused.stderr
+    assert invoke(*_job(tmp_path / "in", tmp_path / "s", "--overwrite")).exit_code == 0
+    assert len(milldam.open(tmp_path / "s")) == 11
+
+
+def test_input_rewritten_at_the_same_size_is_refused(tmp_path: Path, lines: Path) -> None:
+    """The time of modification counts: equal size is not equal content."""
+    tokenize(lines, tmp_path / "s")
+    time.sleep(0.01)
+    lines.write_bytes(lines.read_bytes().replace(b"mill", b"mall"))
+    with pytest.raises(MismatchError, match=r"corpus\.jsonl: modified since"):
+        tokenize(lines, tmp_path / "s")
+
+
+def test_input_that_moved_is_the_same_input(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """Data in another folder is still the same data: a finished store is up to date, an unfinished one goes on."""
+    for folder in ("one", "two", "three"):
+        (tmp_path / folder).mkdir()
+    path, out = tmp_path / "one" / "corpus.jsonl", tmp_path / "s"
+    shutil.copy2(corpus.path, path)
+    tokenize(path, out, shard_size="100KB")
+    path = path.rename(tmp_path / "two" / "corpus.jsonl")
+    assert "is up to date" in invoke(*_job(path, out, "--shard-size", "100KB")).stdout
+    unfinish(out, "train-00003.bin", "train-00007.idx")
+    path = path.rename(tmp_path / "three" / "corpus.jsonl")
+    tokenize(path, out, shard_size="100KB")
+    shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
+    assert [name for name in shards if (out / name).read_bytes() != (reference / name).read_bytes()] == []
+    assert list(verify(out)) == []
+
+
+def test_an_unfinished_run_is_refused_too_when_settings_changed(tmp_path: Path, lines: Path) -> None:
+    """Half a run of other settings is never gone on with."""
+    tokenize(lines, tmp_path / "s")
+    (tmp_path / "s" / "milldam.json").unlink()
+    with pytest.raises(MismatchError, match="holds an unfinished run that was started from other settings"):
+        tokenize(lines, tmp_path / "s", limit=2)
+
+
+def unfinish(out: Path, *names: str) -> None:
+    """Take the manifest and some files away, as if the run had been killed before them."""
+    for name in ("milldam.json", *names):
+        (out / name).unlink()
+
+
+def test_lost_shards_are_made_again_and_only_those(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """Going on after files were lost gives the same bytes, and keeps what was whole."""
+    out = tmp_path / "s"
+    tokenize(corpus.path, out, shard_size="100KB")
+    unfinish(out, "train-00003.bin", "train-00007.idx")
+    os.truncate(out / "train-00005.bin", 10)
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("train-*")}
+    tokenize(corpus.path, out, shard_size="100KB")
+    assert store_bytes(out) == store_bytes(reference)
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("train-*")}
+    made = {name.split(".")[0] for name in after if after[name] != before.get(name)}
+    assert made == {"train-00003", "train-00005", "train-00007"}
+
+
+def test_lost_parts_of_a_stream_are_made_again(tmp_path: Path) -> None:
+    """Of a stream, a part lost in the middle loses no document."""
+    texts = list(make_texts(4_500_000))
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(write_lines(tmp_path / "c.jsonl", texts).read_bytes(), 1))
+    tokenize(path, tmp_path / "s", shard_size="100KB")
+    before = store_bytes(tmp_path / "s")
+    unfinish(tmp_path / "s", "train-00000-001.bin")
+    tokenize(path, tmp_path / "s", shard_size="100KB")
+    assert list(store_bytes(tmp_path / "s")) == list(before)
+    assert store_bytes(tmp_path / "s") == before
+
+
+def test_a_killed_overwrite_goes_on_with_the_same_command(corpus: Corpus, tmp_path: Path) -> None:
+    """The same command resumes, with --overwrite in it too: finished units are not thrown away."""
+    out = tmp_path / "s"
+    tokenize(corpus.path, out, shard_size="100KB", eos="none")
+    tokenize(corpus.path, out, shard_size="100KB", overwrite=True)
+    unfinish(out, "train-00003.bin")
+    before = (out / "train-00002.bin").stat().st_mtime_ns
+    tokenize(corpus.path, out, shard_size="100KB", overwrite=True)
+    assert (out / "train-00002.bin").stat().st_mtime_ns == before
+    assert list(verify(out)) == []
+
+
+def test_a_refused_overwrite_keeps_the_old_store(tmp_path: Path, lines: Path) -> None:
+    """What can be refused is refused before anything is replaced."""
+    tokenize(lines, tmp_path / "s")
+    before = store_bytes(tmp_path / "s")
+    with pytest.raises(ResourceError, match="too small"):
+        tokenize(lines, tmp_path / "s", limit=2, memory="1MB", overwrite=True)
+    with pytest.raises(InputError):
+        tokenize(lines, tmp_path / "s", limit=2, text_column="nope", overwrite=True)
+    assert store_bytes(tmp_path / "s") == before
+
+
+# ---- streams and standard input ----
+
+_COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.mark.parametrize("compression", ["gz", pytest.param("bz2", marks=pytest.mark.slow)])
+def test_a_compressed_stream_gives_several_bounded_shards(tmp_path: Path, compression: str) -> None:
+    """A stream that can't be cut beforehand is cut as it flows, into the documents of the plain file."""
+    texts = list(make_texts(4_500_000))
+    plain = write_lines(tmp_path / "c.jsonl", texts)
+    packed = tmp_path / f"c.jsonl.{compression}"
+    packed.write_bytes(_COMPRESS[compression](plain.read_bytes(), 1))
+    store = tokenize(packed, tmp_path / "s", shard_size="100KB")
+    names = [shard.name for shard in store.manifest.shards]
+    assert len(names) >= 4
+    assert names == ["train-00000", *(f"train-00000-{part:03d}" for part in range(1, len(names)))]
+    assert max(shard.text_bytes for shard in store.manifest.shards) < 100_000 + 2 * (1 << 20)
+    assert documents(store) == expected_ids(texts)
+
+
+def test_a_few_compressed_files_keep_their_order(tmp_path: Path) -> None:
+    """Streams and plain files mix; documents come in the order of the names."""
+    (tmp_path / "in").mkdir()
+    parts = [[f"{name} {text}" for text in TEXTS] for name in "abcd"]
+    for name, texts, compression in zip("abcd", parts, ("gz", None, "xz", "bz2"), strict=True):
+        path = write_lines(tmp_path / "in" / f"{name}.jsonl", texts)
+        if compression is not None:
+            path.with_suffix(f".jsonl.{compression}").write_bytes(_COMPRESS[compression](path.read_bytes()))
+            path.unlink()
+    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(
+        [text for part in parts for text in part]
+    )
+
+
+def pipe_in(data: bytes, out: Path, *options: object, code: int = 0) -> str:
+    """Standard input through a real pipe; what was said on standard error."""
+    job = ["tokenize", "-", "-o", out, "--tokenizer", TOKENIZER, "--memory", "1GB", *options]
+    done = subprocess.run([MILLDAM, *map(str, job)], input=data, capture_output=True, timeout=60)
+    assert done.returncode == code, done.stderr.decode()
+    return done.stderr.decode()
+
+
+def test_standard_input_gives_the_documents_of_the_file(tmp_path: Path) -> None:
+    """A pipe of several megabytes gives what the file gives; the finished store is not compared with another pipe."""
+    texts = list(make_texts(2_500_000))
+    data = write_lines(tmp_path / "c.jsonl", texts).read_bytes()
+    pipe_in(data, tmp_path / "s", "--input-format", "jsonl", "--shard-size", "100KB")
+    assert documents(tmp_path / "s") == expected_ids(texts)
+    assert "can't be compared" in pipe_in(
+        data, tmp_path / "s", "--input-format", "jsonl", "--shard-size", "100KB", code=2
+    )
+    pipe_in(b'{"text": "new"}\n', tmp_path / "s", "--input-format", "jsonl", "--overwrite")
+    assert documents(tmp_path / "s") == expected_ids(["new"])
+
+
+def test_standard_input_may_begin_with_a_long_line(tmp_path: Path) -> None:
+    """A first record larger than a pipe holds at once is no reason to find no text."""
+    texts = ["word " * 60_000, "short"]
+    pipe_in(write_lines(tmp_path / "c.jsonl", texts).read_bytes(), tmp_path / "s", "--input-format", "jsonl")
+    assert documents(tmp_path / "s") == expected_ids(texts)
+
+
+def test_standard_input_may_come_slowly(tmp_path: Path) -> None:
+    """A writer that pauses in the middle of the first line is waited for."""
+    job = [
+        "tokenize",
+        "-",
+        "-o",
+        tmp_path / "s",
+        "--tokenizer",
+        TOKENIZER,
+        "--input-format",
+        "jsonl",
+        "--memory",
+        "1GB",
+    ]
+    command = [MILLDAM, *map(str, job)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"te')
+        process.stdin.flush()
+        time.sleep(2)
+        _, errors = process.communicate(b'xt": "slow"}\n{"text": "sure"}\n')
+    assert process.returncode == 0, errors.decode()
+    assert documents(tmp_path / "s") == expected_ids(["slow", "sure"])
+
+
+def test_standard_input_as_plain_text(tmp_path: Path) -> None:
+    """Text from a pipe, a document a line."""
+    pipe_in(b"one\ntwo\n\nthree", tmp_path / "s", "--input-format", "txt", "--documents", "line")
+    assert documents(tmp_path / "s") == expected_ids(["one", "two", "three"])
+
+
+# ---- plain text ----
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ["one\ntwo\n\nthree --- four\n"]),
+        (["--documents", "line"], ["one", "two", "three --- four"]),
+        (["--documents", "paragraph"], ["one\ntwo", "three --- four"]),
+        (["--separator", " --- "], ["one\ntwo\n\nthree", "four\n"]),
+        (["--separator", r"\n\n"], ["one\ntwo", "three --- four\n"]),
+    ],
+)
+def test_where_documents_end_in_plain_text(tmp_path: Path, options: list[str], expected: list[str]) -> None:
+    """A file, a line, a paragraph or what lies between separators, escapes understood."""
+    (tmp_path / "c.txt").write_text("one\ntwo\n\nthree --- four\n")
+    assert invoke(*_job(tmp_path / "c.txt", tmp_path / "s", *options)).exit_code == 0
+    assert documents(tmp_path / "s") == expected_ids(expected)
+
+
+def test_separated_text_over_many_units(tmp_path: Path) -> None:
+    """Cutting a large text into units loses and doubles nothing at the edges."""
+    texts = [text.replace("<sep>", "") for text in make_texts(600_000)]
+    texts = [text for text in texts if text.strip()]
+    (tmp_path / "c.txt").write_text("<sep>".join(texts), newline="")
+    store = tokenize(tmp_path / "c.txt", tmp_path / "s", separator="<sep>", shard_size="100KB")
+    assert len(store.manifest.shards) >= 5
+    assert documents(store) == expected_ids(texts)
+
+
+def test_text_and_tables_in_one_folder(tmp_path: Path) -> None:
+    """A folder may hold plain text beside JSON Lines: each is read as what it is."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("plain")
+    write_lines(tmp_path / "in" / "b.jsonl", TEXTS)
+    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(["plain", *TEXTS])
+
+
+def test_a_document_larger_than_a_batch_is_encoded_as_a_whole(tmp_path: Path) -> None:
+    """A text of several megabytes between small ones has the ids of one encoded at once."""
+    (tmp_path / "in").mkdir()
+    texts = ["before", " ".join(make_texts(3_000_000)), "after"]
+    for name, text in zip("abc", texts, strict=True):
+        (tmp_path / "in" / f"{name}.txt").write_text(text, newline="")
+    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(texts)
+
+
+GIANT_TEXT = "so many words, one after the other\n" * 600_000
+
+
+def giant_records(folder: Path, kind: str) -> Path:
+    """A record of some twenty megabytes between two small ones."""
+    path = folder / f"a.{kind.split()[0]}"
+    if kind == "jsonl of numbers":
+        record = json.dumps({"n": list(range(3_000_000)), "text": "giant", "more": {"deep": [[{"n": 1}]] * 10}})
+        path.write_text(f'{{"text": "before"}}\n{record}\n{{"text": "after"}}\n')
+    elif kind == "jsonl of text":
+        write_lines(path, ["before", GIANT_TEXT, "after"])
+    elif kind == "csv":
+        path.write_text(f'text,n\nbefore,1\n"{GIANT_TEXT}",2\nafter,3\n')
+    else:
+        table = pa.table({"text": ["before", GIANT_TEXT, "after"]})
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl of numbers", "jsonl of text", "csv", "arrow"])
+def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, kind: str) -> None:
+    """Wherever its size lies: in the text, in what is beside it, on one line or many."""
+    path = giant_records(tmp_path, kind)
+    job = ["tokenize", path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--memory", "200MB", "--workers", 1]
+    summary = json.loads(run_milldam(*job, "--json").stdout)
+    assert summary["memory"]["peak"] < summary["memory"]["budget"]
+    store = milldam.open(tmp_path / "s")
+    texts = [store.decode(document).removesuffix(EOS_TEXT) for document in store]
+    assert texts == ["before", "giant" if "numbers" in kind else GIANT_TEXT, "after"]
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what_it_takes(
+    tmp_path: Path, dictionary: bool
+) -> None:
+    """Before it is unpacked, and with the memory that will do."""
+    table = pa.table({"text": ["before", GIANT_TEXT, "after"]})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=dictionary)
+    job = ["tokenize", tmp_path / "a.parquet", "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--workers", 1]
+    refused = run_milldam(*job, "--memory", "170MB", code=4)
+    assert re.search(r'a\.parquet, row group 0, column "text", from value 0 .*, takes \d+ MB', refused.stderr)
+    assert not (tmp_path / "s").exists() or not list((tmp_path / "s").glob("*.bin"))
+    memory = re.search(r"--memory (\d+MB)", refused.stderr)
+    assert memory is not None
+    summary = json.loads(run_milldam(*job, "--json", "--memory", memory[1]).stdout)
+    assert (summary["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
+
+
+# ---- what can't be read ----
+
+
+def test_a_large_file_found_to_be_broken_at_its_end_leaves_no_trace(tmp_path: Path) -> None:
+    """Parts of it are written by the time its last byte shows that it is no UTF-8: they are taken back whole."""
+    for folder, texts in (("with", ["before", None, "after"]), ("without", ["before", "after"])):
+        (tmp_path / folder).mkdir()
+        for number, text in enumerate(texts):
+            broken = " ".join(make_texts(3_000_000)).encode() + b"\xff"
+            (tmp_path / folder / f"{number}.txt").write_bytes(broken if text is None else text.encode())
+    whole, mended = tokenize(tmp_path / "without", tmp_path / "a"), tokenize(tmp_path / "with", tmp_path / "b")
+    assert documents(mended) == expected_ids(["before", "after"])
+    assert mended.manifest.shards == whole.manifest.shards
+    assert mended.manifest.tally.rejected == {"not_utf8": 1}
+    reject = json.loads((tmp_path / "b" / "rejects.jsonl").read_text())
+    assert (reject["file"], reject["reason"]) == (str(tmp_path / "with" / "1.txt"), "not_utf8")
+
+
+def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> None:
+    """Four policies for bytes that are no UTF-8, and no fifth, silent one."""
+    path = tmp_path / "c.txt"
+    path.write_bytes(b"good\ncaf\xe9\nend\n")
+    rejected = tokenize(path, tmp_path / "a", documents="line")
+    assert documents(rejected) == expected_ids(["good", "end"])
+    assert rejected.manifest.tally.rejected == {"not_utf8": 1}
+    (reject,) = [json.loads(line) for line in (tmp_path / "a" / "rejects.jsonl").read_text().splitlines()]
+    assert (reject["line"], reject["reason"], reject["record"]) == (2, "not_utf8", r"caf\xe9")
+    replaced = tokenize(path, tmp_path / "b", documents="line", invalid_utf8="replace")
+    assert documents(replaced) == expected_ids(["good", "caf\ufffd", "end"])
+    assert not (tmp_path / "b" / "rejects.jsonl").exists()
+    dropped = tokenize(path, tmp_path / "d", documents="line", invalid_utf8="drop")
+    assert documents(dropped) == expected_ids(["good", "caf", "end"])
+    stopped = invoke(*_job(path, tmp_path / "c", "--documents", "line", "--invalid-utf8", "strict"))
+    assert stopped.exit_code == 3
+    assert f"{path}:2: not_utf8" in stopped.stderr
+
+
+def test_when_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
+    """A run without a document fails with what became of them, each time it is tried, and leaves no store."""
+    path, out = tmp_path / "c.jsonl", tmp_path / "s"
+    path.write_bytes(b'{"text": ""}\nnot json\n{"text": null}\nnor this\n')
+    for _ in range(2):
+        failed = invoke(*_job(path, out))
+        assert failed.exit_code == 3
+        lines = failed.stderr.rstrip().splitlines()[-4:]
+        assert lines[:3] == [
+            "milldam: No documents left: 4 records read, all dropped:",
+            "  read: bad_json 2, no_text 1",
+            "  clean: empty 1",
+        ]
+        why = "Expecting value: line 1 column 1 (char 0)"
+        assert lines[3] == f"The first is of {path}: {why}. All rejected records are in {out / 'rejects.jsonl'}."
+    assert not (out / "milldam.json").exists()
+    rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(path), line) for line in (2, 3, 4)]
+
+
+def test_strict_stops_at_the_first_broken_record(tmp_path: Path) -> None:
+    """With --strict a broken record ends the run with its file and line."""
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "good"}\n{"text": "cut off\n{"text": "good"}\n')
+    stopped = invoke(*_job(path, tmp_path / "s", "--strict"))
+    assert stopped.exit_code == 3
+    assert f"{path}:2: bad_json" in stopped.stderr and "Leave out --strict" in stopped.stderr
+    assert not (tmp_path / "s" / "milldam.json").exists()
+
+
+def test_strict_says_where_in_the_file_it_stopped(corpus: Corpus, tmp_path: Path) -> None:
+    """In a unit that begins in the middle of a file the line leads to the record, from the byte it is counted from."""
+    text = corpus.path.read_bytes().split(b"\n")
+    good = [line for line in text if line.startswith(b'{"id"')]
+    good.insert(len(good) - 5, b"{broken")
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b"\n".join(good))
+    with pytest.raises(InputError) as caught:
+        tokenize(path, tmp_path / "s", strict=True, shard_size="100KB")
+    said = re.search(r":(\d+)(?: \(counted from byte ([\d,]+)\))?: bad_json", str(caught.value))
+    assert said is not None, str(caught.value)
+    rest = path.read_bytes()[int((said[2] or "0").replace(",", "")) :]
+    assert rest.split(b"\n")[int(said[1]) - 1] == b"{broken"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_strict_stops_whoever_does_the_work(corpus: Corpus, tmp_path: Path, workers: int) -> None:
+    """An error in a worker process is the same error as in this one."""
+    with pytest.raises(InputError, match=r"corpus\.jsonl:\d+"):
+        tokenize(corpus.path, tmp_path / "s", strict=True, shard_size="100KB", workers=workers, memory="2GB")
+
+
+def test_strict_stops_a_stream_that_is_read_ahead(tmp_path: Path) -> None:
+    """What goes wrong in the reading thread ends the run with its own message."""
+    texts = write_lines(tmp_path / "c.jsonl", list(make_texts(2_500_000))).read_bytes()
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(texts + b"broken\n", 1))
+    with pytest.raises(InputError, match=r"c\.jsonl\.gz:\d+: bad_json"):
+        tokenize(tmp_path / "c.jsonl.gz", tmp_path / "s", strict=True, shard_size="100KB", workers=2)
+
+
+def fail(*arguments: object, code: int) -> str:
+    """What a refused command says: a few lines, no traceback."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.stderr and "bug in milldam" not in result.stderr
+    assert 1 <= len(result.stderr.strip().splitlines()) <= 6
+    return result.stderr
+
+
+def test_a_missing_file_is_an_input_error_with_a_hint(tmp_path: Path, lines: Path) -> None:
+    """A misspelt name is answered with the name that is there, and no folder is left behind."""
+    said = fail(*_job(tmp_path / "corpsu.jsonl", tmp_path / "s"), code=3)
+    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "{tmp_path / "corpus.jsonl"}"?' in said
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_wrong_column_is_an_input_error_with_what_there_is(tmp_path: Path, lines: Path) -> None:
+    """A field that no record has is answered with those that they have."""
+    said = fail(*_job(lines, tmp_path / "s", "--text-column", "txet"), code=3)
+    assert 'no text in a field "txet"; found text in "text". Did you mean --text-column text?' in said
+
+
+def test_several_candidates_for_the_text_are_listed(tmp_path: Path) -> None:
+    """Which field is meant is not guessed."""
+    (tmp_path / "c.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    assert '"question", "answer". Say which one' in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"model": {"type": "Nothing"}}', b"\xff\xfe"])
+def test_a_broken_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, content: bytes) -> None:
+    """A file that is no tokenizer is named, with what would do."""
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    said = fail("tokenize", lines, "-o", tmp_path / "s", "--tokenizer", path, code=3)
+    assert str(path) in said and "Give a folder with tokenizer.json" in said
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("spec", ["missing/", "missing.json", "a b"])
+def test_a_missing_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, spec: str) -> None:
+    """A path that is not there is not looked for elsewhere."""
+    said = fail("tokenize", lines, "-o", tmp_path / "s", "--tokenizer", tmp_path / spec, code=3)
+    assert "no such tokenizer file or folder" in said
+
+
+def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
+    """No file, no line, no known format: each says so."""
+    (tmp_path / "in").mkdir()
+    assert "no input files in it" in fail(*_job(tmp_path / "in", tmp_path / "s"), code=3)
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    assert "it is empty" in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
+    (tmp_path / "c.xyz").write_bytes(b"x")
+    assert "--input-format" in fail(*_job(tmp_path / "c.xyz", tmp_path / "s"), code=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--memory", "lots"],
+        ["--limit", "0"],
+        ["--workers", "0"],
+        ["--shard-size", "1KB"],
+        ["--shard-size", "big"],
+        ["--separator", ""],
+        ["--documents", "word"],
+        ["--engine", "none"],
+    ],
+)
+def test_a_wrong_option_is_a_configuration_error(tmp_path: Path, lines: Path, options: list[str]) -> None:
+    """Exit code 2, the option or its value named, nothing left behind."""
+    said = fail(*_job(lines, tmp_path / "s", *options), code=2)
+    assert options[0] in said or f'"{options[1]}"' in said
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_output_must_be_named(lines: Path) -> None:
+    """Without -o there is no guess where a store should go."""
+    assert "-o FOLDER" in fail("tokenize", lines, "--tokenizer", TOKENIZER, code=2)
+
+
+# ---- where it may not go ----
+
+
+def test_a_file_in_the_way_is_left_alone(tmp_path: Path, lines: Path) -> None:
+    """A file under the name of the store is refused."""
+    (tmp_path / "s").write_text("mine")
+    assert "is a file; -o names a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
+    assert (tmp_path / "s").read_text() == "mine"
+
+
+def test_a_file_above_the_folder_is_said_to_be_one(tmp_path: Path, lines: Path) -> None:
+    """An output below a file can't be made, and that is what is said."""
+    assert str(lines) in fail(*_job(lines, lines / "s"), code=2)
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path: Path, lines: Path) -> None:
+    """A read-only place is a resource error that says to choose another."""
+    disk = tmp_path / "disk"
+    if os.geteuid() == 0:
+        with small_disk(disk, "1m,ro"):
+            said = fail(*_job(lines, disk / "s"), code=4)
+    else:
+        disk.mkdir(mode=0o555)
+        said = fail(*_job(lines, disk / "s"), code=4)
+    assert "is not writable" in said and "-o" in said
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path, lines: Path) -> None:
+    """A folder with other files is neither filled nor cleared, --overwrite or not."""
+    (tmp_path / "project" / "run").mkdir(parents=True)
+    (tmp_path / "project" / "run" / "notes.txt").write_text("mine")
+    for options in ([], ["--overwrite"]):
+        assert "left alone" in fail(*_job(lines, tmp_path / "project", *options), code=2)
+    assert (tmp_path / "project" / "run" / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "project").iterdir()] == ["run"]
+
+
+def test_a_store_inside_its_own_input_folder(tmp_path: Path) -> None:
+    """`milldam tokenize . -o out` does not read what it writes, and is up to date the second time."""
+    write_lines(tmp_path / "a.jsonl", TEXTS)
+    for said in ("5 documents", "is up to date: 5 documents"):
+        done = run_milldam("tokenize", ".", "-o", "out", "--tokenizer", TOKENIZER, "--memory", "1GB", cwd=tmp_path)
+        assert said in done.stdout
+
+
+def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
+    """Old archives have such names; their text is as good as any, and so are their rejects."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl"))
+    try:
+        path.write_bytes(b'{"text": "one"}\nbroken\n')
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    result = invoke(*_job(path, tmp_path / "s"))
+    assert result.exit_code == 0, result.output
+    assert documents(tmp_path / "s") == expected_ids(["one"])
+    assert invoke(*_job(path, tmp_path / "s")).exit_code == 0
+
+
+# ---- the library ----
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"tokenizer": "missing/"}, InputError),
+        ({"text_column": "nope"}, InputError),
+        ({"memory": "many"}, ConfigError),
+        ({"memory": "1MB"}, ResourceError),
+        ({"eos": "<nope>"}, ConfigError),
+        ({"documents": "word"}, ConfigError),
+        ({"engine": "fast"}, ConfigError),
+        ({"invalid_utf8": "ignore"}, ConfigError),
+        ({"limit": -1}, ConfigError),
+        ({"inputs": []}, ConfigError),
+        ({"inputs": "missing.jsonl"}, InputError),
+        ({"inputs": ["-", "a.txt"]}, ConfigError),
+        ({"inputs": "nosuch://bucket/x.jsonl"}, ConfigError),
+        ({"input_format": "docx"}, ConfigError),
+    ],
+)
+def test_errors_of_the_library_are_its_own(
+    tmp_path: Path, lines: Path, options: dict[str, Any], kind: type[MilldamError]
+) -> None:
+    """Whatever is wrong with the job is a MilldamError of the right kind; catching that one is enough."""
+    inputs = options.pop("inputs", lines)
+    with pytest.raises(MilldamError) as caught:
+        tokenize(inputs, tmp_path / "s", **options)
+    assert type(caught.value) is kind
+
+
+def test_an_option_that_the_library_does_not_have_is_not_swallowed(tmp_path: Path, lines: Path) -> None:
+    """A misspelt option is an error, never ignored; so is a format that this verb does not make."""
+    with pytest.raises((TypeError, ConfigError), match="worker"):
+        tokenize(lines, tmp_path / "s", worker=3)
+    with pytest.raises((TypeError, ConfigError), match="format"):
+        tokenize(lines, tmp_path / "s", format="npy")
+
+
+def test_the_library_prints_nothing(tmp_path: Path, lines: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A library that prints is a nuisance: results are returned, warnings go to logging."""
+    tokenize(lines, tmp_path / "s")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_library_leaves_the_environment_as_it_was(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thread limits for this job are not left behind for the rest of the process."""
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    before = dict(os.environ)
+    tokenize(lines, tmp_path / "s", engine="huggingface")
+    assert dict(os.environ) == before
+
+
+def test_the_memory_timeline_is_kept(tmp_path: Path, lines: Path) -> None:
+    """The run folder has the memory of every stage, from the first sample to the last."""
+    tokenize(lines, tmp_path / "s")
+    with (tmp_path / "s" / "run" / "memory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == ["prepare", "tokenize", "finish"]
+    assert all(int(row["anonymous_bytes"]) > 0 for row in rows)
+
+
+# ---- one .npy file ----
+
+
+NPY = ["--format", "npy", "--tokenizer", TOKENIZER, "--memory", "4GB", "--workers", 1]
+
+
+def npy(*options: object, code: int = 0) -> str:
+    """`milldam tokenize --format npy`; all that it said."""
+    result = invoke("tokenize", *options, *NPY)
+    assert result.exit_code == code, result.output
+    return result.stdout + result.stderr
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A plain text of some hundred kilobytes."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(make_texts(300_000)), newline="")
+    return path
+
+
+def test_npy_goes_beside_the_text(tmp_path: Path, text: Path) -> None:
+    """`FILE.txt` becomes `FILE.npy`, to be mapped, with all tokens of the store in one row."""
+    npy(text)
+    store = tokenize(text, tmp_path / "s")
+    tokens = np.load(tmp_path / "corpus.npy", mmap_mode="r")
+    assert (tokens.ndim, tokens.dtype) == (1, store.dtype)
+    assert np.array_equal(tokens, np.concatenate(list(store.shard_tokens())))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus.npy", "corpus.npy.json", "corpus.txt", "s"]
+
+
+def test_npy_of_many_shards_is_their_stream(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """Any input may become one file with -o; the sidecar has what it was made from and what was dropped."""
+    npy(corpus.path, "-o", tmp_path / "x.npy", "--shard-size", "100KB")
+    store = milldam.open(reference)
+    assert np.array_equal(np.load(tmp_path / "x.npy", mmap_mode="r"), np.concatenate(list(store.shard_tokens())))
+    facts = json.loads((tmp_path / "x.npy.json").read_bytes())
+    assert (facts["tokens"], facts["documents"]) == (store.tokens, len(store))
+    (ours,), (theirs,) = facts["sources"], store.manifest.sources
+    assert ours | {"name": ""} == dataclasses.asdict(theirs) | {"name": ""}
+    assert facts["settings"] == store.manifest.settings
+
+
+def test_npy_that_is_up_to_date_is_left_alone(tmp_path: Path, text: Path) -> None:
+    """A second run writes nothing."""
+    npy(text)
+    before = (tmp_path / "corpus.npy").stat()
+    assert "corpus.npy is up to date" in npy(text)
+    assert (tmp_path / "corpus.npy").stat() == before
+    assert leftovers(tmp_path) == []
+
+
+def test_npy_of_changed_text_is_refused_until_overwritten(tmp_path: Path, text: Path) -> None:
+    """A stale file is never taken for a fresh one, and stays as it is until it may be replaced."""
+    npy(text)
+    before = (tmp_path / "corpus.npy").read_bytes()
+    text.write_text("other")
+    said = npy(text, code=2)
+    assert "corpus.npy was made from other settings or input" in said and "--overwrite" in said
+    assert (tmp_path / "corpus.npy").read_bytes() == before
+    assert leftovers(tmp_path) == []
+    npy(text, "--overwrite")
+    assert np.load(tmp_path / "corpus.npy").tolist() == expected_ids(["other"])[0]
+    assert "limit: 1" in npy(text, "--limit", 1, code=2)
+
+
+def test_npy_that_was_refused_and_then_removed_is_made_anew(tmp_path: Path, text: Path) -> None:
+    """After a refusal, taking the old file away is enough."""
+    npy(text)
+    text.write_text("other")
+    npy(text, code=2)
+    (tmp_path / "corpus.npy").unlink()
+    npy(text)
+    assert np.load(tmp_path / "corpus.npy").tolist() == expected_ids(["other"])[0]
+
+
+def test_npy_of_somebody_else_is_not_replaced(tmp_path: Path, text: Path) -> None:
+    """A file of that name without our sidecar is left alone."""
+    (tmp_path / "corpus.npy").write_bytes(b"mine")
+    assert "Replace it with --overwrite" in npy(text, code=2)
+    assert (tmp_path / "corpus.npy").read_bytes() == b"mine"
+    assert leftovers(tmp_path) == []
+
+
+def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
+    """Another ending, or no -o for what is no single text, is refused."""
+    assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
+    assert "say where the file goes with -o" in npy(lines, code=2)
+    assert "say where the file goes with -o" in npy(text, text, code=2)
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_npy_killed_before_its_sidecar_is_finished_by_the_next_run(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """Wherever it stopped, the same command ends with a file and a sidecar that belong together."""
+    if options:
+        npy(text)
+        text.write_text("other")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("milldam.pipeline.npy.write_file", stop)
+        npy(text, *options, code=130)
+    npy(text, *options)
+    assert "is up to date" in npy(text)
+    assert np.load(tmp_path / "corpus.npy").tolist() == expected_ids([text.read_bytes().decode()])[0]
+    assert leftovers(tmp_path) == []
+
+
+def test_npy_killed_while_it_was_compared_is_still_up_to_date(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that only looked, and was killed at that, leaves nothing that stops the next one."""
+    npy(text)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("milldam.pipeline.npy.run_job", killed)
+        patch.setattr("milldam.pipeline.npy.shutil.rmtree", lambda folder: None)
+        npy(text, code=130)
+    assert "is up to date" in npy(text)
+    assert leftovers(tmp_path) == []
+
+
+def test_npy_keeps_the_rejected_records(tmp_path: Path) -> None:
+    """Records that could not be read are listed beside the file, as they are in a store."""
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "good"}\nbroken\n')
+    said = npy(path, "-o", tmp_path / "x.npy")
+    listed = [one for one in tmp_path.rglob("*rejects*") if "broken" in one.read_text()]
+    assert len(listed) == 1 and str(listed[0]) in said
+
+
+def test_the_demo_corpus_has_a_fixed_result(tmp_path: Path) -> None:
+    """The packaged corpus, to the document and token: a change here changes everybody's stores."""
+    store = tokenize(DEMO / "corpus.jsonl", tmp_path / "s")
+    assert (len(store), store.manifest.tally.read) == (91, 91)
+    assert store.decode(store[0]).startswith("A tide mill works on a clock that nobody winds.")
+
+
+# ---- what is not read ----
+
+
+def test_files_that_are_left_out_are_told_with_the_way_to_read_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the plan on the command line, in the log of the library."""
+    (tmp_path / "in").mkdir()
+    write_lines(tmp_path / "in" / "a.jsonl", ["The mill stands."])
+    (tmp_path / "in" / "README.md").write_text("# Mills")
+    told = f"1 file of no known format (.md 1): {tmp_path}/in/README.md. To read text among them, name it with"
+    result = invoke("tokenize", str(tmp_path / "in"), "-o", str(tmp_path / "a"), "--tokenizer", str(TOKENIZER))
+    assert f"Not read: {told} --input-format txt." in result.stderr
+    milldam.tokenize(tmp_path / "in", tmp_path / "b", tokenizer=TOKENIZER)
+    assert f'not read: {told} input_format="txt".' in caplog.text

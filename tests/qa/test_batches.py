@@ -1,0 +1,614 @@
+"""Batches of windows, plain, time-step-major and in lanes: every chosen window once, rows aligned, exact states.
+
+Stores here have windows of 6 tokens, all of them the window's own number + 5, so that a row says which window it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import ranges
+from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
+from milldam.qa.document_order import CELL
+from milldam.qa.examples import Example
+from milldam.qa.features import Features
+from milldam.qa.lanes import Lanes
+from milldam.qa.selection import Selection
+from milldam.qa.spans import Chosen
+from milldam.qa.window_rows import COLUMNS, Rows, Windows
+from milldam.stores.features.format import FeatureForm
+from milldam.stores.features.manifest import FeatureManifest
+from milldam.stores.features.reader import FeatureStore
+from milldam.stores.features.writer import FeatureShardWriter
+
+LENGTH, PAD, PAD_TYPE = 6, 3, 2
+FIRST_TOKEN = 5
+
+
+def make_features(segments: Sequence[int], answers: Sequence[int | None], pad_left: bool) -> Features:
+    """Windows of documents with so many segments; `answers`: the segment with the answer of each document."""
+    counts = np.array(segments, np.int64)
+    windows = int(counts.sum())
+    example = np.repeat(np.arange(len(counts)), counts)
+    segment = ranges(np.zeros_like(counts), counts)
+    length = 1 + np.arange(windows) % LENGTH
+    places = np.arange(LENGTH)[::-1] if pad_left else np.arange(LENGTH)
+    inside = places < length[:, None]
+    cls = np.full(windows, LENGTH - 1) if pad_left else np.zeros(windows, np.int64)
+    holds = np.array([-1 if answer is None else answer for answer in answers], np.int64)[example] == segment
+    start = np.where(holds, 2, cls)
+    offsets = np.zeros((windows, LENGTH, 2), np.int32)
+    return Features(
+        input_ids=np.where(inside, FIRST_TOKEN + np.arange(windows)[:, None], PAD).astype(np.uint16),
+        token_type_ids=np.where(inside, 1, PAD_TYPE).astype(np.uint8),
+        offsets=offsets,
+        length=length.astype(np.int32),
+        start_positions=start.astype(np.int32),
+        end_positions=start.astype(np.int32),
+        cls_index=cls.astype(np.int32),
+        context_begin=np.zeros(windows, np.int32),
+        context_tokens=length.astype(np.int32),
+        segment=segment.astype(np.int32),
+        segments=counts[example].astype(np.int32),
+        example=example,
+    )
+
+
+@dataclass(frozen=True)
+class MemoryStore:
+    """A feature store without files."""
+
+    segments: tuple[int, ...]
+    answers: tuple[int | None, ...] = ()
+    pad_left: bool = False
+
+    @cached_property
+    def features(self) -> Features:
+        return make_features(self.segments, self.answers or (None,) * len(self.segments), self.pad_left)
+
+    @property
+    def form(self) -> FeatureForm:
+        return FeatureForm(LENGTH, "uint16", PAD, PAD_TYPE, self.pad_left)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.segments)
+
+    @property
+    def examples(self) -> int:
+        return len(self.segments)
+
+    def __len__(self) -> int:
+        return sum(self.segments)
+
+    def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Any]:
+        return {name: getattr(self.features, name)[numbers] for name in columns}
+
+    def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
+        counts = np.array(self.segments, np.int64)
+        return (counts.cumsum() - counts)[examples], counts[examples]
+
+
+def write_store(folder: Path, shards: list[list[int]], pad_left: bool) -> FeatureStore:
+    """A real store with a shard for each list of segment counts."""
+    folder.mkdir(parents=True)
+    form = FeatureForm(LENGTH, "uint16", PAD, PAD_TYPE, pad_left)
+    written = []
+    for number, segments in enumerate(shards):
+        examples = [Example(f"{number}-{k}", "q", "c") for k in range(len(segments))]
+        with FeatureShardWriter(folder, f"train-{number:05}", form) as writer:
+            features = make_features(segments, [0] * len(segments), pad_left)
+            writer.append(features, examples, [Chosen()] * len(segments))
+            written.append(writer.commit())
+    FeatureManifest(form, {}, {"read": [], "write": []}, {}, {}, {}, tuple(written)).write(folder)
+    return FeatureStore(folder)
+
+
+def seen(rows: Rows) -> list[tuple[int, int]]:
+    """(document, segment) of the rows that are no padding."""
+    busy = rows.get("document_mask", np.ones(len(rows["example"]), np.bool_))
+    return list(zip(rows["example"][busy].tolist(), rows["segment_index"][busy].tolist(), strict=True))
+
+
+def all_windows(segments: Sequence[int], most: int | None = None) -> Counter[tuple[int, int]]:
+    """Every (document, segment), of the first `most` segments."""
+    return Counter((k, t) for k, count in enumerate(segments) for t in range(min(count, most or count)))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches have the same arrays."""
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+documents = st.lists(st.integers(1, 7), min_size=1, max_size=40)
+selections = st.none() | st.builds(
+    lambda strategy, most, seed: Selection(strategy=strategy, max_segments=most, seed=seed),
+    st.sampled_from(["first_n", "answer_centered", "random_continuous"]),
+    st.integers(1, 5),
+    st.integers(0, 9),
+)
+
+
+@pytest.fixture(params=["right", "left"])
+def real(request: pytest.FixtureRequest, tmp_path: Path) -> FeatureStore:
+    """13 documents with 34 windows in three shards."""
+    return write_store(tmp_path / "s", [[1, 3, 2, 7], [1], [4, 2, 1, 1, 5, 3, 2, 2]], request.param == "left")
+
+
+# ---- plain windows ----
+
+
+@given(documents, st.integers(1, 9), st.integers(1, 4), st.booleans())
+def test_plain_batches_bring_every_window_once_an_epoch(
+    segments: list[int], batch_size: int, ranks: int, shuffle: bool
+) -> None:
+    """Whatever the batch size and the ranks, two epochs are every window twice."""
+    samples = WindowSamples(MemoryStore(tuple(segments)))
+    found: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        batches = samples.batches(batch_size, seed=3, shuffle=shuffle, rank=rank, world_size=ranks, epochs=2)
+        found.update(itertools.chain.from_iterable(map(seen, batches)))
+    assert found == all_windows(segments) + all_windows(segments)
+
+
+def test_a_plain_batch_has_the_columns_that_models_take(real: FeatureStore) -> None:
+    """Names, shapes and dtypes, and the values of one window as the store gives them."""
+    samples = WindowSamples(real)
+    batch = next(samples.batches(34, shuffle=False))
+    assert tuple(batch) == COLUMNS
+    assert {batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")} == {(34, LENGTH)}
+    assert {name for name in COLUMNS if batch[name].dtype != np.int64} == {"has_answer"}
+    for number in range(len(real)):
+        window = real[number]
+        for name in set(COLUMNS) - {"example", "window"}:
+            assert np.array_equal(batch[name][number], window[name]), name
+            assert np.array_equal(samples[number][name], window[name]), name
+    assert batch["window"].tolist() == list(range(34))
+    assert batch["example"].tolist() == np.repeat(np.arange(13), real.windows_of(np.arange(13))[1]).tolist()
+
+
+def test_plain_batches_are_the_same_with_arrays_used_again_and_made_ahead(real: FeatureStore) -> None:
+    """copy=False, prefetch and a narrow dtype change no value."""
+    samples = WindowSamples(real, columns=[*COLUMNS, "offset_mapping"])
+    expected = list(samples.batches(4, seed=5))
+    for options in ({"copy": False}, {"prefetch": 2}, {"dtype": np.uint16}):
+        made = samples.batches(4, seed=5, **options)
+        assert all(same(batch, wanted) for batch, wanted in zip(made, expected, strict=True))
+
+
+def test_an_unknown_column_is_refused_with_those_there_are() -> None:
+    """A typo is answered with what was probably meant."""
+    with pytest.raises(ConfigError, match=r'no column "input_id".*Did you mean "input_ids"'):
+        WindowSamples(MemoryStore((1,)), columns=["input_id"])
+    with pytest.raises(ConfigError, match="is one name"):
+        WindowSamples(MemoryStore((1,)), columns="input_ids")
+
+
+# ---- time steps ----
+
+
+def check_steps(steps: TimeSteps, store: Windows, counts: Sequence[int]) -> None:
+    """Row b is document b at every step, and padding from its end on."""
+    assert len(steps) == max(counts)
+    for t, step in enumerate(steps):
+        there = [t < count for count in counts]
+        assert step["document_mask"].tolist() == there
+        assert step["example"].tolist() == [k if on else -1 for k, on in zip(steps.examples, there, strict=True)]
+        check_rows(step, store)
+
+
+def check_rows(rows: Rows, store: Windows) -> None:
+    """Rows with a window are that window's, rows without are padding."""
+    busy = rows["document_mask"]
+    first, _ = store.windows_of(rows["example"][busy])
+    window = first + rows["segment_index"][busy]
+    assert (rows["input_ids"][busy].max(axis=1, where=rows["attention_mask"][busy] > 0, initial=0) == window + 5).all()
+    pads = {name: column[~busy] for name, column in rows.items()}
+    assert (pads["input_ids"] == PAD).all()
+    assert (pads["token_type_ids"] == PAD_TYPE).all()
+    assert not pads["attention_mask"].any()
+    cls = LENGTH - 1 if store.form.pad_left else 0
+    for name in ("cls_index", "start_positions", "end_positions"):
+        assert (pads[name] == cls).all()
+    assert not pads["has_answer"].any()
+    assert (pads["example"] == -1).all()
+
+
+def test_documents_of_1_3_and_2_segments_give_aligned_rows() -> None:
+    """[A, B, C], [pad, B, C], [pad, B, pad]: where a short document comes first, too."""
+    steps = next(DocumentSamples(MemoryStore((1, 3, 2))).batches(3, shuffle=False))
+    assert [step["example"].tolist() for step in steps] == [[0, 1, 2], [-1, 1, 2], [-1, 1, -1]]
+    assert [step["segment_index"].tolist() for step in steps] == [[0, 0, 0], [-1, 1, 1], [-1, 2, -1]]
+    assert [step["document_mask"].tolist() for step in steps] == [[True] * 3, [False, True, True], [False, True, False]]
+    assert steps.examples.tolist() == [0, 1, 2]
+
+
+@given(documents, st.integers(1, 9), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 3))
+def test_time_steps_are_aligned_and_complete(
+    segments: list[int], batch_size: int, ranks: int, pad_left: bool, grouped: bool, seed: int
+) -> None:
+    """Any segment counts, batch sizes and ranks: rows fixed, padding right, every window once an epoch."""
+    store = MemoryStore(tuple(segments), pad_left=pad_left)
+    samples = DocumentSamples(store, group_by_length=grouped)
+    found: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        for steps in samples.batches(batch_size, seed=seed, rank=rank, world_size=ranks, epochs=2):
+            check_steps(steps, store, [segments[k] for k in steps.examples])
+            found.update(itertools.chain.from_iterable(map(seen, steps)))
+    assert found == all_windows(segments) + all_windows(segments)
+
+
+def test_time_steps_of_a_real_store(real: FeatureStore) -> None:
+    """Aligned, complete and padded on the store's side, across shards."""
+    samples = DocumentSamples(real)
+    _, counts = real.windows_of(np.arange(real.examples))
+    found: Counter[tuple[int, int]] = Counter()
+    for steps in samples.batches(5, seed=2, prefetch=2):
+        assert steps[0]["document_mask"].all()
+        for t, step in enumerate(steps):
+            assert step["document_mask"].tolist() == (counts[steps.examples] > t).tolist()
+            assert (step["input_ids"][~step["document_mask"]] == PAD).all()
+            busy = step["document_mask"]
+            numbers = real.windows_of(step["example"][busy])[0] + t
+            for name, stored in real.rows(numbers, ("input_ids", "cls_index", "attention_mask")).items():
+                assert np.array_equal(step[name][busy], stored)
+        found.update(itertools.chain.from_iterable(map(seen, steps)))
+    assert found == all_windows(counts.tolist())
+    assert samples[3]["segment_index"].tolist() == list(range(7))
+
+
+def test_time_steps_stay_as_they_are_when_kept(real: FeatureStore) -> None:
+    """No array is used again, whatever `copy` says."""
+    samples = DocumentSamples(real)
+    kept = list(samples.batches(4, seed=1, epochs=3, copy=False))
+    again = samples.batches(4, seed=1, epochs=3)
+    assert all(same(one, other) for one, other in zip(kept, again, strict=True))
+
+
+def test_time_steps_are_not_held_by_the_loader(real: FeatureStore) -> None:
+    """A batch of a long document is gone when its user lets it go."""
+    for copy in (True, False):
+        batches = DocumentSamples(real).batches(4, copy=copy)
+        steps = next(batches)
+        held = weakref.ref(steps[0]["input_ids"].base)
+        del steps
+        assert held() is None
+
+
+@given(documents, st.integers(1, 6), st.integers(0, 12), selections, st.booleans())
+def test_documents_resume_from_json_anywhere_with_other_ranks(
+    segments: list[int], batch_size: int, stop: int, selection: Selection | None, grouped: bool
+) -> None:
+    """One rank up to anywhere, then two from its state: each (epoch, document) once, the same segments."""
+    samples = DocumentSamples(MemoryStore(tuple(segments)), selection=selection, group_by_length=grouped)
+    whole = Counter(itertools.chain(*map(seen, itertools.chain(*samples.batches(3, seed=4, epochs=2)))))
+    first = samples.batches(batch_size, seed=4, epochs=2)
+    # What was at the end would begin the next epochs.
+    before = list(itertools.islice(first, min(stop, len(first) - 1)))
+    state = json.loads(json.dumps(first.state_dict()))
+    found = Counter(itertools.chain(*map(seen, itertools.chain(*before))))
+    for rank in range(2):
+        second = samples.batches(2, seed=4, epochs=2, rank=rank, world_size=2)
+        second.load_state_dict(state)
+        found.update(itertools.chain(*map(seen, itertools.chain(*second))))
+    assert found == whole
+
+
+def test_a_state_with_another_selection_is_refused() -> None:
+    """The sentence names what is different."""
+    store = MemoryStore((3, 4))
+    state = DocumentSamples(store).batches(1).state_dict()
+    other = DocumentSamples(store, selection=Selection(max_segments=2)).batches(1)
+    with pytest.raises(MismatchError, match="selection was None"):
+        other.load_state_dict(state)
+
+
+def test_samples_pickle_and_batches_go_on(real: FeatureStore) -> None:
+    """A copy in another process stands where the original stands."""
+    for samples in (WindowSamples(real), DocumentSamples(real, group_by_length=True)):
+        batches = samples.batches(3, seed=2)
+        next(batches)
+        copy = pickle.loads(pickle.dumps(batches))
+        assert all(same(one, other) for one, other in zip(copy, batches, strict=True))
+    steps = next(DocumentSamples(real).batches(3))
+    assert same(pickle.loads(pickle.dumps(steps)), steps)
+
+
+# ---- grouped by length ----
+
+
+def padding_share(samples: DocumentSamples, batch_size: int, **options: Any) -> float:
+    masks = [np.stack([step["document_mask"] for step in steps]) for steps in samples.batches(batch_size, **options)]
+    return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.size for mask in masks)
+
+
+def test_grouping_by_length_saves_padding() -> None:
+    """In every epoch, though an epoch's end is no multiple of a cell, and on every rank."""
+    lengths = np.random.default_rng(1).geometric(0.15, 1500).tolist()
+    store = MemoryStore(tuple(lengths))
+    plain, grouped = (
+        DocumentSamples(store, columns=["example"]),
+        DocumentSamples(store, group_by_length=True, columns=["example"]),
+    )
+    assert padding_share(plain, 16, epochs=3) > 0.5
+    assert padding_share(grouped, 16, epochs=3) < 0.1
+    assert padding_share(grouped, 8, epochs=3, rank=1, world_size=4) < 0.12
+
+
+def test_grouping_is_another_order_in_every_epoch_and_for_every_seed() -> None:
+    """Cells of documents are permuted anew; without a shuffle they come from short to long."""
+    samples = DocumentSamples(MemoryStore(tuple(1 + k % 7 for k in range(4 * CELL))), group_by_length=True)
+    batches = [steps.examples.tolist() for steps in samples.batches(CELL, seed=1, epochs=2)]
+    assert batches[:4] != batches[4:]
+    assert batches[:4] != [steps.examples.tolist() for steps in samples.batches(CELL, seed=2)]
+    in_sequence = [len(steps) for steps in samples.batches(CELL, shuffle=False)]
+    assert in_sequence == sorted(in_sequence)
+
+
+# ---- which segments ----
+
+
+@given(documents, selections, st.integers(0, 3), st.data())
+def test_a_selection_is_a_stretch_of_the_document_with_its_answer(
+    segments: list[int], selection: Selection | None, epoch: int, data: st.DataObject
+) -> None:
+    """Within the document, as long as can be; answer_centered holds the answer, in the middle where there is room."""
+    selection = selection or Selection(strategy="answer_centered", max_segments=3)
+    answers = tuple(data.draw(st.none() | st.integers(0, count - 1)) for count in segments)
+    store = MemoryStore(tuple(segments), answers)
+    first, count = selection.choose(store, np.arange(len(segments)), epoch)
+    most = selection.max_segments
+    assert count.tolist() == [min(most, total) for total in segments]
+    assert (first >= 0).all() and (first + count <= np.array(segments)).all()
+    if selection.strategy == "first_n":
+        assert not first.any()
+    if selection.strategy == "answer_centered":
+        for begin, total, answer in zip(first.tolist(), segments, answers, strict=True):
+            if answer is None:
+                assert begin == 0
+                continue
+            assert begin <= answer < begin + most
+            # No other stretch has it nearer to the middle.
+            off = [abs(2 * (answer - b) - (min(most, total) - 1)) for b in range(max(1, total - most + 1))]
+            assert off[begin] == min(off)
+
+
+def test_an_answer_in_several_segments_is_centred_on_the_middle_one() -> None:
+    """Windows overlap, so an answer can be in a run of them."""
+
+    class Overlapping(MemoryStore):
+        def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Any]:
+            holds = (numbers >= 4) & (numbers <= 6)
+            return {"start_positions": np.where(holds, 2, 0), "cls_index": np.zeros(len(numbers), np.int64)}
+
+    first, count = Selection(strategy="answer_centered", max_segments=3).choose(Overlapping((10,)), np.array([0]), 0)
+    assert (first.tolist(), count.tolist()) == ([4], [3])
+
+
+def test_long_documents_are_searched_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same segments, however many windows are read at once."""
+    segments = tuple(range(1, 30))
+    store = MemoryStore(segments, tuple(count // 2 for count in segments))
+    selection = Selection(strategy="answer_centered", max_segments=3)
+    whole = selection.choose(store, np.arange(29), 0)
+    monkeypatch.setattr("milldam.qa.selection._WINDOWS_AT_ONCE", 20)
+    assert np.array_equal(selection.choose(store, np.arange(29), 0), whole)
+
+
+@given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))
+def test_random_segments_are_the_same_for_any_batch_size_and_ranks(
+    segments: list[int], most: int, batch_size: int, ranks: int
+) -> None:
+    """What is chosen of a document depends on seed, epoch and document alone."""
+    store = MemoryStore(tuple(segments))
+    selection = Selection(strategy="random_continuous", max_segments=most, seed=7)
+    samples = DocumentSamples(store, selection=selection)
+    expected: Counter[tuple[int, int]] = Counter()
+    for epoch in range(2):
+        first, count = selection.choose(store, np.arange(len(segments)), epoch)
+        for k, (begin, chosen) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+            expected.update((k, begin + t) for t in range(chosen))
+    found: Counter[tuple[int, int]] = Counter()
+    in_lanes: Counter[tuple[int, int]] = Counter()
+    for rank in range(ranks):
+        batches = samples.batches(batch_size, rank=rank, world_size=ranks, epochs=2)
+        found.update(itertools.chain(*map(seen, itertools.chain(*batches))))
+        lanes = Lanes(store, batch_size, selection=selection, rank=rank, world_size=ranks, epochs=2)
+        in_lanes.update(itertools.chain(*map(seen, lanes)))
+    assert found == expected
+    assert in_lanes == expected
+
+
+def test_random_segments_change_with_epoch_and_seed_and_reach_every_begin() -> None:
+    """All begins come about equally often."""
+    store = MemoryStore((9,) * 2000)
+    numbers = np.arange(2000)
+    chosen = Selection(strategy="random_continuous", max_segments=5, seed=1)
+    first, _ = chosen.choose(store, numbers, 0)
+    assert np.bincount(first, minlength=5).min() > 300
+    assert not np.array_equal(first, chosen.choose(store, numbers, 1)[0])
+    other = Selection(strategy="random_continuous", max_segments=5, seed=2)
+    assert not np.array_equal(first, other.choose(store, numbers, 0)[0])
+    mixed = chosen.choose(store, numbers, np.array([0, 1]).repeat(1000))[0]
+    assert np.array_equal(mixed[:1000], first[:1000])
+
+
+def test_a_wrong_selection_is_refused() -> None:
+    """Strategy and number, each in a sentence."""
+    with pytest.raises(ConfigError, match="Did you mean"):
+        Selection(strategy="answer_centred", max_segments=2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="use 1 or more"):
+        Selection(max_segments=0)
+
+
+# ---- lanes ----
+
+
+def check_lanes(steps: Iterable[Rows], store: MemoryStore) -> list[tuple[int, int]]:
+    """A lane goes through a document segment by segment, and resets where one begins; all (document, segment)."""
+    found: list[tuple[int, int]] = []
+    last: list[tuple[int, int]] | None = None
+    ended = False
+    for step in steps:
+        check_rows(step, store)
+        now = list(zip(step["example"].tolist(), step["segment_index"].tolist(), strict=True))
+        for lane, (document, segment) in enumerate(now):
+            assert bool(step["reset"][lane]) == (document >= 0 and segment == 0)
+            if segment > 0 and last is not None:
+                assert last[lane] == (document, segment - 1)
+        # Once a lane finds no document, no document is left for any.
+        assert not (ended and step["reset"].any())
+        ended = ended or not step["document_mask"].all()
+        last = now
+        found += seen(step)
+    return found
+
+
+@given(documents, st.integers(1, 7), st.integers(1, 3), st.booleans(), st.booleans())
+def test_lanes_bring_every_window_once_an_epoch_without_padding_before_the_end(
+    segments: list[int], lanes: int, ranks: int, shuffle: bool, pad_left: bool
+) -> None:
+    """Any lanes and ranks: documents in one piece, no free lane while documents wait, ranks end together."""
+    store = MemoryStore(tuple(segments), pad_left=pad_left)
+    found: Counter[tuple[int, int]] = Counter()
+    steps = []
+    for rank in range(ranks):
+        made = Lanes(store, lanes, seed=5, rank=rank, world_size=ranks, epochs=2, shuffle=shuffle)
+        all_steps = list(made)
+        steps.append(len(all_steps))
+        found.update(check_lanes(all_steps, store))
+        assert made.count_steps() == len(all_steps)
+    assert found == all_windows(segments) + all_windows(segments)
+    assert len(set(steps)) == 1
+
+
+@settings(max_examples=60)
+@given(documents, st.integers(1, 6), st.integers(1, 3), st.integers(0, 40), selections, st.integers(0, 2))
+def test_lanes_resume_exactly_from_json(
+    segments: list[int], lanes: int, ranks: int, stop: int, selection: Selection | None, prefetch: int
+) -> None:
+    """Stopped anywhere, the rest is what it would have been; a rank can take another rank's state of the same step."""
+    store = MemoryStore(tuple(segments))
+
+    def make(rank: int) -> Lanes:
+        options: dict[str, Any] = {"selection": selection, "seed": 3, "epochs": 2, "prefetch": prefetch}
+        return Lanes(store, lanes, rank=rank, world_size=ranks, **options)
+
+    for rank in range(ranks):
+        whole = list(make(rank))
+        stopped = make(rank)
+        taken = list(itertools.islice(stopped, min(stop, len(whole) - 1)))
+        state = json.loads(json.dumps(stopped.state_dict()))
+        assert len(json.dumps(state)) < 2000
+        for other in range(ranks):
+            resumed = make(other)
+            resumed.load_state_dict(state)
+            rest = list(make(other))[len(taken) :]
+            assert same(list(resumed), rest)
+
+
+def test_lanes_go_on_with_the_next_epochs() -> None:
+    """Loop after loop in another order; a state at the very end begins the next loop."""
+    store = MemoryStore(tuple(1 + k % 4 for k in range(30)))
+    lanes = Lanes(store, 4, seed=1)
+    first, second = list(lanes), list(lanes)
+    assert Counter(check_lanes(first, store)) == Counter(check_lanes(second, store)) == all_windows(store.segments)
+    assert [seen(step) for step in first] != [seen(step) for step in second]
+    stopped = Lanes(store, 4, seed=1)
+    for _ in range(len(first)):
+        next(stopped)
+    resumed = Lanes(store, 4, seed=1)
+    resumed.load_state_dict(stopped.state_dict())
+    assert same(list(resumed), second)
+    endless = Lanes(store, 4, seed=1, epochs=None)
+    assert all(step["document_mask"].all() for step in itertools.islice(endless, 100))
+
+
+def test_lanes_refuse_the_state_of_others() -> None:
+    """Another number of lanes or ranks, another seed or store: each is named."""
+    store = MemoryStore((3, 1, 2))
+    state = Lanes(store, 2, seed=1).state_dict()
+    others = {
+        "lanes was 2, is 3": Lanes(store, 3, seed=1),
+        "world_size was 1, is 2": Lanes(store, 2, seed=1, world_size=2),
+        "seed was 1, is 2": Lanes(store, 2, seed=2),
+        "store was": Lanes(MemoryStore((3, 1, 3)), 2, seed=1),
+    }
+    for sentence, lanes in others.items():
+        with pytest.raises(MismatchError, match=sentence):
+            lanes.load_state_dict(state)
+    with pytest.raises(StoreError, match="The state of lanes: damaged: no "):
+        Lanes(store, 2).load_state_dict({"version": 1})
+
+
+def test_lanes_of_a_real_store_are_busy_where_time_steps_wait(real: FeatureStore) -> None:
+    """Many epochs over 13 documents: hardly a row of padding; the lanes pickle with where they stand."""
+    lanes = Lanes(real, 4, seed=1, epochs=40)
+    next(lanes)
+    copy = pickle.loads(pickle.dumps(lanes))
+    assert all(same(one, other) for one, other in zip(copy, lanes, strict=True))
+    lanes = Lanes(real, 4, seed=1, epochs=40)
+    steps = sum(1 for _ in lanes)
+    assert steps == lanes.count_steps()
+    assert padding_share(DocumentSamples(real), 4, seed=1, epochs=40) > 0.3
+    assert lanes.busy_share == 1.0  # of the loop that has not begun
+    lanes = Lanes(real, 4, seed=1, epochs=40)
+    for _ in range(steps):
+        next(lanes)
+    assert lanes.busy_share == 34 * 40 / (steps * 4) > 0.98
+
+
+def test_documents_without_windows_are_passed_over() -> None:
+    """In time steps they are a row of padding; lanes give them no step."""
+    store = MemoryStore((0, 2, 0, 1))
+    steps = next(DocumentSamples(store).batches(4, shuffle=False))
+    assert [step["example"].tolist() for step in steps] == [[-1, 1, -1, 3], [-1, 1, -1, -1]]
+    assert len(next(DocumentSamples(store).batches(1, shuffle=False))) == 1
+    assert [seen(step) for step in Lanes(store, 1, shuffle=False)] == [[(1, 0)], [(1, 1)], [(3, 0)]]
+
+
+def test_an_empty_store_is_refused() -> None:
+    """There is nothing to make batches of."""
+    for make in (WindowSamples, DocumentSamples):
+        with pytest.raises(ConfigError, match="no windows"):
+            make(MemoryStore(()))
+
+
+# ---- tensors ----
+
+
+def test_batches_become_tensors_of_the_same_values(real: FeatureStore) -> None:
+    """Plain batches, time steps and lanes, without a copy."""
+    pytest.importorskip("torch")
+    from milldam.qa.torch_batches import to_tensors
+
+    for batch in (
+        next(WindowSamples(real).batches(3)),
+        next(DocumentSamples(real).batches(3)),
+        next(Lanes(real, 3)),
+    ):
+        tensors = to_tensors(batch)
+        pairs = zip(batch, tensors, strict=True) if isinstance(batch, list) else [(batch, tensors)]
+        for rows, there in pairs:
+            assert {name: tensor.numpy().tolist() for name, tensor in there.items()} == {
+                name: column.tolist() for name, column in rows.items()
+            }
+            assert there["input_ids"].data_ptr() == rows["input_ids"].ctypes.data

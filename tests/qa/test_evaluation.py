@@ -1,0 +1,316 @@
+"""Exact match and F1 as the official SQuAD scripts define them; the numbers here are worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import tokenizers
+from milldam.cli import main
+from milldam.errors import ConfigError, InputError
+from milldam.qa.answering import answers
+from milldam.qa.evaluation import evaluate, exact_match, f1, kind_of, normalized
+from milldam.qa.job import prepare
+
+QUESTIONS = [
+    ("n", ["1,990"]),
+    ("s", ["the Eiffel Tower", "Eiffel Tower in Paris"]),
+    ("l", ["in the 10th and 11th centuries"]),
+    ("u1", []),
+    ("u2", []),
+]
+PREDICTIONS = {"n": "1990", "s": "Tower", "l": "10th centuries", "u1": "", "u2": "something"}
+
+
+def flat(questions: list[tuple[str, list[str]]] = QUESTIONS) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": id,
+            "title": "",
+            "context": " ".join(gold) or "Nothing.",
+            "question": "What?",
+            "answers": {"text": gold, "answer_start": [0] * len(gold)},
+        }
+        for id, gold in questions
+    ]
+
+
+def squad(questions: list[tuple[str, list[str]]] = QUESTIONS) -> dict[str, Any]:
+    qas = [
+        {"id": id, "question": "What?", "answers": [{"text": text, "answer_start": 0} for text in gold]}
+        for id, gold in questions
+    ]
+    return {"version": "v2.0", "data": [{"title": "", "paragraphs": [{"context": "Nothing.", "qas": qas}]}]}
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+# ---- one answer against another ----
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("The  Eiffel-Tower!", "eiffeltower"),
+        ("a an the", ""),
+        ("theatre", "theatre"),
+        ("$1,990.5", "19905"),
+        ("It's\tan\u00a0apple", "its apple"),
+        ("\u00abParis\u00bb", "\u00abparis\u00bb"),
+    ],
+)
+def test_normalisation_is_the_official_one(text: str, left: str) -> None:
+    """Lower case, no ASCII punctuation, no articles, single spaces; other punctuation stays."""
+    assert normalized(text) == left
+
+
+def test_f1_counts_words_with_repeats() -> None:
+    """Precision and recall are over bags of words."""
+    assert f1("new york new york", "new york") == pytest.approx(2 / 3)
+    assert f1("york", "boston") == 0
+    assert (f1("", ""), f1("", "x"), f1("the", "")) == (1, 0, 1)
+    assert f1("", "", "1.1") == 0, "the script of v1.1 knows no empty answers"
+    assert (exact_match("The cat.", "cat"), exact_match("cats", "cat")) == (1, 0)
+
+
+def test_kinds_of_answers() -> None:
+    """Numbers, up to three words, and more."""
+    assert [kind_of(text) for text in ("1,990", "12 %", "10th", "1990s", "$5")] == ["number"] * 5
+    assert [kind_of(text) for text in ("5 million", "Paris", "one two three")] == ["short"] * 3
+    assert kind_of("one two three four") == "long"
+
+
+# ---- many ----
+
+
+@pytest.mark.parametrize("form", ["records", "flat.jsonl", "squad.json", "document"])
+def test_scores_by_hand(tmp_path: Path, form: str) -> None:
+    """Exact match and F1, in all and by type, from every form of references."""
+    (tmp_path / "flat.jsonl").write_text("".join(json.dumps(one) + "\n" for one in flat()), encoding="utf-8")
+    written(tmp_path / "squad.json", squad())
+    references: Any = {"records": flat(), "document": squad()}.get(form, tmp_path / form)
+    scores = evaluate(references, PREDICTIONS)
+    long_f1 = 2 * 1.0 * 0.4 / 1.4  # of "in 10th and 11th centuries"
+    f1s = {"n": 1.0, "s": 2 / 3, "l": long_f1, "u1": 1.0, "u2": 0.0}
+    assert scores.version == "2.0"
+    assert (scores.total, scores.exact) == (5, 40.0)
+    assert scores.f1 == pytest.approx(100 * sum(f1s.values()) / 5)
+    exact = {name: (group.total, group.exact) for name, group in scores.groups.items()}
+    assert exact == {
+        "all": (5, 40.0),
+        "answerable": (3, pytest.approx(100 / 3)),
+        "unanswerable": (2, 50.0),
+        "number": (1, 100.0),
+        "short": (1, 0.0),
+        "long": (1, 0.0),
+    }
+    assert scores.groups["long"].f1 == pytest.approx(100 * long_f1)
+    official = scores.as_dict()
+    assert (official["HasAns_total"], official["NoAns_exact"], official["NoAns_f1"]) == (3, 50.0, 50.0)
+
+
+def test_missing_predictions_count_zero_and_are_named() -> None:
+    """So that a file cut short does not score better; what nobody asked is counted besides."""
+    scores = evaluate(flat(), {"n": "1990", "u1": "", "other": "x"})
+    assert (scores.exact, scores.missing, scores.unknown) == (40.0, ("s", "l", "u2"), 1)
+
+
+def test_version_follows_from_the_questions() -> None:
+    """Where every question has an answer, the script of v1.1 counts; it differs on answers that come to nothing."""
+    only_article = flat([("q", ["the", "dog"])])
+    assert evaluate(only_article, {"q": "a"}).version == "1.1"
+    assert evaluate(only_article, {"q": "a"}).exact == 100
+    assert evaluate(only_article, {"q": "a"}, version="2.0").exact == 0, "v2 leaves out gold answers of nothing"
+
+
+def test_thresholds_on_null_odds() -> None:
+    """Best scores over all thresholds, and the scores at a given one; a high threshold changes nothing."""
+    odds = {"n": -5.0, "s": -1.0, "l": 0.5, "u1": 3.0, "u2": 1.5}
+    scores = evaluate(flat(), PREDICTIONS, odds, threshold=None)
+    # All empty: 2 of 5. Letting n through adds 1; s, l add 0 in exact; u2 takes 1; u1 is empty anyway.
+    assert scores.best is not None
+    assert (scores.best.exact, scores.best.exact_threshold) == (60.0, -5.0)
+    assert scores.best.f1 == pytest.approx(100 * (2 + 1 + 2 / 3 + 0.8 / 1.4) / 5)
+    assert scores.best.f1_threshold == 0.5
+    assert scores.exact == 40.0, "as the predictions have it"
+    at = evaluate(flat(), PREDICTIONS, odds, threshold=0.5)
+    assert (at.exact, at.f1) == (60.0, pytest.approx(scores.best.f1))
+    assert evaluate(flat(), PREDICTIONS, odds).exact == 60.0, "above 1.0, as v2's script has it"
+    assert evaluate(flat(), PREDICTIONS, odds | {"u2": 1.0}).exact == 40.0
+    assert evaluate(flat(), PREDICTIONS, odds, threshold=math.inf).exact == 40.0
+    names = ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
+    assert all(name in scores.as_dict() for name in names)
+
+
+def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
+    """Files that are not there, not JSON or of another form; a threshold without odds; odds that are missing."""
+    with pytest.raises(InputError, match=r"none\.json: can't be read"):
+        evaluate(flat(), tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(InputError, match=r"broken\.json: not JSON"):
+        evaluate(flat(), tmp_path / "broken.json")
+    with pytest.raises(InputError, match="found a list"):
+        evaluate(flat(), written(tmp_path / "list.json", ["x"]))
+    with pytest.raises(InputError, match='"n" has null where a text is needed'):
+        evaluate(flat(), {"n": None})
+    with pytest.raises(ConfigError, match="give null_odds"):
+        evaluate(flat(), PREDICTIONS, threshold=0.5)
+    with pytest.raises(InputError, match='no null odds for 4 of 5 predictions, such as "s"'):
+        evaluate(flat(), PREDICTIONS, {"n": 0.0})
+    with pytest.raises(InputError, match="no questions"):
+        evaluate([], PREDICTIONS)
+    with pytest.raises(InputError, match="'answers'"):
+        evaluate([{"id": "x"}], PREDICTIONS)
+    with pytest.raises(InputError, match="answers that can't be used"):
+        evaluate([{"id": "x", "answers": {"text": "not in a list"}}], PREDICTIONS)
+    with pytest.raises(InputError, match='no list "data"'):
+        evaluate({"version": "1"}, PREDICTIONS)
+
+
+def test_right_logits_score_100(tmp_path: Path, wordpiece_json: str) -> None:
+    """From examples over windows, logits at the stated positions and answers back: everything is right."""
+    tokenizer = tokenizers.Tokenizer.from_str(str(wordpiece_json))
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "In 1990 the price was $500 (in Paris), and many people came from far away to see it. "
+    wanted = [("a", "500"), ("b", "Paris"), ("c", "1990"), ("d", ""), ("e", "many people came")]
+    records = [one | {"context": text * 4} for one in flat([(id, [gold] if gold else []) for id, gold in wanted])]
+    for record, (_, gold) in zip(records, wanted, strict=True):
+        record["answers"]["answer_start"] = [len(text) * 2 + text.index(gold)] if gold else []
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    store = prepare(
+        path, tmp_path / "s", tokenizer=tmp_path / "tokenizer.json", max_seq_length=48, overlap=16, workers=1
+    )
+    rows = store.rows(np.arange(len(store)), ("start_positions", "end_positions"))
+    start, end = np.random.default_rng(0).normal(size=(2, len(store), 48)).astype(np.float32)
+    for logits, positions in ((start, rows["start_positions"]), (end, rows["end_positions"])):
+        logits[np.arange(len(store)), positions] += 20
+    answers(store, start, end).write_predictions(tmp_path / "p.json", null_odds=tmp_path / "odds.json")
+    for references in (path, tmp_path / "s", store):
+        scores = evaluate(references, tmp_path / "p.json", tmp_path / "odds.json")
+        assert (scores.total, scores.exact, scores.f1, scores.missing) == (5, 100.0, 100.0, ())
+    found = list(answers(store, start, end))
+    assert [one.text for one in found] == [gold for _, gold in wanted]
+    assert found[0].span == (len(text) * 2 + text.index("500"), len(text) * 2 + text.index("500") + 3)
+    assert evaluate(path, answers(store, start, end)).exact == 100.0
+
+
+def test_references_must_be_whole(tmp_path: Path) -> None:
+    """A record that can't be used is an error: scores over the others would look like scores over all."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text(json.dumps(flat()[0]) + "\n" + '{"id": "x"}\n')
+    with pytest.raises(InputError, match=r"line 2: .*References must be whole"):
+        evaluate(path, PREDICTIONS)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_references_need_ids_and_answers_alone(tmp_path: Path, form: str) -> None:
+    """As for the official scripts: no question, no context or an empty one, and no place of an answer."""
+    records = [{"id": id, "answers": {"text": gold}} for id, gold in QUESTIONS]
+    path = tmp_path / f"references.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    elif form == "json":
+        qas = [{"id": id, "answers": [{"text": text} for text in gold]} for id, gold in QUESTIONS]
+        written(path, {"data": [{"paragraphs": [{"context": "", "qas": qas}]}]})
+    else:
+        table = pa.Table.from_pylist(records)
+        if form == "parquet":
+            pq.write_table(table, path)
+        else:
+            feather.write_feather(table, path)
+    assert evaluate(path, PREDICTIONS).as_dict() == evaluate(flat(), PREDICTIONS).as_dict()
+
+
+def test_a_table_without_answers_is_refused(tmp_path: Path) -> None:
+    """It would make every question one without an answer."""
+    pq.write_table(pa.table({"id": ["n"]}), tmp_path / "r.parquet")
+    with pytest.raises(InputError, match="no column answers; found id"):
+        evaluate(tmp_path / "r.parquet", PREDICTIONS)
+
+
+def test_examples_that_a_store_left_out_are_said(tmp_path: Path, wordpiece_json: str) -> None:
+    """A store scores examples with windows; how many others there were is said, and not where there were none."""
+    tokenizer = tokenizers.Tokenizer.from_str(str(wordpiece_json))
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    records = flat()
+    records[0]["context"] = ""  # rejected
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    prepare(path, tmp_path / "s", tokenizer=tmp_path / "tokenizer.json", max_seq_length=48, overlap=16, workers=1)
+    scores = evaluate(tmp_path / "s", PREDICTIONS)
+    assert (scores.total, scores.left_out, scores.as_dict()["left_out"]) == (4, 1, 1)
+    whole = evaluate(path, PREDICTIONS)
+    assert (whole.total, whole.left_out) == (5, 0)
+    predictions = written(tmp_path / "p.json", PREDICTIONS)
+    done = CliRunner().invoke(main, ["qa-eval", str(tmp_path / "s"), str(predictions)])
+    assert "1 examples were rejected or dropped when the store was made: they are not in the scores" in done.stderr
+
+
+# ---- the command ----
+
+
+def test_command_takes_a_split(tmp_path: Path) -> None:
+    """Of a folder, validation unless told otherwise."""
+    for name, questions in (("train", QUESTIONS[:2]), ("validation", QUESTIONS)):
+        lines = "".join(json.dumps(one) + "\n" for one in flat(questions))
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    predictions = written(tmp_path / "p.json", PREDICTIONS)
+    command = ["qa-eval", str(tmp_path / "data"), str(predictions), "--json"]
+    totals = [
+        json.loads(CliRunner().invoke(main, command + more).stdout)["total"] for more in ([], ["--split", "train"])
+    ]
+    assert totals == [5, 2] == [evaluate(tmp_path / "data", PREDICTIONS).total, 2]
+    assert evaluate(tmp_path / "data", PREDICTIONS, split="train").total == 2
+
+
+def test_command_prints_a_table(tmp_path: Path) -> None:
+    """A row a group, what is missing on standard error, and exit code 0."""
+    references = written(tmp_path / "squad.json", squad())
+    predictions = written(tmp_path / "p.json", {"n": "1990", "u1": "", "u2": "", "l": "centuries", "x": "y"})
+    done = CliRunner().invoke(main, ["qa-eval", str(references), str(predictions)])
+    assert done.exit_code == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0] == ["questions", "exact", "F1"]
+    assert rows[1][:3] == ["all", "5", "60.00"]
+    assert [row[0] for row in rows[1:]] == ["all", "answerable", "number", "short,", "long", "unanswerable"]
+    assert "1 of 5 questions have no prediction and count 0: s" in done.stderr
+    assert "1 predictions are for questions that are not in the references" in done.stderr
+
+
+def test_command_gives_json_and_thresholds(tmp_path: Path) -> None:
+    """The official names, from a folder of files alone."""
+    references = written(tmp_path / "squad.json", squad())
+    predictions = written(tmp_path / "p.json", PREDICTIONS)
+    odds = written(tmp_path / "odds.json", dict.fromkeys(PREDICTIONS, 0.0))
+    command = ["qa-eval", str(references), str(predictions), "--null-odds", str(odds), "--threshold", "1", "--json"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["exact"], found["total"], found["missing"]) == (40.0, 5, 0)
+    assert {"best_exact", "best_f1_thresh", "HasAns_f1", "by_type"} <= set(found)
+    table = CliRunner().invoke(main, command[:-1])
+    assert "Best F1" in table.stdout
+
+
+def test_command_explains_errors(tmp_path: Path) -> None:
+    """A wrong file is one line and exit code 3."""
+    references = written(tmp_path / "squad.json", squad())
+    done = CliRunner().invoke(main, ["qa-eval", str(references), str(tmp_path / "none.json")])
+    assert done.exit_code == 3
+    assert "none.json: can't be read" in done.stderr

@@ -1,0 +1,301 @@
+"""Windows of a question and its context: the same as fast tokenizers cut, whatever the text and the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.qa_recipe import (
+    KINDS,
+    RecipeError,
+    RecipeWindow,
+    examples,
+    recipe_windows,
+    squad_examples,
+    tokenizer_of,
+    windower_of,
+)
+
+import tokenizers
+from milldam.errors import ConfigError, InputError
+from milldam.qa.examples import Answer, Example
+from milldam.qa.features import COLUMNS, Features
+from milldam.qa.memory_tokens import add_memory_tokens, with_memory
+from milldam.qa.rules import QARules
+from milldam.qa.template import template_of
+from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG, Windower
+from milldam.tokenizers.loading import load_tokenizer
+
+CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))
+
+
+def unpadded(features: Features, row: int, *, left: bool) -> slice:
+    length = int(features.length[row])
+    return slice(features.input_ids.shape[1] - length, None) if left else slice(0, length)
+
+
+def assert_same_windows(features: Features, wanted: list[RecipeWindow], *, left: bool) -> None:
+    """Ids, types and places of the context's tokens, window by window; a lone word marker's place aside."""
+    assert len(features) == len(wanted)
+    for row, window in enumerate(wanted):
+        part = unpadded(features, row, left=left)
+        assert features.input_ids[row, part].tolist() == window.ids
+        # HF tokenizers puts types of its own on later windows, where the template has one type for both texts.
+        if row == 0 or set(wanted[0].types) != {0}:
+            assert features.token_type_ids[row, part].tolist() == window.types
+        inside = [at for at, place in enumerate(window.offsets) if place is not None]
+        begin = int(features.context_begin[row]) - (part.start or 0)
+        assert inside == list(range(begin, begin + int(features.context_tokens[row])))
+        ours = features.offsets[row, part]
+        for at, place in enumerate(window.offsets):
+            # A marker that the next token's first character was given to, too, has none here.
+            assert tuple(ours[at]) in ((place, (place[0], place[0])) if place else ((-1, -1),))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(example=examples(), length=st.integers(12, 48), overlap=st.integers(0, 12), context_first=st.booleans())
+def test_windows_are_those_of_the_recipe(
+    kind: str, example: Example, length: int, overlap: int, context_first: bool
+) -> None:
+    """Whatever the text, what comes first, the length and the overlap: the same ids, types, offsets and windows."""
+    tokenizer = tokenizer_of(kind)
+    overlap = min(overlap, length - 6)
+    windower = windower_of(
+        tokenizer_of(kind),
+        {"pad_token": "</s>"} if kind == "llama" else None,
+        max_seq_length=length,
+        overlap=overlap,
+        first="context" if context_first else "question",
+    )
+    prepared = windower([example])
+    try:
+        wanted = recipe_windows(tokenizer, example, length=length, overlap=overlap, context_first=context_first)
+    except RecipeError:
+        assert prepared.dropped == {0: QUESTION_TOO_LONG}
+        assert len(prepared.features) == 0
+        return
+    assert not prepared.dropped
+    assert_same_windows(prepared.features, wanted, left=windower.template.pad_left)
+
+
+@pytest.mark.parametrize("tokenizer_name", ["bert-base-uncased", "xlnet-base-cased", "gpt2", "t5", "qwen2.5"])
+@pytest.mark.parametrize("language", ["zh", "hi", "ar", "en"])
+def test_windows_of_real_tokenizers_on_many_languages(shared_data: Path, tokenizer_name: str, language: str) -> None:
+    """On XQuAD, too, in scripts without spaces, with combining marks, and from right to left."""
+    loaded = json.loads((shared_data / f"squad/xquad.{language}.json").read_text(encoding="utf-8"))
+    some = list(squad_examples(loaded))[::80]
+    tokenizer = load(shared_data / "tokenizers" / tokenizer_name)
+    windower = windower_of(tokenizer, max_seq_length=160, overlap=40)
+    prepared, own = windower(some), windower.template
+    for number, example in enumerate(some):
+        rows = np.flatnonzero(prepared.features.example == number)
+        mine = Features(*(getattr(prepared.features, name)[rows] for name in COLUMNS))
+        try:
+            wanted = recipe_windows(tokenizer, example, length=160, overlap=40, context_first=own.context_first)
+        except RecipeError:
+            assert number in prepared.dropped
+        else:
+            assert_same_windows(mine, wanted, left=own.pad_left)
+
+
+@cache
+def load(folder: Path) -> Any:
+    """Kept: large ones take half a second."""
+    return tokenizers.Tokenizer.from_str(load_tokenizer(str(folder)).json)
+
+
+def test_bert_has_the_question_first_and_pads_on_the_right() -> None:
+    """[CLS] question [SEP] context [SEP], types 0 and 1, zeros behind."""
+    tokenizer = tokenizer_of("bert")
+    features = windower_of(tokenizer, max_seq_length=14, overlap=2)([CITY]).features
+    tokens = [tokenizer.id_to_token(number) for number in features.input_ids[0].tolist()]
+    assert tokens[:9] == ["[CLS]", "what", "city", "[SEP]", "the", "city", "of", "paris", "[SEP]"]
+    assert set(tokens[9:]) == {"[PAD]"}
+    assert features.token_type_ids[0].tolist() == [0] * 4 + [1] * 5 + [0] * 5
+    assert (features.start_positions[0], features.end_positions[0], features.cls_index[0]) == (7, 7, 0)
+    assert features.has_answer.tolist() == [True]
+
+
+def test_xlnet_has_the_context_first_and_pads_on_the_left() -> None:
+    """Padding of type 3, context <sep> question <sep> <cls>; positions count the padding."""
+    tokenizer = tokenizer_of("xlnet")
+    features = windower_of(tokenizer, max_seq_length=14, overlap=2)([CITY]).features
+    tokens = [tokenizer.id_to_token(number) for number in features.input_ids[0].tolist()]
+    assert tokens[-9:] == ["▁the", "▁city", "▁of", "▁paris", "<sep>", "▁what", "▁city", "<sep>", "<cls>"]
+    assert set(tokens[:-9]) == {"<pad>"}
+    assert features.token_type_ids[0].tolist() == [3] * 5 + [0] * 5 + [1] * 3 + [2]
+    assert (features.start_positions[0], features.end_positions[0], features.cls_index[0]) == (8, 8, 13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_white_space_before_a_question_changes_nothing(kind: str) -> None:
+    """As in the recipe: a few sets have questions with much of it."""
+    facts = {"pad_token": "</s>"}
+    plain, spaced = (
+        windower_of(tokenizer_of(kind), facts, max_seq_length=40, overlap=2)(
+            [Example("q", question, "the city of paris")]
+        ).features
+        for question in ("what city", " \t\n  what city")
+    )
+    assert np.array_equal(plain.input_ids, spaced.input_ids)
+
+
+def test_special_tokens_in_texts_do_not_move_cls() -> None:
+    """The recipe takes the first CLS that it sees, which may be a word of the context; ours is the template's."""
+    example = Example("q", "what <cls> <sep>", "the <cls> city [CLS] of paris")
+    features = windower_of(tokenizer_of("xlnet"), max_seq_length=40, overlap=4)([example]).features
+    assert features.cls_index[0] == 39
+    example = Example("q", "what [CLS]", "the [CLS] city")
+    features = windower_of(tokenizer_of("bert"), max_seq_length=40, overlap=4, first="context")([example]).features
+    assert features.cls_index[0] == 0
+
+
+def test_overlap_is_shared_and_hop_is_the_way_on() -> None:
+    """The same windows, said in two ways; the last one ends with the context."""
+    context = " ".join(["paris"] * 30)
+    examples_ = [Example("q", "what", context)]
+    by_overlap = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4)(examples_).features
+    by_hop = windower_of(tokenizer_of("bert"), max_seq_length=14, hop=6)(examples_).features
+    assert np.array_equal(by_overlap.offsets, by_hop.offsets)
+    assert by_overlap.context_tokens.tolist() == [10, 10, 10, 10, 6]
+    begins = by_overlap.offsets[np.arange(5), by_overlap.context_begin, 0]
+    assert (begins // 6).tolist() == [0, 6, 12, 18, 24]
+    assert by_overlap.segment.tolist() == [0, 1, 2, 3, 4]
+    assert set(by_overlap.segments.tolist()) == {5}
+
+
+def test_a_hop_longer_than_a_window_leaves_no_gap() -> None:
+    """It goes on at most by a window, as the older scripts did."""
+    features = windower_of(tokenizer_of("bert"), max_seq_length=14, hop=500)(
+        [Example("q", "what", " ".join(["paris"] * 25))]
+    ).features
+    assert features.context_tokens.tolist() == [10, 10, 5]
+    assert features.offsets[features.offsets[:, :, 0] >= 0].tolist() == [[6 * i, 6 * i + 5] for i in range(25)]
+
+
+def test_questions_that_leave_no_room_are_dropped_and_named() -> None:
+    """The recipe fails on them; the other examples of the batch are as they were."""
+    long = Example("long", "what " * 50, "the city of paris")
+    prepared = windower_of(tokenizer_of("bert"), max_seq_length=20, overlap=4)([CITY, long, CITY])
+    assert prepared.dropped == {1: QUESTION_TOO_LONG}
+    assert prepared.features.example.tolist() == [0, 2]
+    assert len(prepared.chosen) == 3
+
+
+def test_an_empty_context_has_one_window() -> None:
+    """A question may stand alone."""
+    features = windower_of(tokenizer_of("bert"), max_seq_length=20, overlap=4)([Example("q", "what", "")]).features
+    assert (len(features), features.length[0], features.context_tokens[0]) == (1, 4, 0)
+    assert (features.start_positions[0], features.end_positions[0]) == (0, 0)
+    filled = Example("q", "what " * 17, "")
+    assert windower_of(tokenizer_of("bert"), max_seq_length=20, overlap=4)([filled]).features.length.tolist() == [20]
+
+
+def test_max_segments_keeps_the_first_windows() -> None:
+    """And the stated number of windows is what is kept."""
+    examples_ = [Example("q", "what", " ".join(["paris"] * 30))]
+    whole = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4)(examples_).features
+    some = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4, max_segments=2)(examples_).features
+    assert np.array_equal(some.input_ids, whole.input_ids[:2])
+    assert some.segments.tolist() == [2, 2]
+
+
+@given(batch=st.lists(examples(), max_size=6), cut=st.integers(0, 6))
+def test_an_example_has_the_same_windows_in_any_batch(batch: list[Example], cut: int) -> None:
+    """What is encoded together changes nothing."""
+    windower = windower_of(tokenizer_of("xlnet"), max_seq_length=24, overlap=4)
+    whole = windower(batch).features
+    parts = [windower(batch[:cut]).features, windower(batch[cut:]).features]
+    for name in COLUMNS:
+        if name != "example":
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            assert np.array_equal(getattr(whole, name), joined)
+
+
+def without_special_tokens() -> Any:
+    made = tokenizer_of("roberta")
+    made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+    return made
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_without_a_cls_token_a_token_of_the_question_stands_for_it(side: str) -> None:
+    """The first one or the last, where no answer can be; never padding, which the recipe takes on the left."""
+    for first in ("question", "context"):
+        windower = windower_of(without_special_tokens(), max_seq_length=40, overlap=4, padding_side=side, first=first)
+        example = Example("q", "what", "paris it was", (Answer("paris", 0),))
+        features = windower([example]).features
+        begin = 40 - int(features.length[0]) if side == "left" else 0
+        assert features.cls_index[0] == begin + (0 if first == "question" else features.length[0] - 1)
+        assert features.has_answer.all()
+
+
+def test_a_window_of_context_alone_is_left_out() -> None:
+    """No token would be there for "no answer" to point to; an answer at the very begin would count as none."""
+    windower = windower_of(without_special_tokens(), max_seq_length=40, overlap=4, padding_side="left")
+    prepared = windower([Example("q", " ", ""), Example("q", "", "a"), Example("q", "b", "a")])
+    assert prepared.dropped == {0: NO_TOKENS, 1: NO_TOKENS}
+    assert prepared.features.length.tolist() == [2]
+
+
+def test_padding_is_no_word_of_the_text() -> None:
+    """A vocabulary may have "<unk>" as a word like any other; a special token is taken instead."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, "a": 1, "b": 2}, merges=[]))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    assert template_of(tokenizer, QARules()).pad_id == tokenizer.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"overlap": 1, "hop": 1}, "give one of them"),
+        ({"max_seq_length": 7}, "use 8 or more"),
+        ({"overlap": -1}, "use 0 or more"),
+        ({"hop": 0}, "use 1 or more"),
+        ({"max_segments": 0}, "use 1 or more"),
+        ({"memory_tokens": -1}, "use 0 or more"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], says: str) -> None:
+    """At once, and with what to do."""
+    with pytest.raises(ConfigError, match=says):
+        QARules(**rules)
+
+
+def test_rules_that_leave_no_room_are_refused() -> None:
+    """An overlap as long as a window would drop every long context; so much memory leaves no text."""
+    with pytest.raises(ConfigError, match="overlap: 128; a window of 64 tokens holds at most 60"):
+        windower_of(tokenizer_of("bert"), max_seq_length=64)
+    memory = QARules(max_seq_length=8, overlap=0, memory_tokens=3)
+    tokenizer = tokenizer_of("bert")
+    template = with_memory(template_of(tokenizer, memory), add_memory_tokens(tokenizer, 3))
+    with pytest.raises(ConfigError, match="nothing is left for the texts"):
+        Windower(tokenizer, memory, template)
+
+
+def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None:
+    """A probe of letters that it lacks would find no texts between its special tokens."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "日": 2, "本": 3}, []))
+    made.post_processor = tokenizers.processors.BertProcessing(("</s>", 1), ("<s>", 0))
+    template = template_of(made, QARules(), {"pad_token": "</s>"})
+    assert (template.before.ids, template.between.ids, template.after.ids) == ((0,), (1,), (1,))
+
+
+def test_a_tokenizer_without_a_token_to_pad_with_is_refused() -> None:
+    """With where to name one."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(InputError, match="no token to pad with"):
+        template_of(made, QARules())
+
+
+def test_ids_beyond_16_bits_fit_also_in_a_vocabulary_with_gaps() -> None:
+    """The largest id counts, not the number of tokens."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 70_000}, unk_token="a"))
+    features = windower_of(made, max_seq_length=8, overlap=0)([Example("q", "a", "a")]).features
+    assert features.input_ids[0].tolist() == [70_000, 70_000, *[0] * 6]

@@ -1,0 +1,578 @@
+"""Stores at addresses: equal to those on this machine in all they give, within the bound of their cache."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, invoke, write_lines
+from tests.kit.token_stores import flat_tokens, write_store
+
+import milldam
+from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
+from milldam.loader.reading import MappedReader
+from milldam.loader.shard_order import ShardShuffled
+from milldam.loader.stores import Store
+from milldam.loader.stream import TokenFile
+from milldam.remote import filesystem, place_at
+from milldam.remote.filesystem import RemoteFolder, without_secrets
+from milldam.stores.tokens.verify import verify
+
+SHARD = 2000
+"""Bytes of the token file of a shard below: 1,000 tokens."""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(filesystem, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path / "default-cache"))
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for one example: hypothesis runs many in one test."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def write_even(path: Path, shards: int, *, tokens: int = 1000, documents: int = 10) -> Store:
+    return write_store(path, [[tokens // documents] * documents] * shards)
+
+
+def remote(path: Path, cache: int | str = "1GB", cache_dir: Path | None = None, **options: Any) -> Store:
+    """A store of this machine as one at an address."""
+    opened = milldam.open(f"file://{path}", cache=cache, cache_dir=cache_dir or path.parent / "cache", **options)
+    assert isinstance(opened, Store)
+    return opened
+
+
+class Traffic:
+    """What is fetched: how often each file, and the most that lay in the cache while it came."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+        self.files: Counter[str] = Counter()
+        self.most_bytes = 0
+        self._cache = cache / "shards"
+        real = RemoteFolder.blocks
+
+        def blocks(folder: RemoteFolder, file: str, size: int) -> Iterator[bytes]:
+            self.files[file] += 1
+            for block in real(folder, file, size):
+                self.look()
+                yield block
+                self.look()
+
+        monkeypatch.setattr(RemoteFolder, "blocks", blocks)
+
+    def look(self) -> None:
+        sizes = 0
+        for one in self._cache.glob("*"):
+            try:
+                sizes += one.stat().st_size
+            except FileNotFoundError:
+                continue
+        self.most_bytes = max(self.most_bytes, sizes)
+
+    @property
+    def shards(self) -> int:
+        """Token files that were fetched, each time counted."""
+        return sum(count for name, count in self.files.items() if name.endswith(".bin"))
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Batches or samples with the same arrays of the same dtypes."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = tuple(one.values()), tuple(other.values())
+    if isinstance(one, tuple):
+        for left, right in zip(one, other, strict=True):
+            assert_equal(left, right)
+    else:
+        np.testing.assert_array_equal(one, other)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+
+
+shard_lists = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=6), min_size=1, max_size=7)
+views = st.sampled_from(["windows", "strided", "hf", "wrapped", "best_fit"])
+
+
+def samples_of(data: Any, view: str) -> Any:
+    if view == "windows":
+        return data.windows(7)
+    if view == "strided":
+        return data.windows(9, stride=4, tail=True)
+    if view == "hf":
+        return data.windows(5, form="hf")
+    return data.packed(8, strategy=view)
+
+
+@settings(max_examples=16)
+@given(shards=shard_lists, view=views, order=st.sampled_from([False, "shard", True, "block"]), data=st.data())
+def test_a_store_at_an_address_gives_what_the_same_store_here_gives(
+    shards: list[list[int]], view: str, order: Any, data: st.DataObject
+) -> None:
+    """Documents, samples, batches, parts and states are equal, whatever the cache holds."""
+    with folder() as base:
+        here = write_store(base / "s", [[20], *shards])
+        sizes = [shard.bin["bytes"] + shard.idx["bytes"] for shard in here.shards]
+        limit = sum(sizes) if order in (True, "block") else data.draw(st.integers(4 * max(sizes), 5 * sum(sizes)))
+        if view in ("wrapped", "best_fit"):
+            limit += sum(shard.idx["bytes"] for shard in here.shards)
+        there = remote(base / "s", limit)
+        assert (len(there), there.tokens, there.fingerprint) == (len(here), here.tokens, here.fingerprint)
+        for one, other in zip(here, there, strict=True):
+            assert_equal(np.asarray(one), np.asarray(other))
+        number = data.draw(st.integers(0, len(here) - 1))
+        assert_equal(here[number], there[number])
+        np.testing.assert_array_equal(flat_tokens(here), flat_tokens(there))
+        first, second = (samples_of(one, view) for one in (here, there))
+        assert first.identity == second.identity
+        assert_equal(first[len(first) - 1], second[len(second) - 1])
+        pairs = zip(*(one.batches(3, shuffle=order, seed=5, epochs=2) for one in (first, second)), strict=True)
+        for left, right in pairs:
+            assert_equal(left, right)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=14).filter(any),
+    length=st.integers(1, 9),
+    seed=st.integers(0, 3),
+)
+def test_shuffled_by_shards_every_sample_comes_once_an_epoch(sizes: list[int], length: int, seed: int) -> None:
+    """Epoch after epoch, and what is entered in the middle goes on in the same order."""
+    count = sum(sizes) // length
+    if not count:
+        return
+    files = [TokenFile(Path(str(number)), size) for number, size in enumerate(sizes)]
+    order = ShardShuffled(files, count, seed, lambda number: (number * length, number * length + length - 1))
+    places = np.arange(3 * count)
+    numbers = order.numbers(places)
+    for epoch in range(3):
+        assert sorted(numbers[epoch * count : (epoch + 1) * count].tolist()) == list(range(count))
+    np.testing.assert_array_equal(order.numbers(places[count // 2 :]), numbers[count // 2 :])
+    place = 0
+    while place < 3 * count:
+        found = order.stretches(place)
+        assert found is not None
+        end, stretches = found
+        inside = [
+            n
+            for first, size in zip(stretches.firsts, stretches.counts, strict=True)
+            for n in range(first, first + size)
+        ]
+        assert sorted(inside) == sorted(numbers[place:end].tolist())
+        place = end
+
+
+@pytest.mark.parametrize("order", [False, "shard"])
+def test_an_epoch_fetches_each_shard_about_once_and_stays_in_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Any
+) -> None:
+    """A cache of 5 shards, data of 40: sequential reading fetches 40, by windows of 4 at most a quarter more."""
+    here = write_even(tmp_path / "s", 40)
+    traffic = Traffic(monkeypatch, tmp_path / "cache")
+    store = remote(tmp_path / "s", 5 * SHARD)
+    expected = list(here.windows(16).batches(8, shuffle=order))
+    for left, right in zip(store.windows(16).batches(8, shuffle=order), expected, strict=True):
+        assert_equal(left, right)
+        traffic.look()
+    assert 40 <= traffic.shards <= (40 if order is False else 52)
+    assert traffic.most_bytes <= 5 * SHARD
+
+
+def test_documents_in_order_fetch_each_shard_once_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iteration over a store of 30 shards with a cache of 3, the next shard fetched ahead."""
+    here = write_even(tmp_path / "s", 30)
+    both = here.shards[0].bin["bytes"] + here.shards[0].idx["bytes"]
+    traffic = Traffic(monkeypatch, tmp_path / "cache")
+    store = remote(tmp_path / "s", 3 * both)
+    for document in store:
+        traffic.look()
+        assert len(document) == 100
+    del document
+    assert traffic.shards == 30
+    assert traffic.most_bytes <= 3 * both
+
+
+def test_workers_and_streams_share_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loaders over the same folder fetch what both need once; lanes of streams hold their shards."""
+    here = write_even(tmp_path / "s", 12)
+    traffic = Traffic(monkeypatch, tmp_path / "cache")
+    stores = [remote(tmp_path / "s", 8 * SHARD) for _ in range(2)]
+    batches = [store.streams(4, 10).batches() for store in stores]
+    for one, other, expected in zip(*batches, here.streams(4, 10), strict=True):
+        assert_equal(one, other)
+        assert_equal(one, expected)
+    assert traffic.shards <= 16
+    # What the one has fetched ahead is in use, and can't make room for what the other needs now.
+    assert traffic.most_bytes <= 10 * SHARD
+
+
+def test_a_full_shuffle_beyond_the_cache_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+    """It would fetch a shard a sample; so would lanes of streams that lie in more shards than fit."""
+    write_even(tmp_path / "s", 20)
+    store = remote(tmp_path / "s", 8 * SHARD)
+    for order in (True, "block"):
+        with pytest.raises(ConfigError, match=r'(?s)shuffle="shard".*larger cache.*milldam pull'):
+            store.windows(16).batches(4, shuffle=order)
+    with pytest.raises(ResourceError, match="4 shards at a time"):
+        remote(tmp_path / "s", 3 * SHARD).windows(16).batches(4, shuffle="shard")
+    with pytest.raises(ResourceError, match="one batch reads from 10 shards"):
+        list(store.streams(10, 16))
+
+
+def test_a_part_that_fits_the_cache_may_be_shuffled(tmp_path: Path) -> None:
+    """What counts is what the part is made of."""
+    here = write_even(tmp_path / "s", 20)
+    part = remote(tmp_path / "s", 8 * SHARD).split(train=0.8, val=...)["val"]
+    expected = here.split(train=0.8, val=...)["val"].windows(16).batches(4)
+    for one, other in zip(part.windows(16).batches(4), expected, strict=True):
+        assert_equal(one, other)
+
+
+def test_reading_is_mapped_once_every_shard_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first epoch fetches each shard once; then, and for a reader opened later, all is mapped."""
+    here = write_even(tmp_path / "s", 6)
+    traffic = Traffic(monkeypatch, tmp_path / "cache")
+    windows = remote(tmp_path / "s").windows(16)
+    for one, other in zip(windows.batches(4, epochs=2), here.windows(16).batches(4, epochs=2), strict=True):
+        assert_equal(one, other)
+    assert isinstance(windows._reader._all, MappedReader)  # type: ignore[attr-defined]
+    again = remote(tmp_path / "s").windows(16)
+    assert_equal(again.read(np.arange(8)), here.windows(16).read(np.arange(8)))
+    assert isinstance(again._reader, MappedReader)
+    assert traffic.shards == 6
+
+
+def test_a_state_goes_on_at_the_address_and_here(tmp_path: Path) -> None:
+    """A loader that was stopped there goes on here, in the same order, and the other way."""
+    here = write_even(tmp_path / "s", 9)
+    there = remote(tmp_path / "s", 6 * SHARD)
+    loaders = [store.windows(16).batches(4, shuffle="shard", seed=3) for store in (here, there)]
+    expected = list(here.windows(16).batches(4, shuffle="shard", seed=3))
+    for _ in range(20):
+        next(loaders[0]), next(loaders[1])
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+    assert states[0] == states[1]
+    loaders[0].load_state_dict(states[1])
+    loaders[1].load_state_dict(states[0])
+    for loader in loaders:
+        for one, other in zip(loader, expected[20:], strict=True):
+            assert_equal(one, other)
+
+
+def test_it_pickles_as_its_address_and_settings(tmp_path: Path) -> None:
+    """Neither data nor secrets beyond what was given; a store that was replaced meanwhile is refused."""
+    write_even(tmp_path / "s", 3)
+    store = remote(tmp_path / "s", 4 * SHARD, storage_options={"auto_mkdir": False})
+    data = pickle.dumps(store.windows(16))
+    assert len(data) < 1500
+    assert "auto_mkdir" not in repr(store) + repr(store.place)
+    again = pickle.loads(data)
+    assert_equal(again.read(np.arange(3)), store.windows(16).read(np.arange(3)))
+    for file in (tmp_path / "s").iterdir():
+        file.unlink()
+    write_even(tmp_path / "s", 2)
+    with pytest.raises(MismatchError, match="another store lies there"):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torch_loaders_read_through_the_cache(tmp_path: Path, workers: int) -> None:
+    """Worker processes, forked after the store was read from, give the batches of one process."""
+    torch_data = pytest.importorskip("torch.utils.data")
+    from milldam.torch import BatchDataset
+
+    here = write_even(tmp_path / "s", 8)
+    store = remote(tmp_path / "s", 6 * SHARD)
+    windows = store.windows(16)
+    next(iter(windows.batches(4, shuffle="shard")))
+    dataset = BatchDataset(windows, 4, shuffle="shard")
+    loader = torch_data.DataLoader(dataset, batch_size=None, num_workers=workers)
+    for (x, y), expected in zip(loader, here.windows(16).batches(4, shuffle="shard"), strict=True):
+        assert_equal((x.numpy(), y.numpy()), expected)
+
+
+# ---- the commands ----
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a tokenizer."""
+    base = tmp_path_factory.mktemp("corpus")
+    lines = write_lines(base / "c.jsonl", ["one two three", "four", "five six"])
+    milldam.tokenize(lines, base / "s", tokenizer=TOKENIZER, workers=1)
+    return base / "s"
+
+
+def test_commands_take_addresses(corpus: Path, tmp_path: Path) -> None:
+    """verify, stats, inspect and feed say of an address what they say of the folder."""
+    address = f"file://{corpus}"
+    done = invoke("verify", address, "--json")
+    assert json.loads(done.stdout) == json.loads(invoke("verify", corpus, "--json").stdout)
+    assert not (tmp_path / "default-cache").exists()
+    figures = json.loads(invoke("stats", address, "--json").stdout)
+    assert figures == json.loads(invoke("stats", corpus, "--json").stdout) | {"store": address}
+    assert invoke("inspect", address, "--json").stdout == invoke("inspect", corpus, "--json").stdout
+    fed = invoke(
+        "feed",
+        address,
+        "--seq-len",
+        2,
+        "--batch-size",
+        1,
+        "--epochs",
+        1,
+        "--cache",
+        "1MB",
+        "--shuffle",
+        "shard",
+        "--json",
+    )
+    assert json.loads(fed.stdout)["data"] == address
+
+
+def test_verify_finds_at_an_address_what_it_finds_here(tmp_path: Path) -> None:
+    """Damage of every kind gives the same sentences, and nothing goes into the cache."""
+    write_even(tmp_path / "s", 4)
+    names = [f"train-0000{number}" for number in range(4)]
+    (tmp_path / "s" / f"{names[0]}.bin").unlink()
+    os.truncate(tmp_path / "s" / f"{names[1]}.idx", 50)
+    for name in (f"{names[2]}.bin", f"{names[3]}.idx"):
+        path = tmp_path / "s" / name
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    found = list(verify(tmp_path / "s"))
+    place = place_at(f"file://{tmp_path / 's'}", cache_dir=tmp_path / "cache")
+    assert [problem.removeprefix("file://") for problem in verify(place)] == found
+    assert [problem.rpartition(": ")[2][:7] for problem in found] == ["missing", "50 byte", "its byt", "its byt"]
+    assert not (tmp_path / "cache").exists()
+    done = invoke("verify", f"file://{tmp_path / 's'}")
+    assert done.exit_code == 1
+    assert "4 problems" in done.output
+
+
+def test_a_store_without_a_tokenizer_opens_verifies_and_says_so(tmp_path: Path) -> None:
+    """Here and at an address; only text can't be had of it."""
+    store = write_even(tmp_path / "s", 1)
+    assert list(verify(tmp_path / "s")) == []
+    assert invoke("stats", tmp_path / "s").exit_code == 0
+    for one in (store, remote(tmp_path / "s")):
+        with pytest.raises(StoreError, match=r"has no tokenizer\.json"):
+            one.decode([1])
+
+
+# ---- errors ----
+
+
+def test_what_is_wrong_with_an_address_is_said_in_a_few_lines(tmp_path: Path) -> None:
+    """No store, no such file system, options where none belong."""
+    with pytest.raises(StoreError, match=r"no store there \(no milldam\.json\)"):
+        milldam.open(f"file://{tmp_path}/nowhere")
+    with pytest.raises(ConfigError, match="nosuch"):
+        milldam.open("nosuch://bucket/x")
+    write_even(tmp_path / "s", 1)
+    with pytest.raises(ConfigError, match="lies on this machine; leave it out"):
+        milldam.open(tmp_path / "s", cache="1GB")
+    with pytest.raises(ConfigError, match="knows its dtype"):
+        milldam.open(f"file://{tmp_path}/s", dtype="uint16")
+    with pytest.raises(ConfigError, match="lies at an address"):
+        _ = remote(tmp_path / "s").path
+    remote(tmp_path / "s", cache_dir=tmp_path / "warm")[0]
+    for folder in ("cold", "warm"):
+        with pytest.raises(ResourceError, match="A shard of 2 KB and a cache of 500 B"):
+            remote(tmp_path / "s", 500, cache_dir=tmp_path / folder)
+
+
+def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an extra of milldam."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ConfigError, match=r'pip install "milldam\[gcs\]"'):
+        milldam.open("gs://bucket/x")
+
+
+def test_secrets_of_an_address_are_not_shown() -> None:
+    """Neither user and password nor a query."""
+    assert without_secrets("can't reach https://me:secret@host/a?token=1 now") == "can't reach https://host/a now"
+    folder = RemoteFolder("ftp://me:secret@host/a", {"password": "secret"})
+    assert "secret" not in folder.name + repr(folder)
+
+
+class Failing:
+    """A file system on which reads fail, so many times in a row."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int, error: Exception) -> None:
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.left, self.tried = times, 0
+        real = LocalFileSystem.open
+
+        def open_file(filesystem: Any, path: str, *rest: Any, **options: Any) -> Any:
+            if path.endswith(".bin") and self.left:
+                self.left -= 1
+                self.tried += 1
+                raise error
+            return real(filesystem, path, *rest, **options)
+
+        monkeypatch.setattr(LocalFileSystem, "open", open_file)
+
+
+def test_a_failing_network_is_tried_again_and_then_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some failures are passed over; a lasting one is an error that names the file; a refusal is said at once."""
+    write_even(tmp_path / "s", 1)
+    failing = Failing(monkeypatch, 3, ConnectionError("reset by peer"))
+    assert len(remote(tmp_path / "s")[0]) == 100
+    assert failing.tried == 3
+    failing = Failing(monkeypatch, 99, ConnectionError("reset by peer"))
+    with pytest.raises(InputError, match=r"train-00000\.bin: can't be read: reset by peer \(tried 5 times\)"):
+        remote(tmp_path / "s", cache_dir=tmp_path / "other")[0]
+    failing.left = 0
+    failing = Failing(monkeypatch, 99, PermissionError("403"))
+    with pytest.raises(InputError, match=r"(?s)no permission: 403.*storage_options"):
+        remote(tmp_path / "s", cache_dir=tmp_path / "third")[0]
+    assert failing.tried == 1
+
+
+def test_a_shard_that_changed_at_the_address_is_refused(tmp_path: Path) -> None:
+    """Its hash is checked before anybody sees it."""
+    write_even(tmp_path / "s", 1)
+    path = tmp_path / "s" / "train-00000.bin"
+    path.write_bytes(b"\x01" * len(path.read_bytes()))
+    with pytest.raises(StoreError, match=r"train-00000\.bin: its bytes are not those"):
+        remote(tmp_path / "s")[0]
+    assert not list((tmp_path / "cache" / "shards").glob("*.part"))
+
+
+def test_shards_fetched_again_and_again_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A sampler of one's own may jump about: nothing can refuse that, but it is said, once."""
+    write_even(tmp_path / "s", 20)
+    store = remote(tmp_path / "s", 3 * SHARD)
+    for _ in range(20):
+        for number in (0, 50, 100, 150):
+            store[number]
+    assert sum("again and again" in record.message for record in caplog.records) == 1
+
+
+def test_fsspec_is_loaded_for_addresses_alone(tmp_path: Path) -> None:
+    """A store that lies here is trained on without it, by views too."""
+    write_even(tmp_path / "s", 2)
+    code = (
+        "import sys, milldam; store = milldam.open(sys.argv[1]);"
+        "list(store.windows(16).batches(4)); list(store.packed(16).batches(4)); [len(d) for d in store];"
+        "assert not {'fsspec', 'milldam.remote'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True)
+
+
+# ---- a real S3 server ----
+
+
+@pytest.fixture(scope="module")
+def s3(corpus: Path) -> Iterator[dict[str, Any]]:
+    """A bucket with a store in it, on a server of this machine; what fsspec must be told to get there."""
+    pytest.importorskip("s3fs")
+    server_module = pytest.importorskip("moto.server")
+    server = server_module.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"key": "k", "secret": "very-secret", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    import s3fs
+
+    client = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    client.mkdir("bucket")
+    client.put(str(corpus), "bucket/corpus.milldam", recursive=True)
+    with folder() as base:
+        write_even(base / "s", 12)
+        client.put(str(base / "s"), "bucket/even.milldam", recursive=True)
+    yield options
+    server.stop()
+
+
+def test_a_store_on_s3_is_read_and_verified(s3: dict[str, Any], corpus: Path, tmp_path: Path) -> None:
+    """Documents, text and batches are those of the folder; secrets are nowhere shown."""
+    here = milldam.open(corpus)
+    store = milldam.open("s3://bucket/corpus.milldam", cache="1MB", cache_dir=tmp_path / "cache", storage_options=s3)
+    assert isinstance(store, Store) and isinstance(here, Store)
+    assert [document.tolist() for document in store] == [document.tolist() for document in here]
+    assert store.decode(store[0]) == here.decode(here[0])
+    for one, other in zip(store.windows(2).batches(2), here.windows(2).batches(2), strict=True):
+        assert_equal(one, other)
+    assert list(verify(place_at("s3://bucket/corpus.milldam", storage_options=s3))) == []
+    assert repr(store).startswith("Store('s3://bucket/corpus.milldam': 3 documents")
+    assert "secret" not in repr(store) + repr(store.windows(2)) + repr(store.place)
+
+
+def test_an_epoch_over_s3_fetches_each_shard_once(
+    s3: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a cache of 5 of 12 shards, which holds all the while."""
+    traffic = Traffic(monkeypatch, tmp_path / "cache")
+    there = milldam.open("s3://bucket/even.milldam", cache=5 * SHARD, cache_dir=tmp_path / "cache", storage_options=s3)
+    here = write_even(tmp_path / "s", 12)
+    for order in (False, "shard"):
+        pairs = zip(*(one.windows(16).batches(8, shuffle=order) for one in (there, here)), strict=True)
+        for left, right in pairs:
+            assert_equal(left, right)
+    assert traffic.shards <= 12 + 15
+    assert traffic.most_bytes <= 5 * SHARD
+
+
+def test_errors_of_s3_are_a_few_lines(s3: dict[str, Any]) -> None:
+    """No bucket, no store."""
+    nowhere = {
+        "s3://no-such-bucket/x.milldam": 'no store there: there is no bucket "no-such-bucket"',
+        "s3://bucket/other.milldam": r"no store there \(no milldam.json\)",
+    }
+    for address, told in nowhere.items():
+        with pytest.raises(StoreError, match=told) as caught:
+            milldam.open(address, storage_options=s3)
+        assert len(str(caught.value).splitlines()) <= 3
+
+
+LOOPING = """
+import sys
+import milldam
+store = milldam.open(sys.argv[1], cache=int(sys.argv[2]), cache_dir=sys.argv[3])
+print("reading", flush=True)
+for _ in store.windows(16).batches(4, shuffle="shard", epochs=None):
+    pass
+"""
+
+
+def test_killed_readers_leave_a_cache_that_is_right(tmp_path: Path) -> None:
+    """SIGKILL at any moment, two readers at once: whoever comes next reads the right tokens within the bound."""
+    here = write_even(tmp_path / "s", 30)
+    limit = 6 * SHARD
+    command = [sys.executable, "-c", LOOPING, f"file://{tmp_path / 's'}", str(limit), str(tmp_path / "cache")]
+    for _ in range(2):
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        for process in processes:
+            assert isinstance(process.stdout, io.BufferedReader)
+            process.stdout.readline()
+        time.sleep(0.2)
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    store = remote(tmp_path / "s", limit)
+    np.testing.assert_array_equal(flat_tokens(store), flat_tokens(here))
+    left = [one for one in (tmp_path / "cache" / "shards").iterdir() if one.suffix == ".part"]
+    assert not left
+    assert sum(one.stat().st_size for one in (tmp_path / "cache" / "shards").iterdir()) <= limit

@@ -1,0 +1,675 @@
+"""The report: its pieces are right, hostile text stays text, and a real browser shows the page."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import math
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, demo_texts, invoke
+
+import tokenizers
+from milldam import markup
+from milldam.cli import progress, terminal
+from milldam.config import settings as config
+from milldam.errors import StoreError
+from milldam.markup import escape, escape_plain
+from milldam.report import lengths, write_report
+from milldam.report.charts import Column, column_chart, memory_chart
+from milldam.report.facts import gather
+from milldam.report.lengths import Lengths, count_lengths
+from milldam.report.samples import sample_dropped
+from milldam.report.timeline import POINTS, read_timeline
+from milldam.stores.tokens import ShardWriter, format
+from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.writer import Tokens
+
+HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
+MB = 10**6
+SECTIONS = ("memory", "throughput", "flow", "lengths", "splits", "samples", "configuration", "versions")
+ALL_SECTIONS = {*SECTIONS, "packing", "duplicates", "sources"}
+
+# Each of these would change the title or the body if it ran.
+HOSTILE = (
+    "<script>document.title='owned';document.body.dataset.owned='1'</script>",
+    "</title></style></svg></p><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\"><svg onload=\"document.title='owned'\">",
+    "<a href=\"javascript:document.title='owned'\">here</a><iframe srcdoc='<script>1</script>'></iframe>",
+    '" onmouseover="document.title=\'owned\'" style="position:fixed',
+    "--><style>body{display:none}</style><base href=http://127.0.0.1:9/><meta http-equiv=refresh content=0>",
+    "nul\0 rtl\u202edesrever\u202c wide\u200bspace tag\U000e0041 line\u2028end bom\ufeff esc\x1b[31m",
+)
+
+
+# ---- stores to report on ----
+
+
+def write_shard(folder: Path, name: str, split: str, ids: Iterable[list[int]]) -> Shard:
+    with ShardWriter(folder, name, split, "uint16") as writer:
+        for document in ids:
+            writer.append(Tokens(np.array(document, np.uint16), np.array([len(document)], np.int64)))
+            writer.count_text(4 * len(document), 4 * len(document))
+        return writer.commit()
+
+
+def write_manifest(folder: Path, shards: list[Shard], **changed: Any) -> None:
+    values: dict[str, Any] = {
+        "dtype": "uint16",
+        "vocab_size": 4096,
+        "tokenizer": {"name": "demo", "xxh3": "", "eos_token": "<|endoftext|>", "bos_token": None},
+        "engine": "gigatoken 0.10.1",
+        "settings": {"eos": "<|endoftext|>", "datasets": [{"weight": 1.0, "split": None}], "seed": 0},
+        "input": {"files": 3, "bytes": 1_234_567, "fingerprint": "ab12"},
+        "sources": (),
+    }
+    Manifest(shards=tuple(shards), **(values | changed)).write(folder)
+
+
+def make_store(folder: Path, texts: dict[str, list[str]], **changed: Any) -> Path:
+    """A finished store of some texts by split, with the demo tokenizer and nothing in its run folder."""
+    folder.mkdir(parents=True)
+    tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+    shutil.copy(TOKENIZER, folder / "tokenizer.json")
+    shards = []
+    for split, documents in texts.items():
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(documents, add_special_tokens=False)]
+        shards.append(write_shard(folder, f"{split}-00000", split, ids))
+    write_manifest(folder, shards, **changed)
+    return folder
+
+
+def write_run(out: Path, summary: dict[str, Any], rows: Iterable[str] = ()) -> None:
+    (out / "run").mkdir(exist_ok=True)
+    (out / "run" / "summary.json").write_text(json.dumps(summary))
+    with (out / "run" / "memory.csv").open("w") as file:
+        file.write(HEADER)
+        file.writelines(rows)
+
+
+STAGES = ("prepare", 3), ("read and clean", 40), ("dedup", 22), ("encode", 95), ("pack", 14), ("finish", 2)
+
+
+def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
+    """The memory of a run of six stages and four workers, in rows of memory.csv."""
+    at = 0.0
+    for number, (stage, seconds) in enumerate(STAGES):
+        for step in range(seconds * 5):
+            at += 0.2
+            rise = 1 - math.exp(-step / 20)
+            wave = 1 + 0.06 * math.sin(at * 1.7) + 0.03 * math.sin(at * 5.3)
+            main = (38 + 14 * rise + (24 if stage == "dedup" else 0)) * MB
+            yield f"{begin + at:.2f},{stage},100,{main * wave:.0f},{(40 + at / 9) * MB:.0f}\n"
+            for worker in range(4 if stage in ("read and clean", "dedup", "encode") else 0):
+                used = (30 + (14 + 8 * number) * rise * wave) * MB
+                yield f"{begin + at:.2f},{stage},{200 + worker},{used:.0f},{55 * MB}\n"
+
+
+def full_summary() -> dict[str, Any]:
+    """Everything that a run can tell."""
+    return {
+        "seconds": 176.4,
+        "workers": 4,
+        "stages": {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4},
+        "wall": {name: float(seconds) for name, seconds in STAGES},
+        "memory": {
+            "start": 38 * MB,
+            "peak": 402 * MB,
+            "final": 50 * MB,
+            "peak_file_backed": 300 * MB,
+            "budget": 512 * MB,
+            "stages": {
+                name: {"start": 40 * MB, "peak": (90 + 60 * k) * MB, "final": 50 * MB}
+                for k, (name, _) in enumerate(STAGES[:5])
+            },
+        },
+        "dedup": {
+            "documents": 1_249_312,
+            "distinct": 1_035_303,
+            "dropped": 214_009,
+            "clusters": {
+                "1": 931_000,
+                "2": 61_002,
+                "3": 20_118,
+                "4": 9_902,
+                "5": 4_100,
+                "6": 1_990,
+                "9": 310,
+                "80": 12,
+            },
+        },
+        "near": {"documents": 1_035_303, "distinct": 968_401, "dropped": 66_902, "clusters": {"2": 30_100, "3": 9_000}},
+        "packing": {
+            "strategy": "best_fit",
+            "sequence_len": 2048,
+            "rows": 310_441,
+            "tokens": 634_201_120,
+            "padding": 1_582_048,
+            "tail": 0,
+            "cut_documents": 10_223,
+            "efficiency": 0.99751,
+        },
+        "started": 1_700_000_000.0,
+        "finished": 1_700_000_177.0,
+        "config": {"datasets": ["data/*.jsonl.zst"], "tokenizer": "gpt2/", "memory": "512MB", "splits": {"val": 0.05}},
+        "machine": {"cpu": "4 cores, x86_64", "memory": "16 GB", "system": "Linux 6.1"},
+        "versions": {"milldam": "0.1.0", "python": "3.11.9", "numpy": "2.1.0", "tokenizers": "0.20.3"},
+    }
+
+
+def two_sources() -> tuple[Tally, ...]:
+    """What became of the records of two data sets."""
+    filtered = {"too_short": 61_404, "repeated_lines": 22_911, "symbol_ratio": 9_760, "stop_words": 3_106}
+    duplicates = {"duplicate": 214_009, "near_duplicate": 66_902}
+    books = Tally("books", 1_150_000, {"bad_json": 688}, {"dedup": duplicates, "filter": filtered}, 771_220, 600_000)
+    return books, Tally("web/*.jsonl", 100_000, documents=100_000, tokens=200_000)
+
+
+def make_full_store(folder: Path, texts: list[str]) -> Path:
+    """A store that has everything a report can show."""
+    out = make_store(folder, {"train": texts, "val": texts[1::4]}, sources=two_sources())
+    write_run(out, full_summary(), a_run())
+    return out
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_full_store(tmp_path_factory.mktemp("full") / "corpus.milldam", demo_texts())
+
+
+# ---- what a page must not have ----
+
+
+class Page(HTMLParser):
+    """The elements, attributes and visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._inside = tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("style", "title"):
+            self.words.append(data)
+
+    @property
+    def ids(self) -> set[str]:
+        return {value for name, value in self.attributes if name == "id"}
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+ACTIVE = {
+    "script",
+    "iframe",
+    "img",
+    "object",
+    "embed",
+    "link",
+    "base",
+    "form",
+    "input",
+    "video",
+    "audio",
+    "foreignobject",
+}
+
+
+def check_harmless(page: Page) -> None:
+    """No element that runs or loads, no handler, no address but places on the page."""
+    assert page.tags & ACTIVE == set()
+    assert [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "srcdoc", "action")] == []
+    addresses = [value for name, value in page.attributes if name in ("href", "xlink:href")]
+    assert addresses and all(value.startswith("#") for value in addresses)
+    assert [value for name, value in page.attributes if name == "style" and "url" in value] == []
+
+
+def read_page(out: Path) -> Page:
+    return Page(write_report(out).read_text(encoding="utf-8"))
+
+
+# ---- the page ----
+
+
+def test_a_full_run_gives_every_section(full: Path) -> None:
+    """What the run told is on the page, and nothing that runs or loads."""
+    page = read_page(full)
+    check_harmless(page)
+    assert page.ids == ALL_SECTIONS
+    for shown in (
+        "1,249,312",
+        "near_duplicate 66,902",
+        "871,220 of 1,250,000 records are in the store; 378,092 were dropped, 688 rejected",
+        "books 1,150,000 688 378,092 771,220 600,000",
+        "web/*.jsonl 100,000 0 0 100,000 200,000",
+        "402 MB",
+        "512 MB budget",
+        "best fit",
+        "99.75",
+        "gpt2/",
+        "3.11.9",
+    ):
+        assert shown in page.text, shown
+
+
+def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
+    """Without summary or timeline there is a page of what the store itself tells, and no empty section."""
+    counted = Tally("a.jsonl", 5, {"no_text": 2}, {"clean": {"empty": 1}}, 2, 9)
+    out = make_store(tmp_path / "s", {"train": ["one document", "another"]}, sources=(counted,))
+    page = read_page(out)
+    assert page.ids == set(SECTIONS)
+    assert "of 5 read 1 dropped, 2 rejected" in page.text and "no_text 2" in page.text and "another" in page.text
+    assert "2 of 5 records are in the store; 1 were dropped, 2 rejected" in page.text
+
+
+def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
+    """The keys that every run writes are enough for time, throughput and memory."""
+    out = make_store(tmp_path / "s", {"train": ["one document", "another"]})
+    old = {name: full_summary()[name] for name in ("seconds", "workers", "stages", "memory")}
+    write_run(out, old, a_run())
+    page = read_page(out)
+    assert page.ids == set(SECTIONS)
+    assert "2 min 56 s" in page.text and "peak" in page.text
+
+
+def test_rows_are_shown_by_split(tmp_path: Path) -> None:
+    """A run may tell its rows for each split; what it did not count is worked out."""
+    out = make_store(tmp_path / "s", {"train": ["one"], "val": ["two"]})
+    rows = {"strategy": "wrapped", "sequence_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
+    write_run(out, {"packing": {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows}})
+    text = read_page(out).text
+    assert "train 100.00 % 8 200 77 31" in text and "val 75.00 % 8 200 0 31" in text
+
+
+def test_a_peak_above_the_budget_is_marked(tmp_path: Path) -> None:
+    """Whoever broke the promise is told."""
+    out = make_store(tmp_path / "s", {"train": ["one"]})
+    summary = {"memory": {"peak": 600 * MB, "budget": 512 * MB}}
+    write_run(out, summary)
+    assert 'class="alarm">117.2 % of the 512 MB budget' in write_report(out).read_text(encoding="utf-8")
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
+    """The summary knows the last session only; rates must not be taken from that."""
+    out = make_store(tmp_path / "s", {"train": ["one"]})
+    rows = [f"{t},a,1,5,5\n" for t in range(101)] + [f"{7000 + t},a,2,5,5\n" for t in range(51)]
+    write_run(out, {"seconds": 50.0}, rows)
+    facts = gather(out)
+    assert (facts.seconds, facts.sessions) == (150.0, 2)
+
+
+@pytest.mark.parametrize("texts", [{}, {"train": []}, {"train": ["x"], "val": []}])
+def test_a_store_of_next_to_nothing_gives_a_page(tmp_path: Path, texts: dict[str, list[str]]) -> None:
+    """No shard, no document, an empty split: none of them is an error."""
+    assert read_page(make_store(tmp_path / "s", texts)).ids == set(SECTIONS)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "not json",
+        "[]",
+        '{"flow": 3, "wall": [], "memory": {"stages": {"a": null}, "peak": "x"}, "packing": {"rows": "many"}}',
+        '{"packing": {"train": {"rows": 5}, "val": 3}, "near": {"clusters": 1}, "dedup": {"dropped": 1e400}}',
+        '{"seconds": 0, "workers": 0, "flow": [{}, 7], "dedup": {"clusters": {"x": 1, "2": -1}}, "started": 1e300}',
+        '{"seconds": NaN, "finished": 1e99, "memory": {"budget": 0, "peak": -5}, "machine": {"\\ud800": "\\udfff"}}',
+    ],
+)
+def test_a_summary_of_another_shape_costs_only_what_it_lacks(tmp_path: Path, summary: str) -> None:
+    """A damaged or foreign summary never costs the page."""
+    out = make_store(tmp_path / "s", {"train": ["one"]})
+    write_run(out, {}, ["broken\n", "1,2,3\n", "nan,a,1,2,3\n", "x" * 5000 + "\n"])
+    (out / "run" / "summary.json").write_text(summary)
+    assert set(SECTIONS) <= read_page(out).ids
+
+
+def test_equal_files_give_equal_pages(full: Path) -> None:
+    """Made again, the page is the same, byte for byte."""
+    first = write_report(full).read_bytes()
+    assert write_report(full).read_bytes() == first
+
+
+def test_a_store_whose_tokenizer_is_gone_is_still_reported(tmp_path: Path) -> None:
+    """Where nothing can be decoded, the ids are shown."""
+    out = make_store(tmp_path / "s", {"train": ["one"]})
+    (out / "tokenizer.json").write_text("{}")
+    assert "can&#x27;t decode it" in write_report(out).read_text(encoding="utf-8")
+
+
+# ---- hostile text ----
+
+
+def make_hostile_store(folder: Path) -> Path:
+    """A store whose every string tries to be more than text."""
+    evil = "".join(HOSTILE)
+    out = make_store(
+        folder,
+        {"train": list(HOSTILE), "val": [evil]},
+        sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
+        engine=evil,
+        settings={evil: [evil, {"a": evil}]},
+        tokenizer={"name": evil},
+        input={"files": 1, "bytes": 1, "fingerprint": evil},
+    )
+    # The split of a shard is a name from the manifest too.
+    manifest = json.loads((out / "milldam.json").read_bytes())
+    manifest["shards"][1]["split"] = HOSTILE[2]
+    (out / "milldam.json").write_text(json.dumps(manifest))
+    summary = full_summary()
+    summary["packing"]["strategy"] = evil
+    summary |= {"config": {evil: evil}, "machine": {evil: evil}, "versions": {evil: evil}}
+    summary["wall"] = summary["stages"] = {evil: 4.0}
+    summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
+    stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
+    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB}\n" for k, s in enumerate(stages)])
+    write_dropped(out / "dropped.jsonl.zst", [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
+    return out
+
+
+def write_dropped(path: Path, records: list[dict[str, Any]]) -> None:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    path.write_bytes(zstd.compress("".join(json.dumps(one) + "\n" for one in records).encode()))
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    """Markup in documents, names and settings is shown, not obeyed."""
+    page = read_page(make_hostile_store(tmp_path / "s"))
+    check_harmless(page)
+    assert page.ids == ALL_SECTIONS
+    assert "<script>document.title" in page.text
+
+
+@given(text=st.text(max_size=40))
+def test_escaped_text_comes_back_as_text(text: str) -> None:
+    """Whatever the text, a parser finds no markup in it but ours, and no character that can't be seen."""
+    page = Page(f'<p title="{escape_plain(text)}">{escape(text)}</p>')
+    assert page.tags <= {"p", "span"}
+    assert {name for name, _ in page.attributes} <= {"title", "class"}
+    assert not re.search(
+        "[\0-\x08\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]", escape(text) + escape_plain(text)
+    )
+    escape(text).encode()
+
+
+@pytest.mark.parametrize("character", ["\0", "\x1b", "\x85", "\xad", "\u200b", "\u2028", "\u202e", "\u2066", "\ud800"])
+def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
+    """Null bytes, overrides of direction and the like appear as U+...."""
+    assert escape(character) == f'<span class="unseen">U+{ord(character):04X}</span>'
+    assert escape_plain(character) == f"⟨U+{ord(character):04X}⟩"
+
+
+@pytest.mark.parametrize("module", [lengths, markup, terminal, progress, config])
+def test_examples_in_docstrings_hold(module: ModuleType) -> None:
+    """What a docstring shows is what comes out."""
+    failed, attempted = doctest.testmod(module)
+    assert attempted and not failed
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    """Letters of all scripts, joiners, line ends and tabs are not touched."""
+    text = "naïve Ω हिन्दी فارسی‌ها 👩‍🚀 日本\n\tline"
+    assert escape(text) == escape_plain(text) == text
+
+
+# ---- memory over time ----
+
+
+def timeline_of(tmp_path: Path, rows: Iterable[str], **limits: float) -> Any:
+    path = tmp_path / "memory.csv"
+    path.write_text(HEADER + "".join(rows))
+    return read_timeline(path, **limits)
+
+
+def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
+    """A point is the whole tree at a moment; two samples of one moment are kept apart by their processes."""
+    rows = ["10,a,1,100,10\n", "10,a,2,50,5\n", "10,b,1,300,1\n", "10,b,1,7,1\n", "12,b,1,20,2\n"]
+    timeline = timeline_of(tmp_path, rows)
+    assert [(point.anonymous, point.file) for point in timeline.points] == [(300, 15), (20, 2)]
+    assert [(span.stage, span.start, span.stop) for span in timeline.spans] == [("a", 0, 0), ("b", 0, 2)]
+    assert timeline.seconds == 2
+
+
+@given(samples=st.lists(st.integers(0, 1000), min_size=1, max_size=300), step=st.sampled_from([0.2, 1.0, 9.0]))
+def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: list[int], step: float) -> None:
+    """However many samples, the points are few, in order, and none is lost that was the highest."""
+    timeline = timeline_of(tmp_path, (f"{k * step:.2f},a,1,{n},{n}\n" for k, n in enumerate(samples)))
+    times = [point.seconds for point in timeline.points]
+    assert len(times) <= POINTS and times == sorted(times) and times[-1] <= timeline.seconds
+    assert timeline.peak.anonymous == timeline.peak_file == max(samples)
+
+
+def test_a_long_run_keeps_few_points(tmp_path: Path) -> None:
+    """A run of days is drawn by as many points as one of minutes, its one high moment among them."""
+    rows = (f"{k},a,1,{10**9 if k == 77_777 else 5},5\n" for k in range(100_000))
+    timeline = timeline_of(tmp_path, rows)
+    assert POINTS // 2 < len(timeline.points) <= POINTS
+    assert timeline.peak.anonymous == 10**9 and abs(timeline.peak.seconds - 77_777) < 200
+
+
+def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
+    """A run that was ended and resumed an hour later took the time of its two sessions."""
+    rows = [f"{t},a,1,5,5\n" for t in range(10)] + [f"{3600 + t},a,2,5,5\n" for t in range(5)]
+    timeline = timeline_of(tmp_path, rows)
+    assert (timeline.restarts, timeline.seconds) == ((9.0,), 13.0)
+
+
+def test_rows_of_other_runs_are_not_shown(tmp_path: Path) -> None:
+    """What was written before the run was planned, or after it was finished, belongs to another."""
+    old = [f"{t},old,1,99,5\n" for t in range(10)]
+    mine = [f"{100 + t},mine,2,5,5\n" for t in range(5)]
+    later = [f"{200 + t},later,3,77,5\n" for t in range(5)]
+    timeline = timeline_of(tmp_path, old + mine + later, begin=102, end=110)
+    assert [span.stage for span in timeline.spans] == ["mine"]
+    assert (timeline.peak.anonymous, timeline.seconds, timeline.restarts) == (5, 4.0, ())
+
+
+def test_a_row_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
+    """Half a line is no sample."""
+    assert len(timeline_of(tmp_path, ["1,a,1,5,5\n", "2,a,1", "3,a,1,9,9\n", "8,a,1,5\n"]).points) == 1
+    assert timeline_of(tmp_path, []) is None
+    assert read_timeline(tmp_path / "nowhere.csv") is None
+
+
+def test_the_budget_is_drawn_unless_it_is_far_above(tmp_path: Path) -> None:
+    """A budget near the use is a line; one many times as high is only named."""
+    timeline = timeline_of(tmp_path, [f"{t},a,1,{100 * MB},5\n" for t in range(10)])
+    assert "budget-line" in memory_chart(timeline, 200 * MB)
+    far = memory_chart(timeline, 8000 * MB)
+    assert "budget-line" not in far and "budget 8 GB" in far
+    assert "budget" not in memory_chart(timeline, None)
+
+
+# ---- lengths ----
+
+
+@given(parts=st.lists(st.lists(st.integers(0, 2**18), max_size=20), max_size=4))
+def test_lengths_are_those_counted_one_by_one(parts: list[list[int]]) -> None:
+    """Buckets, quantiles, sum and longest are those of the plain list."""
+    lengths, plain = Lengths(), sorted(n for part in parts for n in part)
+    for part in parts:
+        lengths.add(np.array(part, dtype=np.int64))
+    assert (lengths.documents, lengths.tokens, lengths.longest) == (len(plain), sum(plain), max(plain, default=0))
+    for bucket in lengths.buckets():
+        assert bucket.documents == sum(bucket.low <= n <= bucket.high for n in plain)
+    assert sum(bucket.documents for bucket in lengths.buckets()) == len(plain)
+    if plain:
+        median = plain[-(-len(plain) // 2) - 1]
+        assert lengths.quantile(0.5) == (median if median < 2**16 else None)
+
+
+def test_lengths_are_counted_per_split_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and documents of several sequences change nothing."""
+    monkeypatch.setattr("milldam.stores.tokens.format.BLOCK_DOCUMENTS", 3)
+    monkeypatch.setattr(format, "MAX_SEQUENCE", 4)
+    ids = [[1] * n for n in (1, 9, 4, 5, 3, 12, 2)]
+    write_manifest(
+        tmp_path, [write_shard(tmp_path, "train-0", "train", ids), write_shard(tmp_path, "val-0", "val", ids[:1])]
+    )
+    counted = count_lengths(tmp_path, Manifest.read(tmp_path))
+    assert list(counted) == ["train", "val"]
+    assert np.flatnonzero(counted["train"].counts).tolist() == [1, 2, 3, 4, 5, 9, 12]
+    assert counted["val"].documents == 1
+
+
+def test_columns_thin_out_their_names() -> None:
+    """Every bar has its tooltip; names that would run into each other are left out."""
+    drawn = column_chart([Column(f"{2**k}", k, f"tip {k}") for k in range(40)], "many", "pieces", width=400)
+    assert drawn.count("<title>") == 40
+    assert 3 < drawn.count('class="tick"') < 20
+
+
+# ---- dropped documents ----
+
+
+def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
+    """Of each reason the first two, with what they duplicate."""
+    path = tmp_path / "dropped.jsonl.zst"
+    records = [{"reason": reason, "text": f"{reason} {k}", "of": 7} for k in range(3) for reason in ("short", "equal")]
+    write_dropped(path, records)
+    assert [one.text for one in sample_dropped(path)] == ["short 0", "equal 0", "short 1", "equal 1"]
+    assert sample_dropped(path)[0].origin == "short: of 7"
+
+
+@pytest.mark.parametrize("content", [b"", b"not zstd", b"\x28\xb5\x2f\xfd"])
+def test_unreadable_dropped_documents_are_left_out(tmp_path: Path, content: bytes) -> None:
+    """A damaged file costs only its samples."""
+    (tmp_path / "dropped.jsonl.zst").write_bytes(content)
+    assert sample_dropped(tmp_path / "dropped.jsonl.zst") == ()
+
+
+# ---- the command ----
+
+
+def test_the_command_prints_the_path(full: Path) -> None:
+    """It makes the page anew and says where it is."""
+    (full / "run" / "report.html").unlink(missing_ok=True)
+    done = invoke("report", full)
+    assert (done.exit_code, done.stdout.strip()) == (0, str(full / "run" / "report.html"))
+    assert (full / "run" / "report.html").exists()
+    assert invoke("report", full, "--open-path").stdout.startswith("file:///")
+
+
+def test_no_store_is_an_error(tmp_path: Path) -> None:
+    """A folder that is no store is refused, and nothing is made in it."""
+    with pytest.raises(StoreError, match="not a store"):
+        write_report(tmp_path)
+    with pytest.raises(StoreError, match="no such folder"):
+        write_report(tmp_path / "nowhere")
+    assert invoke("report", tmp_path).exit_code == StoreError.exit_code
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- memory ----
+
+
+def test_memory_does_not_grow_with_documents_or_samples(tmp_path: Path) -> None:
+    """Eight million documents and half a million samples are reported within 60 MB above an almost empty store."""
+    small = make_store(tmp_path / "small", {"train": ["x"]})
+    large = tmp_path / "large"
+    large.mkdir()
+    shutil.copy(TOKENIZER, large / "tokenizer.json")
+    with ShardWriter(large, "train-00000", "train", "uint16") as writer:
+        for _ in range(8):
+            writer.append(Tokens(np.ones(10**6, np.uint16), np.ones(10**6, np.int64)))
+        shard = writer.commit()
+    write_manifest(large, [shard])
+    write_run(large, {}, (f"{k * 0.2:.2f},a,1,5,5\n" for k in range(500_000)))
+    assert peak_of_report(large) - peak_of_report(small) < 60 * MB
+
+
+def peak_of_report(out: Path) -> int:
+    """The most anonymous memory that a report took, by a limit-free process of its own."""
+    code = (
+        "import sys, threading, time; from pathlib import Path; from milldam.memory import usage;"
+        "from milldam.report import write_report; peak = [0]; done = threading.Event();\n"
+        "def watch():\n"
+        "    while not done.wait(0.005): peak[0] = max(peak[0], usage().anonymous)\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "write_report(Path(sys.argv[1])); done.set(); thread.join(); print(peak[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+# ---- in a real browser ----
+
+
+def chromium(tmp_path: Path, page: Path, *options: str) -> str:
+    """What headless Chromium prints of a page."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium here to look at the page with")
+    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", *options, page.resolve().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def pixel_rows(png: bytes) -> list[bytes]:
+    """The rows of a picture as PNG stores them: of a blank one, next to none differ."""
+    at, data = 8, b""
+    while at < len(png):
+        (size,) = struct.unpack_from(">I", png, at)
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + size]
+        at += size + 12
+    width, height = struct.unpack_from(">II", png, 16)
+    raw = zlib.decompress(data)
+    stride = len(raw) // height
+    assert stride > width
+    return [raw[row * stride : (row + 1) * stride] for row in range(height)]
+
+
+def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:
+    """Chromium's own document has every section and its charts, and the picture is not blank."""
+    page = write_report(full)
+    dom = Page(chromium(tmp_path, page, "--dump-dom"))
+    check_harmless(dom)
+    assert dom.ids == ALL_SECTIONS and {"svg", "polyline", "table", "figure"} <= dom.tags
+    picture = tmp_path / "page.png"
+    chromium(tmp_path, page, f"--screenshot={picture}", "--window-size=1280,1600", "--hide-scrollbars")
+    assert len(set(pixel_rows(picture.read_bytes()))) > 300
+
+
+def test_hostile_text_does_not_run_in_a_browser(tmp_path: Path) -> None:
+    """Neither with the page's policy nor without it does anything from the data run or load."""
+    page = write_report(make_hostile_store(tmp_path / "s"))
+    unguarded = page.with_name("unguarded.html")
+    text = page.read_text(encoding="utf-8")
+    unguarded.write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), encoding="utf-8")
+    assert "Content-Security-Policy" in text and "Content-Security-Policy" not in unguarded.read_text(encoding="utf-8")
+    for one in (page, unguarded):
+        dom = chromium(tmp_path, one, "--dump-dom", "--virtual-time-budget=2000")
+        check_harmless(Page(re.sub(r"<meta http-equiv[^>]*>", "", dom)))
+        assert "<title>s: milldam run report</title>" in dom and "data-owned" not in dom
+        assert Page(dom).ids == ALL_SECTIONS

@@ -1,0 +1,514 @@
+"""Shares of a job, for array schedulers: the bytes of one run, whoever does them, how often and cut how."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import invoke, kill_group, run_milldam, started, wait_until, write_lines
+from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
+
+from milldam import memory
+from milldam.cli.progress import QuietDisplay
+from milldam.cli.status import read_status
+from milldam.config.loading import load_config
+from milldam.config.settings import Config
+from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, ShareHeldError
+from milldam.memory import Budget
+from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
+from milldam.pipeline.stages import plan_job
+from milldam.run.array_jobs import ArraySettings, slurm_script
+from milldam.run.folder import Run
+from milldam.run.shares import Share
+from milldam.run.tasks import cores
+
+run_units = importlib.import_module("milldam.cli.run_units")
+"""The module: its name is also that of the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job to be done in shares, and the store that one run of it makes."""
+
+    path: Path
+    out: Path
+    reference: dict[str, bytes]
+
+    def config(self, **changes: Any) -> Config:
+        return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()]).config
+
+    def share(self, stage: str, index: int, of: int) -> None:
+        work_share(self.config(), Share(stage, index, of))
+
+    def assert_finished(self) -> None:
+        assert tree_bytes(self.out) == self.reference
+
+
+def make_job(folder: Path, **settings: Any) -> Job:
+    """About a dozen units in four files, some documents twice, some almost."""
+    folder.mkdir(exist_ok=True)
+    rng = random.Random("near")
+    texts = texts_with_copies(4500, 5)
+    for _ in range(200):
+        words = make_words(rng, 60).split()
+        texts += [" ".join(words), " ".join([*words[:-1], "other"])]
+    paths = [write_lines(folder / f"in-{k}.jsonl", texts[k::4]) for k in range(4)]
+    datasets = [{"path": paths[0]}, {"path": paths[1], "max_documents": 300}, *({"path": path} for path in paths[2:])]
+    settings = {"shard_size": "100KB", "clean": "off", "dedup": "off"} | settings
+    reference = preprocess(folder / "reference", datasets, **settings)
+    path = write_config(folder / "config.yaml", config_of(folder / "out", datasets, **settings))
+    return Job(path, folder / "out", tree_bytes(reference.path))
+
+
+EVERYTHING = {
+    "clean": "default",
+    "dedup": "near",
+    "splits": {"val_tokens": 500},
+    "packing": {"strategy": "best_fit", "write": True},
+    "sequence_len": 64,
+    "write_dropped": True,
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that only tokenizes, and counts."""
+    return make_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture
+def job(made: Job) -> Iterator[Job]:
+    """The same with nothing done of it."""
+    yield made
+    shutil.rmtree(made.out, ignore_errors=True)
+
+
+@pytest.fixture
+def prepared(job: Job) -> Job:
+    prepare_job(job.config())
+    return job
+
+
+@pytest.fixture
+def counted(prepared: Job) -> Job:
+    prepared.share("count", 0, 1)
+    return prepared
+
+
+# ---- the same bytes ----
+
+
+def test_shares_make_what_one_run_makes(tmp_path: Path) -> None:
+    """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte."""
+    job = make_job(tmp_path, **EVERYTHING)
+    prepare_job(job.config())
+    pieces = plan_job(job.config()).plan.pieces
+    assert list(pieces) == ["count", "fingerprint", "group", "near", "join", "tokenize", "arrange"]
+    for stage, most in pieces.items():
+        of = min(2, most)
+        for index in reversed(range(of)):
+            job.share(stage, index, of)
+    finish_job(job.config())
+    job.assert_finished()
+
+
+def test_another_number_of_shares_goes_on_with_what_is_done(counted: Job) -> None:
+    """The machines need not be as many the second time."""
+    counted.share("tokenize", 1, 3)
+    done = read_status(counted.out)["safe"]["units_done"]
+    for index in range(2):
+        counted.share("tokenize", index, 2)
+    assert 0 < done < read_status(counted.out)["safe"]["units_done"]
+    finish_job(counted.config())
+    counted.assert_finished()
+
+
+def test_one_run_goes_on_where_shares_stopped(counted: Job) -> None:
+    """`milldam preprocess` of the same configuration does what is left, on one machine."""
+    counted.share("tokenize", 0, 2)
+    invoke("preprocess", counted.path, "--quiet")
+    counted.assert_finished()
+
+
+def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> None:
+    """SIGKILL in the middle of its units: the second try goes on behind the last record."""
+    share = ("run-units", counted.path, "--stage", "tokenize", "--index", 0, "--of", 1)
+    records = counted.out / "run" / "records@tokenize-0-of-1.jsonl"
+    with started(*share) as process:
+        wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)
+        kill_group(process)
+    kept = records.read_bytes()
+    run_milldam(*share)
+    assert records.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    finish_job(counted.config())
+    counted.assert_finished()
+
+
+def test_counting_in_shares_hears_of_the_others(counted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share leaves gaps, so that it needs the other shares' counts to know when enough is counted."""
+    from milldam.pipeline import counting
+
+    monkeypatch.setattr(counting, "_HEAR_SECONDS", -1.0)
+    with Run(counted.out, share=Share("count", 0, 2)) as run:
+        rows = counting.RowCounts(run, ())
+        rows._hear_of_others()
+        assert len(rows._counts) == len(list(run.appended(counting.NAME))) > 0
+
+
+# ---- again, and beside each other ----
+
+
+def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand shares of a million files would else be a billion questions; who prepares and who finishes ask."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("listed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("milldam.pipeline.preparing.list_inputs", refuse)
+        counted.share("tokenize", 0, 1)
+    changed = counted.path.parent / "in-3.jsonl"
+    before = changed.stat().st_mtime_ns
+    changed.touch()
+    with pytest.raises(MismatchError, match=r"in-3.jsonl: modified since"):
+        finish_job(counted.config())
+    os.utime(changed, ns=(before, before))
+    finish_job(counted.config())
+    counted.assert_finished()
+
+
+def test_a_share_with_nothing_left_does_nothing(counted: Job) -> None:
+    """Neither its own stage again nor the one behind it."""
+    counted.share("tokenize", 0, 1)
+    before = {path: path.stat().st_mtime_ns for path in counted.out.rglob("*.*") if "shares" not in path.parts}
+    counted.share("tokenize", 0, 1)
+    counted.share("count", 0, 2)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert not (counted.out / "milldam.json").exists()
+
+
+def test_a_finished_job_is_left_alone(counted: Job) -> None:
+    """Every task of the script a second time: exit 0, and the same files; what shares told before is gone."""
+    counted.share("tokenize", 0, 1)
+    finish_job(counted.config())
+    shutil.rmtree(counted.out / "run" / "shares")
+    before = {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
+    # Only who prepares may replace what is there.
+    overwrite = counted.config(overwrite=True)
+    prepare_job(counted.config())
+    work_share(overwrite, Share("tokenize", 0, 1))
+    finish_job(overwrite)
+    assert before == {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
+
+
+def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with success when the first one is done, so that what waits for both may begin."""
+    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
+    share = Share("tokenize", 0, 2)
+    tries: list[str] = []
+    first = Run(prepared.out, share=share)
+    first.__enter__()
+
+    def second(observer: Any) -> None:
+        tries.append("try")
+        if len(tries) == 3:
+            first.__exit__()
+        Run(prepared.out, share=share).__enter__().__exit__()
+
+    with pytest.raises(ShareHeldError, match="another task is at work on tokenize-0-of-2"):
+        work_share(prepared.config(), share)
+    run_units._patiently(second, QuietDisplay(), 0)
+    assert len(tries) == 3
+
+
+def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: Job) -> None:
+    """They would do the same units at the same time."""
+    with Run(prepared.out, share=Share("tokenize", 0, 2)):
+        with Run(prepared.out, share=Share("tokenize", 1, 2)), Run(prepared.out, share=Share("arrange", 0, 3)):
+            pass
+        with pytest.raises(ConfigError, match="another run is at work"):
+            prepared.share("tokenize", 0, 3)
+    prepared.share("count", 0, 3)
+
+
+def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
+    """Who has the run to himself works beside no share, and the other way round."""
+    with Run(prepared.out, share=Share("tokenize", 0, 2)), pytest.raises(ConfigError, match="another run is at work"):
+        prepare_job(prepared.config())
+    with Run(prepared.out), pytest.raises(ConfigError, match="another run is at work"):
+        prepared.share("count", 0, 1)
+
+
+def test_many_shares_may_start_in_the_same_moment(prepared: Job) -> None:
+    """Who looks whether a whole run is at work is not taken for one by another who looks."""
+    refused: list[Exception] = []
+
+    def enter(index: int) -> None:
+        try:
+            for _ in range(20):
+                with Run(prepared.out, share=Share("tokenize", index, 16)):
+                    pass
+        except ConfigError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=enter, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == []
+
+
+# ---- what is refused ----
+
+
+def test_a_share_before_prepare_leaves_no_trace(job: Job) -> None:
+    """It says what comes first, and that can still be done."""
+    with pytest.raises(NotReadyError, match="--stage prepare"):
+        job.share("tokenize", 0, 1)
+    with pytest.raises(NotReadyError, match="--stage prepare"):
+        finish_job(job.config())
+    assert not job.out.exists()
+    prepare_job(job.config())
+
+
+def test_stages_wait_for_those_before(prepared: Job) -> None:
+    """Neither a share nor the end begins on half of what it needs, nor does it do the rest itself."""
+    with pytest.raises(NotReadyError, match="the stage count before it is not done"):
+        prepared.share("tokenize", 0, 2)
+    prepared.share("count", 0, 1)
+    prepared.share("tokenize", 0, 2)
+    with pytest.raises(NotReadyError, match="the stage tokenize before it is not done"):
+        finish_job(prepared.config())
+    assert not (prepared.out / "milldam.json").exists()
+
+
+def test_what_shows_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS shows what another machine has written; without --wait it is refused at once."""
+    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
+    tries: list[int] = []
+
+    def late(observer: Any) -> None:
+        tries.append(0)
+        if len(tries) < 3:
+            raise NotReadyError("not yet")
+
+    with pytest.raises(NotReadyError):
+        run_units._patiently(late, QuietDisplay(), 0)
+    run_units._patiently(late, QuietDisplay(), 60)
+    assert len(tries) == 3
+
+
+def test_a_changed_configuration_is_refused(counted: Job) -> None:
+    """By shares and by the end: nothing of two configurations comes together."""
+    counted.share("tokenize", 0, 2)
+    changed = counted.config(seed=7, clean="default")
+    for work in (lambda: work_share(changed, Share("tokenize", 1, 2)), lambda: finish_job(changed)):
+        with pytest.raises(MismatchError, match="clean"):
+            work()
+    counted.share("tokenize", 1, 2)
+    finish_job(counted.config())
+    counted.assert_finished()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stage", "polish", "--index", 0, "--of", 1), "the stages count, tokenize; prepare"),
+        (("--stage", "report", "--index", 0, "--of", 1), "the stages count, tokenize; prepare"),
+        (("--stage", "tokenize", "--index", 2, "--of", 2), "0 to 1"),
+        (("--stage", "tokenize"), "say which one"),
+        (("--stage", "finish", "--index", 1, "--of", 2), "one task alone"),
+        (("--stage", "prepare", "--set", "limit=3"), "max_documents"),
+        (("--stage", "prepare", "--set", "engine=ray"), "engine: ray"),
+        (("--stage", "prepare", "--set", 'datasets="-"'), "other machines can't read it"),
+    ],
+)
+def test_what_can_not_be_done_in_shares_is_said(prepared: Job, options: tuple[object, ...], message: str) -> None:
+    """A stage that there is not, one that is no array's, an index too high, a job that one process must do."""
+    result = invoke("run-units", prepared.path, *options)
+    assert result.exit_code == 2 and message in result.output
+
+
+# ---- status ----
+
+
+def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
+    """A bad record with `strict`: the share says where, `milldam status` too, and what others did stays."""
+    for k in range(2):
+        write_lines(tmp_path / f"in-{k}.jsonl", texts_with_copies(500, k))
+    with (tmp_path / "in-1.jsonl").open("a") as file:
+        file.write('{"text": "cut off\n')
+    settings = {"strict": True, "dedup": "off", "shard_size": "1MB"}
+    paths = [str(tmp_path / f"in-{k}.jsonl") for k in range(2)]
+    path = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", paths, **settings))
+    config = load_config(path).config
+    prepare_job(config)
+    with pytest.raises(InputError):
+        work_share(config, Share("tokenize", 1, 2))
+    work_share(config, Share("tokenize", 0, 2))
+    found = read_status(tmp_path / "out")
+    assert found["state"] == "ended" and found["safe"]["units_done"] == 1
+    assert {label: told["state"] for label, told in found["shares"].items()} == {
+        "tokenize-0-of-2": "done",
+        "tokenize-1-of-2": "failed",
+    }
+    shown = invoke("status", tmp_path / "out").output
+    assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 share done" in shown
+
+
+def test_status_shows_shares_at_work(counted: Job) -> None:
+    """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
+    with Run(counted.out, share=Share("tokenize", 0, 2)) as run:
+        told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
+        run.write_status(told | {"stage": "tokenize", "workers": {}})
+        found = read_status(counted.out)
+        shown = invoke("status", counted.out).output
+    assert found["state"] == "working" and found["shares"]["tokenize-0-of-2"]["state"] == "working"
+    assert f"tokenize-0-of-2: working, process {os.getpid()} on" in shown and "2 of about 6 units" in shown
+    assert read_status(counted.out)["shares"]["tokenize-0-of-2"]["state"] == "ended"
+    prepare_job(counted.config())
+    assert "units" not in read_status(counted.out)["shares"]["tokenize-0-of-2"]
+
+
+# ---- what a share may take ----
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "limit", "used"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", "job_7", "memory.max", "anon"),
+        ("4:memory:/slurm/uid_1000/job_7/step_batch", "memory/slurm/uid_1000/job_7", "memory.limit_in_bytes", ""),
+    ],
+)
+def test_the_budget_sees_the_cgroup_that_slurm_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, step: str, limit: str, used: str
+) -> None:
+    """With --mem, the limit is on the job, above the cgroup of the task: half of what it leaves is the budget."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    folder = root / line.split(":")[2].lstrip("/") if used else root / "memory" / line.split(":")[2].lstrip("/")
+    folder.mkdir(parents=True)
+    limited = next(one for one in (folder, *folder.parents) if one.name == "job_7")
+    assert str(limited).endswith(step)
+    (limited / limit).write_text("64000000\n")
+    proc.write_text(line + "\n")
+    limits = memory._cgroup_limits(proc, root)
+    monkeypatch.setattr(memory, "_cgroup_limits", lambda: limits)
+    budget = Budget.of(None)
+    assert budget.limit_bytes == 32_000_000 and "cgroup" in budget.origin
+    assert Budget.of("1GB").limit_bytes == 10**9
+
+
+def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the job on its node, in MiB, and its cores."""
+    free = Budget.of(None).limit_bytes
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "400")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert Budget.of(None).limit_bytes < min(200 * 2**20, free) and "Slurm" in Budget.of(None).origin
+    assert cores() == 1
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE")
+    assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
+
+
+# ---- the script ----
+
+PIECES = {"fingerprint": 40, "group": 1, "tokenize": 40}
+ODD = """it's "a" $HOME `b` \\ c; d & (e) *\nf"""
+
+
+def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
+    """What the script hands to sbatch: its options, and the words of the task's last command."""
+    (folder / "sbatch").write_text(
+        '#!/bin/bash\nn=$(ls | wc -l)\nprintf "%s\\0" "$@" > "$n.options"\ncat > "$n.task"\necho "$n;cluster"\n'
+    )
+    (folder / "milldam").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+    for name in ("sbatch", "milldam"):
+        (folder / name).chmod(0o755)
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "5"}
+    (folder / "jobs").mkdir(exist_ok=True)
+    subprocess.run(["bash"], input=script.encode(), check=True, env=environment, stdout=subprocess.DEVNULL)
+    found = []
+    for path in sorted((folder / "jobs").glob("*.task"), key=lambda path: int(path.stem)):
+        path.chmod(0o755)
+        told = subprocess.run([path], env=environment, capture_output=True, check=True)
+        options = path.with_suffix(".options").read_text().split("\0")[:-1]
+        found.append((options, told.stdout.decode().split("\0")[:-1]))
+    return found
+
+
+def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> None:
+    """prepare, arrays of at most as many shares as there are pieces, finish; --parsable's cluster is left out."""
+    settings = ArraySettings(4, shares=16, options=("--mem=4G",))
+    script = slurm_script(Path("/c.yaml"), tmp_path / "jobs", (), PIECES, settings)
+    jobs = submitted(tmp_path, script)
+    names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]
+    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *PIECES, "finish")]
+    arrays = [[one for one in options if one.startswith("--array=")] for options, _ in jobs]
+    assert arrays == [[], ["--array=0-15%4"], ["--array=0-0"], ["--array=0-15%4"], []]
+    behind = [[one for one in options if one.startswith("--dependency=")] for options, _ in jobs]
+    numbers = [path.stem for path in sorted((tmp_path / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
+    assert behind == [[], *([f"--dependency=afterok:{number}"] for number in numbers[:-1])]
+    assert all(
+        {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"} <= {*options} for options, _ in jobs
+    )
+    assert jobs[3][1][-6:] == ["--stage", "tokenize", "--index", "5", "--of", "16"]
+    assert jobs[-1][1][-2:] == ["--stage", "finish"]
+
+
+def test_any_name_and_value_reaches_the_task_as_it_is(tmp_path: Path) -> None:
+    """Quotes, spaces, $ and line ends in paths, --set values, options and setup commands."""
+    config, value = Path("/data") / ODD / "c.yaml", f"out={ODD}"
+    settings = ArraySettings(2, options=(f"--comment={ODD}",), setup=f"export NOTE={shlex.quote(ODD)} # it's", name=ODD)
+    script = slurm_script(config, tmp_path / "jobs", (value,), {"tokenize": 2}, settings)
+    for options, words in submitted(tmp_path, script):
+        assert f"--comment={ODD}" in options and any(one.startswith(f"--job-name={ODD}-") for one in options)
+        assert words[1:2] == [str(config)] and words[4:6] == ["--set", value]
+
+
+def test_a_script_stops_when_slurm_refuses(tmp_path: Path) -> None:
+    """Nothing is queued behind a job that there is not."""
+    (tmp_path / "sbatch").write_text("#!/bin/bash\ncat > /dev/null\necho call >> calls\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    script = slurm_script(Path("/c.yaml"), tmp_path, (), PIECES, ArraySettings(2))
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash"], input=script.encode(), env=environment, capture_output=True)
+    assert done.returncode == 1 and (tmp_path / "calls").read_text() == "call\n"
+
+
+def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
+    """The configuration is checked first; the script goes to a file or to standard output."""
+    made = invoke("slurm", job.path, "--nodes", 3, "--cpus", 2, "--mem", "4G", "-o", tmp_path / "job.sh")
+    assert made.exit_code == 0 and "prepare, count, tokenize, finish; 3 machines" in made.output
+    script = (tmp_path / "job.sh").read_text()
+    assert "--cpus-per-task=2 --mem=4G" in script and f"run-units {job.path}" in script
+    shown = invoke("slurm", job.path, "--nodes", 3, "--cpus", 2, "--mem", "4G")
+    assert shown.output == script and not job.out.exists()
+    refused = invoke("slurm", job.path, "--nodes", 3, "--set", "limit=3")
+    assert refused.exit_code == 2 and "max_documents" in refused.output
+
+
+def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
+    """The stages, their order and how far each can be cut come from the job alone."""
+    config = replace(job.config(), dedup="near", splits={"val_tokens": 10})
+    plan = plan_job(config).plan
+    assert plan.stages[: len(plan.pieces)] == tuple(plan.pieces)
+    assert plan.pieces == {
+        **dict.fromkeys(("count", "fingerprint"), plan.units),
+        "group": 1,
+        "near": 4,
+        "join": 1,
+        **dict.fromkeys(("tokenize", "arrange"), plan.units),
+    }

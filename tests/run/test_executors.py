@@ -1,0 +1,228 @@
+"""Workers: every unit is done once, a worker that dies is replaced once, and errors come back as what they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.kit.jobs import wait_until
+from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
+
+from milldam.errors import ConfigError, InputError, WorkerError
+from milldam.run.array_task import ShareCrew, ShareDone
+from milldam.run.crews import LocalCrew, Staff
+from milldam.run.local import LocalExecutor
+from milldam.run.serial import SerialExecutor
+from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
+
+
+def workers_left() -> list[str]:
+    """The command lines of worker processes that are still there."""
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    return [command for command in commands if "milldam.run.worker" in command]
+
+
+def run(executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit) -> list[Event]:
+    """All events of a job over some units."""
+    events: list[Event] = []
+    executor.run(task, range(units), assign, events.append)
+    return events
+
+
+def values(events: list[Event], kind: str = PART) -> list[Any]:
+    return [event.value for event in events if event.kind == kind]
+
+
+@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(1), LocalExecutor(2)])
+def test_every_unit_is_done_once(executor: Executor) -> None:
+    """Each unit's assignment gives its parts, then is done."""
+    events = run(executor, Square(), 7, lambda unit: unit + 10)
+    assert sorted(values(events)) == [(unit + 10) ** 2 for unit in range(7)]
+    assert sorted(event.unit for event in events if event.kind == DONE) == list(range(7))
+    for unit in range(7):
+        assert [event.kind for event in events if event.unit == unit] == [PROGRESS, PART, DONE]
+        assert {event.value for event in events if event.unit == unit and event.kind == PART} == {(unit + 10) ** 2}
+
+
+def test_no_units_no_work() -> None:
+    """A job without units ends at once."""
+    assert run(LocalExecutor(2), Square(), 0) == []
+
+
+def test_work_is_in_other_processes_that_are_gone_afterwards() -> None:
+    """Local workers are processes of their own, known by their ids, and none stays."""
+    events = run(LocalExecutor(2), Square(), 8)
+    pids = set(values(events, PROGRESS))
+    assert os.getpid() not in pids and pids == {event.pid for event in events}
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_assignments_are_made_when_they_are_handed_out() -> None:
+    """Units are taken one at a time, so what is assigned can depend on what is done."""
+    done: list[int] = []
+    seen: list[int] = []
+
+    def assign(unit: int) -> int:
+        seen.append(len(done))
+        return unit
+
+    LocalExecutor(1).run(Square(), range(4), assign, lambda event: done.append(1) if event.kind == DONE else None)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's engine is told its share of the cores; the folder is that of the command."""
+    monkeypatch.chdir(tmp_path)
+    (seen,) = values(run(LocalExecutor(1, threads=3), Environment(), 1))
+    assert seen == {"threads": "3", "cwd": str(tmp_path), "parent": os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(signal.SIGKILL, "was killed (signal 9)"), (signal.SIGSEGV, "was ended by signal 11")]
+)
+def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause: str) -> None:
+    """The unit is given to a fresh worker, the crash is reported with its cause, and nothing is lost."""
+    events = run(LocalExecutor(2), Deadly(tmp_path, 2, 1, number), 5)
+    assert sorted(values(events)) == [0, 1, 2, 3, 4]
+    (crash,) = [event for event in events if event.kind == CRASH]
+    assert crash.unit == 2 and cause in crash.value
+
+
+def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
+    """After the second death on the same unit the run ends, naming it, and leaves no process."""
+    with pytest.raises(WorkerError, match="Unit 2 ended its worker process 2 times") as caught:
+        run(LocalExecutor(2), Deadly(tmp_path, 2, 99), 5)
+    assert caught.value.exit_code == 4
+    assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert workers_left() == []
+
+
+def test_two_units_may_each_lose_a_worker(tmp_path: Path) -> None:
+    """The count is per unit: a bad day is not a bad unit."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = run(LocalExecutor(2), Deadly(tmp_path / "a", 1, 1), 4)
+    second = run(LocalExecutor(1), Deadly(tmp_path / "b", 3, 1), 4)
+    assert sorted(values(first)) == sorted(values(second)) == [0, 1, 2, 3]
+
+
+def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
+    """A worker that dies while it is given its next unit is replaced like any other."""
+
+    def assign(unit: int) -> int:
+        if unit == 1:
+            time.sleep(0.8)
+        return unit
+
+    events = run(LocalExecutor(1), DiesAfterwards(tmp_path), 3, assign)
+    assert sorted(values(events)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(2)])
+def test_our_errors_come_back_as_they_are(executor: Executor, at_start: bool) -> None:
+    """An error of ours in a worker is that error here, with its message and exit code."""
+    with pytest.raises(InputError, match=r"corpus\.jsonl:7: not readable"):
+        run(executor, Failing("ours", at_start), 3)
+
+
+@pytest.mark.parametrize("kind", ["other", "unpicklable"])
+def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
+    """A bug in a worker can be found: its type, message and place are in what is raised here."""
+    with pytest.raises(RuntimeError) as caught:
+        run(LocalExecutor(1), Failing(kind), 3)
+    shown = str(caught.value)
+    assert "worker_tasks.py" in shown and "in _fail" in shown
+    assert ("ZeroDivisionError" if kind == "other" else "Unpicklable") in shown
+
+
+def test_an_error_ends_all_workers(tmp_path: Path) -> None:
+    """No worker goes on after the run has failed."""
+    with pytest.raises(InputError):
+        run(LocalExecutor(3), Failing("ours"), 10)
+    assert workers_left() == []
+
+
+def test_an_interrupt_ends_all_workers() -> None:
+    """Ctrl-C in this process leaves no worker behind."""
+
+    def stop(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalExecutor(2).run(Square(), range(10), lambda unit: unit, stop)
+    assert workers_left() == []
+
+
+def test_kept_workers_take_another_task() -> None:
+    """The same processes do the next task; closed, they are gone."""
+    executor = LocalExecutor(2, keep=True)
+    first, second = run(executor, Square(), 6), run(executor, Square(), 6)
+    assert sorted(values(second, PART)) == [unit**2 for unit in range(6)]
+    assert {event.pid for event in second} <= {event.pid for event in first}
+    executor.close()
+    for pid in {event.pid for event in first}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_kept_worker_that_died_is_replaced() -> None:
+    """Killed while it had nothing to do, it costs the next task nothing."""
+    executor = LocalExecutor(2, keep=True)
+    first = run(executor, Square(), 6)
+    os.kill(first[0].pid, signal.SIGKILL)
+    wait_until(lambda: psutil.Process(first[0].pid).status() == psutil.STATUS_ZOMBIE)
+    assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
+    executor.close()
+
+
+def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
+    """What a function keeps does not add up: over the limit, the next unit is for another process."""
+    hoarding = Hoarder(60 * 10**6)
+    pids = values(run(LocalExecutor(1, worker_bytes=70 * 10**6), hoarding, 3))
+    assert len(set(pids)) == 3
+    pids = values(run(LocalExecutor(1, worker_bytes=10**9), hoarding, 3))
+    assert len(set(pids)) == 1
+
+
+# ---- shares ----
+
+STAGES = ("read", "square", "finish")
+
+
+def share_events(stage: str, units: int, *, index: int, of: int) -> list[Event]:
+    crew = ShareCrew(LocalCrew(10**9), "square", lambda unit: unit % of == index, STAGES)
+    return run(crew.executor(stage, Staff(1, 1)), Square(), units)
+
+
+def test_shares_do_every_unit_once_and_end_there() -> None:
+    """Each share works on its units of the wanted stage and goes no further."""
+    done: list[int] = []
+    for index in range(3):
+        crew = ShareCrew(LocalCrew(10**9), "square", lambda unit, index=index: unit % 3 == index, STAGES)  # type: ignore[misc]
+        events: list[Event] = []
+        with pytest.raises(ShareDone):
+            crew.executor("square", Staff(1, 1)).run(Square(), range(8), lambda unit: unit, events.append)
+        done += values(events)
+        with pytest.raises(ShareDone):
+            crew.executor("finish", Staff(1, 1))
+    assert sorted(done) == [unit**2 for unit in range(8)]
+
+
+def test_a_share_waits_for_the_stages_before_it() -> None:
+    """Nothing is left of an earlier stage, or the share is refused."""
+    assert share_events("read", 0, index=0, of=1) == []
+    with pytest.raises(ConfigError, match="the stage read before it is not done"):
+        share_events("read", 2, index=0, of=1)
+
+
+def test_a_share_of_a_stage_that_there_is_not_is_refused() -> None:
+    """The stages of the job are named."""
+    with pytest.raises(ConfigError, match="this job has the stages read, square, finish"):
+        ShareCrew(LocalCrew(10**9), "polish", lambda unit: True, STAGES)

@@ -1,0 +1,254 @@
+"""Jobs of very many units: what is held and what is spent does not grow with each unit more than it must."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.files import json_bytes
+from milldam.run.folder import RECORDS, Run
+from milldam.run.records import PartRecord, in_plan_order
+from milldam.sealed import seal_line
+from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
+from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split
+from milldam.stores.tokens.place import Folder
+from milldam.stores.tokens.tally import Tally
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+UNITS = 10_000
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def many() -> Any:
+    """The benchmark's simulated job."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import many_units
+
+        yield many_units
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def killed(many: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of many units that was killed in the middle."""
+    out = tmp_path_factory.mktemp("many") / "store"
+    with Run(out) as run:
+        many.plan(run, UNITS, _no_clock)
+    many.make_files(out, UNITS)
+    ended = _step("serial", out)
+    assert ended == -signal.SIGKILL
+    return out
+
+
+@pytest.fixture(scope="module")
+def finished(many: Any, killed: Path) -> Path:
+    """The same, resumed and finished."""
+    with Run(killed) as run:
+        many.resume(run, UNITS, _no_clock)
+        assert len(run.progress.complete) == UNITS // 2
+    with Run(killed) as run:
+        many.rest(run, UNITS, _no_clock)
+    with Run(killed) as run:
+        many.finish(run, UNITS, _no_clock)
+    return killed
+
+
+def _no_clock(name: str) -> None:
+    """Nothing is timed here: other tests run beside it."""
+
+
+def _step(step: str, out: Path, units: int = UNITS) -> int:
+    """A step of the benchmark in a process of its own; how it ended."""
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS)}
+    code = "import sys, many_units; many_units.run_step(*sys.argv[1:])"
+    return subprocess.run([sys.executable, "-c", code, step, str(out), str(units)], env=environment).returncode
+
+
+# ---- a whole job ----
+
+
+def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(finished: Path) -> None:
+    """None is missing, none is there twice; split after split."""
+    shards = Manifest.read(finished).shards
+    names = {split: [shard.name for shard in shards if shard.split == split] for split in ("train", "val")}
+    assert names["train"] == [f"train-{unit:05d}" for unit in range(UNITS)]
+    assert names["val"] == [f"val-{unit:05d}" for unit in range(0, UNITS, 100)]
+    assert [shard.split for shard in shards] == ["train"] * UNITS + ["val"] * (UNITS // 100)
+
+
+def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_path: Path) -> None:
+    """Records in plan order, through files, to a manifest of the same bytes: under 100 bytes a unit."""
+    text = ManifestText.at(Folder(finished))
+    records = in_plan_order(Run(finished).appended_files(RECORDS))
+    spool = ShardSpool(tmp_path)
+    with _traced() as peak:
+        spool.fill(Shard(**shard) for record in records for shard in record.shards)
+        spool.write(text.facts(), tmp_path)
+    assert peak() < 100 * UNITS + 3 * MB
+    assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
+
+
+def test_a_finished_job_of_many_units_is_recognized_without_its_shards_in_memory(many: Any, finished: Path) -> None:
+    """The identity needs the facts alone, the summary a pass over the shards."""
+    with _traced() as peak:
+        Run(finished).identity()
+        totals = totals_by_split(ManifestText.at(Folder(finished)).shards())
+    assert {split: one.shards for split, one in totals.items()} == {"train": UNITS, "val": UNITS // 100}
+    assert peak() < 4 * MB
+
+
+def test_resuming_books_many_records_in_little_memory(many: Any, finished: Path) -> None:
+    """A bit a unit is what stays; a record whose file is gone is found among all of them."""
+    gone = finished / "train-06789.idx"
+    gone.unlink()
+    try:
+        with Run(finished) as run, _traced() as peak:
+            run.resume()
+            assert list(run.pending()) == [6789]
+        assert peak() < 2 * MB
+    finally:
+        gone.touch()
+        with Run(finished) as run:
+            run.add(many.record(6789))
+
+
+def test_records_that_all_stand_are_left_as_they_are(many: Any, finished: Path) -> None:
+    """The file of a million records is not written again by every resume."""
+    with Run(finished) as run:
+        run.resume()
+        records = finished / "run" / RECORDS
+        before = records.stat()
+        run.resume()
+        after = records.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+@pytest.mark.slow
+def test_a_million_units_stay_within_the_budget(tmp_path: Path) -> None:
+    """Plan, kill, resume and finish: each under 300 MB, however many units there are."""
+    command = [sys.executable, str(BENCHMARKS / "many_units.py"), "--units", "1000000", "--local", "20000"]
+    figures = tmp_path / "figures.json"
+    ran = subprocess.run([*command, "--folder", str(tmp_path), "--json", str(figures)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    steps = {one["step"]: one for one in json.loads(figures.read_text())}
+    for step in ("plan", "serial", "resume", "local", "rest", "finish"):
+        assert steps[step]["peak_bytes"] < 300 * MB, step
+
+
+class _traced:  # noqa: N801 - used like a function
+    """Memory that Python allocates inside; call what it gives for the peak."""
+
+    def __enter__(self) -> Any:
+        self._peak = 0
+        tracemalloc.start()
+        return lambda: self._peak
+
+    def __exit__(self, *_: object) -> None:
+        self._peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+# ---- the manifest's text ----
+
+
+def _texts() -> st.SearchStrategy[str]:
+    return st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+
+
+_files = st.fixed_dictionaries(
+    {"bytes": st.integers(0, 2**50), "xxh3": _texts()}, optional={"more": st.lists(_texts(), max_size=2)}
+)
+_names = _texts().filter(lambda name: not set(name) & {"/", "\\"} and name not in (".", ".."))
+_shards = st.builds(
+    Shard,
+    name=_names,
+    split=st.sampled_from(["train", "val", "ä\n ],\n"]),
+    documents=st.integers(0, 2**50),
+    tokens=st.integers(0, 2**50),
+    text_bytes=st.integers(0, 2**50),
+    characters=st.integers(0, 2**50),
+    bin=_files,
+    idx=_files,
+)
+
+
+def _manifest(shards: tuple[Shard, ...]) -> Manifest:
+    odd = {"shards": [], "nested": {"shards": [{"name": "\n ],\n"}]}}
+    return Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", odd, {"files": 1}, shards, (Tally("too\nshort"),), 3)
+
+
+def _as_one_document(manifest: Manifest) -> bytes:
+    """What a plain JSON encoder makes of it."""
+    value = dataclasses.asdict(manifest)
+    totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}
+    head = {"format": "milldam store", "format_version": 1, "totals": totals}
+    return json_bytes(head | {"fingerprint": manifest.fingerprint} | value)
+
+
+@settings(max_examples=30)
+@given(st.lists(_shards, max_size=4))
+def test_a_manifest_written_shard_by_shard_is_the_text_of_a_plain_encoder(
+    tmp_path_factory: pytest.TempPathFactory, shards: list[Shard]
+) -> None:
+    """Whatever its shards are, held or gathered through files; and it is read back as it was."""
+    folder = tmp_path_factory.mktemp("manifest")
+    ordered = tuple(sorted(shards, key=lambda shard: in_manifest_order(shard.split)))
+    manifest = _manifest(ordered)
+    manifest.write(folder)
+    assert (folder / NAME).read_bytes() == _as_one_document(manifest)
+    assert Manifest.read(folder) == manifest
+    spool = ShardSpool(folder)
+    spool.fill(shards)
+    spool.write(_manifest(()), folder)
+    spool.remove()
+    assert (folder / NAME).read_bytes() == _as_one_document(manifest)
+    assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+def test_a_manifest_laid_out_in_another_way_is_read_too(tmp_path: Path) -> None:
+    """Somebody's tool may have written the JSON anew."""
+    file = {"bytes": 1, "xxh3": "a"}
+    manifest = _manifest(tuple(Shard(f"train-{k}", "train", 1, 2, 3, 4, file, file) for k in range(1500)))
+    manifest.write(tmp_path)
+    value = json.loads((tmp_path / NAME).read_bytes())
+    for indent in (None, 0, 1, 2):
+        (tmp_path / NAME).write_text(json.dumps(value, indent=indent, sort_keys=True))
+        assert Manifest.read(tmp_path) == manifest
+        assert ManifestText.at(Folder(tmp_path)).facts() == dataclasses.replace(manifest, shards=())
+
+
+# ---- records ----
+
+
+def _records(order: list[tuple[int, int]]) -> Iterator[bytes]:
+    for unit, part in order:
+        record = PartRecord(unit, part, [], {"clean": {'odd", "inexact_cuts": 1}': 1}}, 1, last=part == 1)
+        yield seal_line(record.as_json())
+
+
+@settings(max_examples=30)
+@given(st.permutations([(unit, part) for unit in range(5) for part in range(2)]), st.integers(1, 200))
+def test_records_come_in_plan_order_and_torn_ones_not_at_all(
+    tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, int]], cut: int
+) -> None:
+    """Though only the heads of lines are read to find the order."""
+    path = tmp_path_factory.mktemp("records") / RECORDS
+    lines = list(_records(order))
+    torn = lines[0][: min(cut, len(lines[0]) - 2)] + b"\n"
+    path.write_bytes(b"".join([*lines[:4], torn, *lines[4:]]) + lines[1][:-1])
+    assert [(one.unit, one.part) for one in in_plan_order([path])] == sorted(order)

@@ -1,0 +1,270 @@
+"""Sizes as people write them, limits as the system sets them, and what a process tree uses."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
+
+from milldam import memory
+from milldam.errors import ConfigError, ResourceError
+from milldam.memory import Budget, Monitor, format_size, parse_size, usage
+from milldam.report.timeline import read_timeline
+from milldam.run.planning import WORK_BYTES, WORKER_BYTES, fit_workers
+
+MB = 10**6
+
+# ---- sizes ----
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512 * MB),
+        ("512 mb", 512 * MB),
+        (" 2GB ", 2 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        (".5G", 5 * 10**8),
+        ("4096", 4096),
+        ("1_000KB", MB),
+        ("3KiB", 3072),
+        ("0", 0),
+        (77, 77),
+    ],
+)
+def test_sizes_as_people_write_them(text: str | int, size: int) -> None:
+    """Decimal and binary units in any case, fractions, underscores, and plain bytes."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1GB", "1.2.3GB", "12XB", "1e9", "one", "5 5MB", "1,000MB"])
+def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
+    """The error repeats what was written and shows how to write it."""
+    with pytest.raises(ConfigError, match="is not a size") as caught:
+        parse_size(text)
+    assert f'"{text}"' in str(caught.value) and "Write it as 512MB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 KB"), (1234, "1.2 KB"), (512 * MB, "512 MB"), (3 * 10**12, "3 TB")],
+)
+def test_sizes_for_people(size: int, text: str) -> None:
+    """Three digits and a unit."""
+    assert format_size(size) == text
+
+
+@given(st.integers(0, 10**15))
+def test_a_shown_size_can_be_typed_back(size: int) -> None:
+    """What is printed can be given as an option, and is the size within five percent."""
+    assert parse_size(format_size(size)) == pytest.approx(size, rel=0.05)
+
+
+# ---- limits ----
+
+
+def write_group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+
+
+def test_cgroup_v2_limits_of_every_level_are_found(tmp_path: Path) -> None:
+    """The group's own limit and those above it count, each with what is used and can't be reclaimed."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    proc.write_text("0::/slice/job\n")
+    write_group(root / "slice/job", memory__max="2000\n", memory__stat="anon 500\nfile 900\n")
+    write_group(root / "slice", memory__max="5000\n", memory__stat="file 1\nanon 700\n")
+    write_group(root, memory__stat="anon 1\n")
+    assert sorted(memory._cgroup_limits(proc, root)) == [(2000, 500), (5000, 700)]
+
+
+def test_a_cgroup_v2_without_limit_sets_none(tmp_path: Path) -> None:
+    """`max` is no limit."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    proc.write_text("0::/job\n")
+    write_group(root / "job", memory__max="max\n")
+    assert memory._cgroup_limits(proc, root) == []
+
+
+def test_cgroup_v1_limits_are_found_among_other_controllers(tmp_path: Path) -> None:
+    """The memory controller is found wherever it is listed; its huge default is no limit."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    proc.write_text("9:name=systemd:/x\n4:cpu,memory:/box/job\n1:cpuset:/\n0::/\n")
+    stat = "rss 1\ntotal_rss 300\n"
+    write_group(root / "memory/box/job", memory__limit_in_bytes="1000\n", memory__stat=stat)
+    write_group(root / "memory/box", memory__limit_in_bytes="9223372036854771712\n")
+    assert memory._cgroup_limits(proc, root) == [(1000, 300)]
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "name"),
+    [("4:memory:/host/box", "memory", "memory__limit_in_bytes"), ("0::/host/box", "", "memory__max")],
+)
+def test_inside_a_container_the_mounted_root_counts(tmp_path: Path, line: str, folder: str, name: str) -> None:
+    """Where the group's path is the host's and not visible, the limit at the root is ours."""
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    proc.write_text(line + "\n")
+    write_group(root / folder, **{name: "4096\n"})
+    assert memory._cgroup_limits(proc, root) == [(4096, 0)]
+
+
+def test_without_cgroups_there_are_no_limits(tmp_path: Path) -> None:
+    """A system without that file is not an error."""
+    assert memory._cgroup_limits(tmp_path / "missing", tmp_path) == []
+
+
+def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of machine and groups the tightest counts, by what it leaves, and is named."""
+    monkeypatch.setattr(memory, "_machine_available", lambda: 10_000 * MB)
+    monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(8000 * MB, 100 * MB), (3000 * MB, 1000 * MB)])
+    assert memory.available_bytes() == (2000 * MB, "the memory cgroup")
+    budget = Budget.of(None)
+    assert budget.limit_bytes == 1000 * MB
+    assert budget.origin == "half of the 2 GB that the memory cgroup leaves"
+    monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(10 * MB, 20 * MB)])
+    assert memory.available_bytes()[0] == 0
+
+
+def test_a_given_budget_is_taken_as_it_is() -> None:
+    """A budget in words or bytes is not halved."""
+    assert Budget.of("512MB") == Budget(512 * MB, "given")
+    assert Budget.of(10**9).limit_bytes == 10**9
+
+
+# ---- use ----
+
+
+def test_own_memory_is_seen_to_grow() -> None:
+    """Touched memory shows as anonymous; given back, it is gone. In a process where nothing else goes on."""
+    program = (
+        "from milldam.memory import usage\n"
+        "before = usage().anonymous\n"
+        "held = bytearray(b'x') * (64 << 20)\n"
+        "grown = usage().anonymous - before\n"
+        "del held\n"
+        "print(grown, usage().anonymous - before)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
+    grown, left = map(int, shown.split())
+    assert grown + (1 << 20) >= 64 << 20 and left < 32 << 20
+
+
+def test_a_process_that_is_gone_uses_nothing() -> None:
+    """A worker that ends while it is measured is no error."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert usage(process.pid) == memory.Usage()
+
+
+def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> None:
+    """The memory of a child is in the peak, and has rows of its own in the timeline."""
+    code = "data = bytearray(b'x') * (80 << 20); print('ready', flush=True); input()"
+    timeline = tmp_path / "memory.csv"
+    with Monitor(timeline, stage="one") as monitor:
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        time.sleep(3 * memory.SAMPLE_SECONDS)
+        monitor.enter_stage("two")
+        child.communicate(b"\n")
+    summary = monitor.summary()
+    assert summary["peak"] >= summary["start"] + (80 << 20)
+    assert summary["final"] < summary["peak"] - (60 << 20)
+    assert list(summary["stages"]) == ["one", "two"]
+    with timeline.open() as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes"}
+    of_child = [row for row in rows if int(row["pid"]) == child.pid]
+    assert max(int(row["anonymous_bytes"]) for row in of_child) >= 80 << 20
+    assert {row["stage"] for row in rows} == {"one", "two"}
+
+
+def test_monitor_goes_on_with_an_existing_timeline(tmp_path: Path) -> None:
+    """A resumed run appends: one header, both runs' rows."""
+    for _ in range(2):
+        with Monitor(tmp_path / "memory.csv"):
+            pass
+    lines = (tmp_path / "memory.csv").read_text().splitlines()
+    assert sum(line.startswith("time,") for line in lines) == 1
+    assert len(lines) >= 5
+
+
+def test_monitor_can_forget_what_was_measured_before_it(tmp_path: Path) -> None:
+    """A run that replaces another keeps its own rows, from its beginning, under one header."""
+    timeline = tmp_path / "memory.csv"
+    with Monitor(timeline, stage="old"):
+        pass
+    with Monitor(timeline, stage="prepare") as monitor:
+        monitor.restart()
+        monitor.enter_stage("tokenize")
+    lines = timeline.read_text().splitlines()
+    assert [number for number, line in enumerate(lines) if line.startswith("time,")] == [0]
+    stages = [row["stage"] for row in csv.DictReader(lines)]
+    assert list(dict.fromkeys(stages)) == ["prepare", "tokenize"]
+    assert stages.count("prepare") >= 2
+    assert list(monitor.summary()["stages"]) == ["prepare", "tokenize"]
+
+
+def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
+    """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Monitor(Path("/dev/full")) as monitor:
+        time.sleep(3 * memory.SAMPLE_SECONDS)
+        assert monitor._thread.is_alive()
+    assert monitor.summary()["peak"] > 0
+
+
+# ---- workers within the budget ----
+
+
+def test_the_budget_decides_how_many_workers_fit() -> None:
+    """Never more than wanted, never more than fit, at least one."""
+    parent, tokenizer = 60 * MB, 2 * MB
+    each = WORKER_BYTES + tokenizer + WORK_BYTES
+    sizes = (parent + tokenizer + WORK_BYTES, parent + 2 * each, parent + 4 * each - 1, parent + 99 * each)
+    assert [fit_workers(Budget(size, "given"), parent, tokenizer, 8) for size in sizes] == [1, 2, 3, 8]
+
+
+@given(parent=st.integers(10 * MB, 500 * MB), tokenizer=st.integers(0, 10**9), wanted=st.integers(1, 64))
+def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: int, wanted: int) -> None:
+    """The size in the refusal is enough, and little more than the smallest that is."""
+    with pytest.raises(ResourceError) as caught:
+        fit_workers(Budget(MB, "given"), parent, tokenizer, wanted)
+    smallest = parse_size(str(caught.value).rsplit("--memory ", 1)[1].rstrip("."))
+    assert fit_workers(Budget(smallest, "given"), parent, tokenizer, wanted) >= 1
+    with pytest.raises(ResourceError):
+        fit_workers(Budget(smallest * 96 // 100 - 2 * MB, "given"), parent, tokenizer, wanted)
+
+
+def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Path) -> None:
+    """The very command with the size that the refusal names goes through."""
+    corpus = write_lines(tmp_path / "corpus.jsonl", ["one", "two"])
+    job = ["tokenize", corpus, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--memory"]
+    refused = run_milldam(*job, "10MB", code=4)
+    assert "A budget of 10 MB is too small for this tokenizer" in refused.stderr
+    assert not (tmp_path / "s" / "milldam.json").exists()
+    run_milldam(*job, refused.stderr.rsplit("--memory ", 1)[1].strip().rstrip("."))
+
+
+def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
+    """The budget is for each machine: processes elsewhere are summed by machine, and have rows of their own."""
+    with Monitor(tmp_path / "memory.csv") as monitor:
+        here = monitor.sample().anonymous
+        monitor.note("b", 7, 3 * here)
+        monitor.note("b", 8, 4 * here)
+        monitor.note("a", 7, 2 * here)
+        assert monitor.sample().anonymous == 7 * here
+    assert monitor.summary()["machines"] == {"a": 2 * here, "b": 7 * here}
+    rows = (tmp_path / "memory.csv").read_text()
+    assert f",b:8,{4 * here},0\n" in rows
+    timeline = read_timeline(tmp_path / "memory.csv")
+    assert timeline is not None and timeline.peak.anonymous == 7 * here

@@ -1,0 +1,292 @@
+"""The executor on a Ray cluster of two nodes: every unit once, in bounded numbers, whatever dies on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
+from tests.kit.ray_clusters import NODE, hands, two_nodes
+from tests.kit.worker_tasks import Deadly, Failing, Hoarder, Square
+
+import milldam
+from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
+from milldam.run import ray_cluster
+from milldam.run.crews import Staff
+from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Report, Work
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BUDGET = 10**9
+ONE = Staff(1, 1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with two_nodes() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def crew(cluster: Any) -> Iterator[Any]:
+    found = ray_cluster.RayCrew(cluster.address, BUDGET)
+    yield found
+    found.leave()
+
+
+def run(crew: Any, task: Any, units: int, staff: Staff = ONE) -> list[Event]:
+    events: list[Event] = []
+    crew.executor("stage", staff).run(task, range(units), lambda unit: unit, events.append)
+    return events
+
+
+def parts(events: list[Event]) -> list[Any]:
+    return [event.value for event in events if event.kind == PART]
+
+
+# ---- units ----
+
+
+def test_every_unit_is_done_once_on_both_nodes(crew: Any) -> None:
+    """Each unit reports its progress and its part, then is done; both nodes take part, and tell their memory."""
+    events = run(crew, Square(), 8)
+    assert sorted(parts(events)) == [unit**2 for unit in range(8)]
+    for unit in range(8):
+        kinds = [event.kind for event in events if event.unit == unit]
+        assert [kind for kind in kinds if kind != MEMORY] == [PROGRESS, PART, DONE]
+        assert kinds[0] == kinds[-2] == MEMORY
+    assert len({event.host for event in events}) == 2
+    assert os.getpid() not in {event.pid for event in events}
+    assert wait_until(lambda: not hands())
+
+
+def test_a_worker_that_dies_is_replaced(crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit whose process is killed is tried again; one that kills every time ends the run."""
+    events = run(crew, Deadly(tmp_path, 1, times=2), 3)
+    assert sorted(parts(events)) == [0, 1, 2]
+    assert sum(event.kind == CRASH for event in events) == 2
+    monkeypatch.setattr(ray_cluster, "RETRIES", 1)
+    with pytest.raises(WorkerError, match="Unit 1 lost its worker 2 times"):
+        run(crew, Deadly(tmp_path, 1, times=99), 2)
+
+
+def test_errors_come_back_as_what_they_are(crew: Any) -> None:
+    """A complaint about the input is one here too; a bug comes with its traceback."""
+    with pytest.raises(InputError):
+        run(crew, Failing("ours"), 2)
+    with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*in a worker"):
+        run(crew, Failing("bug", at_start=True), 2)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Reports what Ray gave its process, and where it is."""
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            report(PART, (ray.get_runtime_context().get_assigned_resources(), Path.cwd(), os.getpid()))
+
+        return work
+
+
+def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> None:
+    """What is in flight never exceeds the slots, however many units there are; units are taken as they are needed."""
+    taken, done = itertools.count(), Counter[str]()
+    given: list[Any] = []
+
+    def assign(unit: int) -> int:
+        assert unit == next(taken) and unit < done[DONE] + 4
+        return unit
+
+    def on_event(event: Event) -> None:
+        done[event.kind] += 1
+        if event.kind == PART:
+            given.append(event.value)
+
+    executor = crew.executor("stage", Staff(2, 1))
+    executor.run(Given(), itertools.takewhile(lambda unit: unit < 200, itertools.count()), assign, on_event)
+    assert len(given) == 200
+    assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
+    assert {folder for _, folder, _ in given} == {Path.cwd()}
+    assert len({pid for _, _, pid in given}) == 4
+    assert not (executor._running or executor._crashes or executor._again or executor._hands)
+
+
+def test_memory_comes_back(crew: Any) -> None:
+    """A worker that works apart ends with its unit, and one that holds too much; others go on."""
+    apart = run(crew, Square(), 3, Staff(1, 1, apart=True))
+    assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
+    hoards = Counter(parts(run(crew, Hoarder(80 * 10**6), 6, Staff(1, 1, worker_bytes=200 * 10**6))))
+    assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
+    ended = {event.pid for event in apart if event.kind == MEMORY and event.value == 0}
+    assert ended == {event.pid for event in apart}
+
+
+def test_an_interruption_ends_the_workers(crew: Any) -> None:
+    """When the driver stops in the middle, nothing goes on."""
+
+    def stop(event: Event) -> None:
+        if event.kind == PART:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.executor("stage", Staff(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
+    assert wait_until(lambda: not hands())
+
+
+def test_units_do_not_wait_for_a_node_that_others_have_taken(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't begin on a busy node goes to a slot that is free elsewhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    busy = crew.nodes()[0]
+    there = NodeAffinitySchedulingStrategy(busy.id, soft=False)
+    hog = ray.remote(_Hog).options(num_cpus=2, scheduling_strategy=there).remote()
+    ray.get(hog.ready.remote())
+    monkeypatch.setattr(ray_cluster, "_BUSY_SECONDS", 0.5)
+    try:
+        events = run(crew, Square(), 3)
+    finally:
+        ray.kill(hog)
+    assert sorted(parts(events)) == [0, 1, 4]
+    assert busy.name not in {event.host for event in events}
+    assert not any(event.kind == CRASH for event in events)
+
+
+class _Hog:
+    def ready(self) -> None:
+        pass
+
+
+# ---- what is refused at the start ----
+
+
+def test_a_folder_that_all_nodes_see_is_accepted(crew: Any, tmp_path: Path) -> None:
+    """Nothing is left of the check; another version, a folder unseen or one that can't be written to is refused."""
+    crew.require_shared(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    complaint = ray_cluster._complaint
+    assert complaint("a", tmp_path, (True, True, milldam.__version__)) is None
+    assert "The node a does not see" in str(complaint("a", tmp_path, (False, False, milldam.__version__)))
+    assert "The node a can't write to" in str(complaint("a", tmp_path, (True, False, milldam.__version__)))
+    assert "has milldam 0.0.0" in str(complaint("a", tmp_path, (True, True, "0.0.0")))
+
+
+def test_a_node_of_another_version_is_refused_or_left_out(
+    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start it is an error; when it joins later the work goes on without it."""
+    crew.require_shared(tmp_path)
+    other = crew.nodes()[1]
+    monkeypatch.setattr(milldam, "__version__", "0.0.0")
+    with pytest.raises(ConfigError, match=r"has milldam .*, this machine 0\.0\.0"):
+        crew.require_shared(tmp_path)
+    crew._fit = {crew.nodes()[0].id: True}
+    assert {slot.node.id for slot in crew.slots(Staff(1, 1))} == {crew.nodes()[0].id}
+    assert f"The node {other.name} has milldam" in caplog.text and "left out" in caplog.text
+    monkeypatch.undo()
+    crew.require_shared(tmp_path)
+    assert len(crew.slots(Staff(1, 1))) == 2
+
+
+def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
+    """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
+    assert [len(crew.slots(Staff(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
+        2,
+        4,
+        4,
+        2,
+    ]
+    small = ray_cluster._Node("a", "a", 64, 10**9 // 3)
+    assert crew._room(small, Staff(9, 1)) == 3 and crew._room(small, Staff(1, 1)) == 0
+
+
+def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
+    """Ray would wait for ever for memory that no node has."""
+    with pytest.raises(ResourceError, match="Use --memory 2000MB or less"):
+        ray_cluster.RayCrew(cluster.address, NODE["memory"] + 1)
+
+
+def test_ray_client_is_refused() -> None:
+    """It can't stream."""
+    with pytest.raises(ConfigError, match="Run milldam on a machine of the cluster"):
+        ray_cluster.RayCrew("ray://127.0.0.1:10001", BUDGET)
+
+
+def tokenize(folder: Path, *options: object, out: object = None) -> Any:
+    lines = write_lines(folder / "c.jsonl", ["one"])
+    return invoke("tokenize", lines, "-o", out or folder / "s", "--tokenizer", TOKENIZER, *options)
+
+
+def test_a_cluster_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address without a cluster is an error of two lines; so is ray that is not installed."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    done = tokenize(tmp_path, "--engine", "ray", "--address", "127.0.0.1:1")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (3, 2), done.stderr
+    assert "No Ray cluster could be reached (127.0.0.1:1)" in done.stderr
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = tokenize(tmp_path, "--engine", "ray")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        'milldam: --engine ray needs the package ray: pip install "milldam[ray]"\n',
+    )
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """Nothing is made, here or there; the message says what to do."""
+    monkeypatch.chdir(tmp_path)
+    done = tokenize(tmp_path, "--engine", engine, out="s3://bucket/corpus")
+    assert done.exit_code == 2 and "`milldam push`" in done.stderr, done.stderr
+    for make in (
+        lambda: milldam.map("c.jsonl", len, "gs://bucket/t", engine=engine),
+        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, engine=engine),
+        lambda: milldam.preprocess(
+            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "engine": engine}
+        ),
+    ):
+        with pytest.raises(ConfigError, match="`milldam push`"):
+            make()
+    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
+    """A worker that dies between its last part and its end is made up for, and the record is there once."""
+    from milldam.run.folder import Run
+    from milldam.run.identity import Identity
+    from milldam.run.records import PartRecord
+
+    records = [PartRecord(0, part, [], {}, part + 1, last=part == 1) for part in range(2)]
+    with Run(tmp_path / "out") as made:
+        made.stage(())
+        made.write_inputs(())
+        made.start(Identity({}, {}), {})
+        for record in (*records, *records):
+            made.add(record)
+        assert list(made.records()) == records
+
+
+def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
+    """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
+    from milldam.memory import Monitor, usage
+
+    with Monitor(tmp_path / "memory.csv", here="a") as monitor:
+        monitor.note("a", 1, 10**9)
+        monitor.note("a", 1, 10**6)
+        monitor.note("b", 1, 3 * 10**9)
+        monitor.note("b", 2, 4 * 10**9)
+        monitor.sample()
+        monitor.note("b", 1, 0)
+        monitor.sample()
+    assert monitor.summary()["machines"] == {"a": pytest.approx(10**9 + usage().anonymous, rel=0.1), "b": 7 * 10**9}
+    assert monitor.peak.anonymous == 7 * 10**9 and monitor.now.anonymous == 4 * 10**9
+    rows = (tmp_path / "memory.csv").read_text()
+    assert ",a:1,1000000000," in rows and ",b:2,4000000000," in rows

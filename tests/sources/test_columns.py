@@ -1,0 +1,379 @@
+"""Which field holds the text: the obvious one, or an error that names the candidates."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.preprocess_jobs import zstd
+from tests.kit.source_reading import small_blocks
+
+from milldam.errors import InputError
+from milldam.sources import opening
+from milldam.sources.batch import TextRules
+from milldam.sources.columns import find_text_column
+from milldam.sources.listing import list_inputs
+from milldam.sources.reading import read_unit
+from milldam.sources.units import Slice, Unit
+
+
+def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | None:
+    """The text column of a JSON lines file with these records."""
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return find(path, wanted=wanted)
+
+
+def find(*paths: Path, wanted: str | None = None) -> str | None:
+    files = list_inputs([str(path) for path in paths])
+    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted, None)
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"text": "a", "content": "b", "title": "c"}, "text"),
+        ({"id": "1", "content": "b"}, "content"),
+        ({"id": "1", "Body": "b"}, "Body"),
+        ({"id": 1, "story": "b", "url": "c"}, "story"),
+        ({"id": 1, "anything": "b"}, "anything"),
+        ({"id": "1", "meta": {"text": "b"}}, "meta.text"),
+        ({"n": 1, "meta": {"deep": {"er": "b"}}}, "meta.deep.er"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_obvious_candidate_is_taken(tmp_path: Path, record: Any, column: str) -> None:
+    """ "text" before all, then the one field with a usual name, then the only field that holds text."""
+    assert column_of(tmp_path, record) == column
+
+
+@pytest.mark.parametrize(
+    ("record", "names", "most"),
+    [
+        ({"content": "a", "body": "bb"}, '"content", "body"', "body"),
+        ({"question": "a", "answer": "bb"}, '"question", "answer"', "answer"),
+        ({"prompt": "a long question", "completion": "b"}, '"prompt", "completion"', "prompt"),
+        ({"a": {"text": "x"}, "b": {"text": "yy"}}, '"a.text", "b.text"', "b.text"),
+        ({"id": "a1", "Artikel (de)": "Ein Satz.", "day": "1. 2. 2024"}, '"id", "Artikel (de)"', "Artikel (de)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_several_candidates_are_an_error_that_proposes_the_one_with_most_text(
+    tmp_path: Path, record: Any, names: str, most: str
+) -> None:
+    """It names them and what to type; a usual name that another candidate equals is no reason to choose."""
+    expected = re.escape(f"several fields hold text: {names}. Say which one, such as: text_column={most!r}")
+    with pytest.raises(InputError, match=expected):
+        column_of(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    "other", ["17", "-1.5e-3", "2024-01-31", "2024-01-31T12:30:00.5Z", "31/01/2024", "12:30", "50 %"]
+)
+def test_numbers_and_dates_are_no_text(tmp_path: Path, other: str) -> None:
+    """In JSON and in CSV."""
+    assert column_of(tmp_path, {"other": other, "words": "a b"}) == "words"
+    (tmp_path / "a.csv").write_text(f"other,words\n{other},a b\n,17\n")
+    assert find(tmp_path / "a.csv") == "words"
+
+
+def test_where_there_are_only_numbers_nothing_is_taken_for_text(tmp_path: Path) -> None:
+    """Unless it is asked for."""
+    with pytest.raises(
+        InputError, match=r'numbers, dates or bytes in "id", "day"\. To take one .*: text_column=\'id\''
+    ):
+        column_of(tmp_path, {"id": "17", "day": "2024-01-31"})
+    assert column_of(tmp_path, {"id": "17", "day": "2024-01-31"}, wanted="day") == "day"
+    assert column_of(tmp_path, {"id": "17", "text": "18"}) == "text"
+
+
+def test_a_wanted_column_that_is_there_is_taken(tmp_path: Path) -> None:
+    """Whatever else there is."""
+    assert column_of(tmp_path, {"text": "a", "title": "b"}, wanted="title") == "title"
+
+
+def test_a_wanted_column_that_is_missing_names_those_there_are(tmp_path: Path) -> None:
+    """And the one that was probably meant."""
+    with pytest.raises(
+        InputError, match=r'no text in a field "contnet"; found text in "content", "url"\. Did you mean'
+    ):
+        column_of(tmp_path, {"content": "a", "url": "b", "n": 1}, wanted="contnet")
+
+
+def test_a_wanted_column_that_holds_numbers_is_an_error(tmp_path: Path) -> None:
+    """Only text is text."""
+    with pytest.raises(InputError, match='no text in a field "n"'):
+        column_of(tmp_path, {"n": 1, "text": "a"}, wanted="n")
+
+
+def test_records_without_the_field_do_not_hide_it(tmp_path: Path) -> None:
+    """The first hundred records are looked at together."""
+    assert column_of(tmp_path, {"id": 1}, {"text": None}, {"title": "b"}, {"text": "c"}) == "text"
+
+
+def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
+    """They will be rejected later; the column is found all the same."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n{"text": "\xff"}\n[1]\n{"body": "a"}\n')
+    assert find(path) == "body"
+
+
+def test_a_column_is_found_where_every_record_has_bytes_that_are_no_utf8(tmp_path: Path) -> None:
+    """They may be dropped or replaced: its fields can be told all the same."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"body": "caf\xe9"}\n' * 3)
+    assert find(path) == "body"
+
+
+def test_a_deeply_nested_line_at_the_head_is_passed_over(tmp_path: Path) -> None:
+    """As it is when it is read."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"[" * 200_000 + b'\n{"body": "a"}\n')
+    assert find(path) == "body"
+
+
+def test_empty_files_are_passed_over(tmp_path: Path) -> None:
+    """The first file that has records decides."""
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_bytes(b"\n\n")
+    (tmp_path / "c.jsonl").write_text('{"body": "x"}\n')
+    assert find(tmp_path) == "body"
+
+
+def test_no_text_anywhere_is_an_error_with_the_file(tmp_path: Path) -> None:
+    """It says what to look at."""
+    with pytest.raises(InputError, match=r'a\.jsonl: no text in it: none of its fields holds text: "n" \(a number\)\.'):
+        column_of(tmp_path, {"n": 1})
+
+
+def test_plain_text_has_no_column(tmp_path: Path) -> None:
+    """Nothing is opened."""
+    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "column"),
+    [
+        ("a.csv", "id,text,title", "text"),
+        ("a.csv", "id,content", "content"),
+        ("a.csv", "words", "words"),
+        ("a.tsv", "id\tbody", "body"),
+        ("a.csv", '"id","text"', "text"),
+    ],
+)
+def test_a_csv_header_is_enough(tmp_path: Path, name: str, header: str, column: str) -> None:
+    """By the same rules."""
+    (tmp_path / name).write_text(f"{header}\n")
+    assert find(tmp_path / name) == column
+
+
+def test_a_csv_header_with_several_candidates_names_them(tmp_path: Path) -> None:
+    """All columns of a CSV file can be text."""
+    (tmp_path / "a.csv").write_text("id,words\n")
+    with pytest.raises(InputError, match='several fields hold text: "id", "words"'):
+        find(tmp_path / "a.csv")
+
+
+def test_a_compressed_file_is_looked_into(tmp_path: Path) -> None:
+    """Also one that is cut off."""
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"body": "x"}\n' * 5000)[:-8])
+    assert find(path) == "body"
+
+
+def test_a_giant_first_line_is_looked_into(tmp_path: Path) -> None:
+    """Without holding it."""
+    with small_blocks(64, 128):
+        assert column_of(tmp_path, {"id": "1" * 300, "body": "x" * 5000}, {"other": "y"}) == "body"
+
+
+# ---- why there is none ----
+
+LINES = b'{"text": "The mill stands."}\n' * 50
+CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}], "tools": "[]"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.jsonl", b"", "it is empty."),
+        ("a.jsonl", b" \n\n", "nothing but white space"),
+        ("a.jsonl.gz", gzip.compress(b""), "it is empty once it is decompressed"),
+        ("a.jsonl.gz", LINES, "not gzip data, whatever its name says: it begins with b'{"),
+        ("a.jsonl.zst", gzip.compress(LINES), "not zstd data, whatever its name says: it begins as gzip data does"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:12], "ends in the middle of its compressed data. Get the file again"),
+        ("a.jsonl", gzip.compress(LINES), "it begins as gzip data does: add the ending .gz"),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(LINES)), "compressed twice"),
+        ("a.jsonl", b"PAR1" + bytes(50), "it is parquet by its first bytes: --input-format parquet"),
+        ("a.jsonl", b"PK\x03\x04" + bytes(50), "a zip archive"),
+        ("a.jsonl", LINES.decode().encode("utf-16"), "UTF-16 (it begins"),
+        ("a.jsonl", LINES.decode().encode("utf-32"), "UTF-32 (it begins"),
+        ("a.jsonl", LINES.decode().encode("utf-16-le"), "many zero bytes"),
+        ("a.jsonl", LINES.replace(b"\n", b"\r"), "its lines end with a carriage return alone"),
+        ("a.csv", b"id,text\r1,a\r", "Do its lines end with it? Convert it: tr"),
+        ("a.csv", b"id;text\n1;a\n", "If ';' separates columns, convert it"),
+        ("a.csv", b"id\ttext\n1\ta\n", "--input-format tsv"),
+        ("a.csv", b",,\n1,2,3\n", "its first line names no columns"),
+        ("a.jsonl", b'[{"text": "a"}]', "it is a JSON array, not one record a line: --input-format json"),
+        ("a.jsonl", b'{\n "text": "a"\n}\n', "JSON that goes over several lines, not one record a line"),
+        ("a.jsonl", b"<html>404</html>", 'Its first line is "<html>404</html>"'),
+        ("a.jsonl", b'"a"\n"b"\n', "its records must be objects with a field of text"),
+        ("a.json", b"[]", "it is an empty array"),
+        ("a.json", b'["a", "b"]', "jq -c"),
+        ("a.json", b'{"version": "1", "data": [{"text": "a"}]}', 'its records are in the list "data"'),
+        ("a.json", b'{"data": [\n{"text": "a"},\n{"text": "b"}\n]}', 'its records are in the list "data"'),
+        ("a.jsonl", b'{"n": 1, "tags": [2]}\n', 'none of its fields holds text: "n" (a number), "tags" (a list).'),
+        ("a.jsonl", b'{"text": null}\n', '"text" (null)'),
+        ("a.jsonl", json.dumps(CHAT).encode(), 'its records are conversations: "conversations" is a list of turns'),
+        ("a.json", json.dumps([{"messages": [{"role": "user", "content": "a"}]}]).encode(), '"messages" is a list of'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_reason_why_there_is_no_text_is_named(tmp_path: Path, name: str, data: bytes, why: str) -> None:
+    """The true one, of those that people meet."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError) as caught:
+        find(tmp_path / name)
+    assert why in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_window_that_would_take_the_memory_is_named(tmp_path: Path) -> None:
+    """With the way to make it smaller."""
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
+    (tmp_path / "a.jsonl.zst").write_bytes(packer.compress(LINES) + packer.flush())
+    with pytest.raises(InputError, match=r"zstd window is larger than 128 MB.*zstd -dc --long=31"):
+        find(tmp_path / "a.jsonl.zst")
+
+
+def test_a_table_without_text_names_its_columns(tmp_path: Path) -> None:
+    """With their types; a list of turns is a conversation."""
+    pq.write_table(pa.table({"n": [1], "v": [[0.5]]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r'none of its columns holds text: "n" \(int64\), "v" \(list'):
+        find(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": ["a"], "messages": [[{"role": "user", "content": "x"}]]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match='its records are conversations: "messages"'):
+        find(tmp_path / "b.parquet")
+
+
+def test_a_conversation_beside_a_text_is_no_matter(tmp_path: Path) -> None:
+    """Nor when another field is asked for."""
+    assert column_of(tmp_path, CHAT | {"text": "a"}) == "text"
+    assert column_of(tmp_path, CHAT, wanted="tools") == "tools"
+
+
+def test_a_hash_beside_conversations_is_not_taken_for_the_text(tmp_path: Path) -> None:
+    """A folder of chat data is refused as such; a real text column beside it is found."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(CHAT) + "\n")
+    (tmp_path / "b.jsonl").write_text('{"sha": "0a1b2c3d"}\n')
+    with pytest.raises(InputError, match="its records are conversations"):
+        find(tmp_path)
+    (tmp_path / "c.jsonl").write_text('{"body": "some text"}\n')
+    assert find(tmp_path) == "body"
+
+
+def test_a_json_file_that_describes_the_data_beside_it_does_not_choose_the_column(tmp_path: Path) -> None:
+    """Files of other formats are asked first, whatever their names."""
+    (tmp_path / "about.json").write_text('{"title": "a", "licence": "b"}')
+    (tmp_path / "data.jsonl").write_text('{"body": "x"}\n')
+    assert find(tmp_path) == "body"
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_of_several_columns_of_a_table_the_largest_is_proposed(tmp_path: Path, format: str) -> None:
+    """Bytes are passed over where there is text."""
+    columns = {"id": ["a1", "a2"], "picture": [b"x" * 500] * 2, "meta": [{"note": "some words"}, {"note": "and more"}]}
+    path = tmp_path / f"a.{format}"
+    write_table(pa.table(columns), path)
+    with pytest.raises(InputError, match=r'"id", "meta\.note"\. Say which one, such as: text_column=\'meta\.note\''):
+        find(path)
+    write_table(pa.table(columns).select(["picture", "id"]), path)
+    assert find(path) == "id"
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+
+
+# ---- standard input ----
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bytes]], None]]:
+    """Gives standard input these pieces, one after the other, as a slow writer does to a pipe."""
+    threads: list[threading.Thread] = []
+
+    def give(pieces: list[bytes]) -> None:
+        reading, writing = os.pipe()
+        monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
+        opening.standard_input.cache_clear()
+        threads.append(threading.Thread(target=write_slowly, args=(writing, pieces)))
+        threads[-1].start()
+
+    yield give
+    for thread in threads:
+        thread.join()
+
+
+def write_slowly(writing: int, pieces: list[bytes]) -> None:
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        for piece in pieces:
+            pipe.write(piece)
+            time.sleep(0.05)
+
+
+def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[bytes]], None]) -> None:
+    """What was looked at is still there to be read."""
+    data = b'{"body": "a"}\n{"body": "b"}\n'
+    stdin([data])
+    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert opening.open_bytes("-").read() == data
+
+
+def test_a_slow_writer_on_standard_input_does_not_hide_the_column(stdin: Callable[[list[bytes]], None]) -> None:
+    """The head is read until it holds a whole line."""
+    pieces = [b'{"body": "a long', b' first line"}\n', b'{"body": "b"}\n']
+    stdin(pieces)
+    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert read_dash("jsonl", "body") == ["a long first line", "b"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_csv_on_standard_input_is_read(stdin: Callable[[list[bytes]], None]) -> None:
+    """Its header is looked at first, and its rows are still there."""
+    stdin([b"id,te", b"xt\n1,a\n", b"2,b\n"])
+    assert find_text_column([Slice("-", "csv", None)], None, None) == "text"
+    assert read_dash("csv", "text") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "format"),
+    [(b' {"text": "a"}\n', "jsonl"), (b'[\n {"text": "a"}]', "json"), (b"[1] plain\n", "txt"), (b"", "txt")],
+)
+def test_the_format_of_standard_input_is_told_by_its_head(
+    stdin: Callable[[list[bytes]], None], data: bytes, format: str
+) -> None:
+    """It has no name that could say so."""
+    stdin([data])
+    assert [file.format for file in list_inputs(["-"])] == [format]
+
+
+def read_dash(format: str, column: str) -> list[str]:
+    unit = Unit(0, (Slice("-", format, None),))
+    batches = read_unit(unit, TextRules(text_column=column), lambda reject: None)
+    return [text for batch in batches for text in batch.texts.to_pylist()]

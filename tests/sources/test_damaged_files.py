@@ -1,0 +1,278 @@
+"""Damaged files: every whole record before the damage is kept, what was lost is counted as it is, and nothing of it is
+silent."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke
+from tests.kit.preprocess_jobs import zstd
+from tests.kit.source_reading import TEXT, read
+
+import milldam
+from milldam.errors import InputError
+from milldam.sources.batch import TextRules
+from milldam.sources.compression import DamagedError, read_blocks
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": lambda data: bytes(zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+CHECKSUM = {"gz": -6, "zst": -2, "bz2": -3, "xz": -30}
+"""A byte of the last checksum: of the content, but of xz, whose index is hit."""
+WRONG_CHECKSUM = {"gz": "bad_checksum", "zst": "bad_checksum", "bz2": "damaged", "xz": "damaged"}
+every_compression = pytest.mark.parametrize("kind", COMPRESS)
+
+
+def texts_of(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{number} " + "".join(rng.choices("abcdefghij ", k=250)) for number in range(count)]
+
+
+def as_lines(texts: list[str]) -> bytes:
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def as_csv(texts: list[str]) -> bytes:
+    return b"id,text\n" + b"".join(b'%d,"%s\n"\n' % (number, text.encode()) for number, text in enumerate(texts))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 0x55
+    return bytes(changed)
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+FORMATS: dict[str, tuple[Callable[[list[str]], bytes], TextRules, str]] = {
+    "jsonl": (as_lines, TEXT, ""),
+    "json": (lambda texts: json.dumps([{"text": text} for text in texts], indent=1).encode(), TEXT, ""),
+    "csv": (as_csv, TEXT, "\n"),
+    "txt": (lambda texts: "".join(f"{text}\n" for text in texts).encode(), TextRules("line"), ""),
+}
+every_format = pytest.mark.parametrize("format", FORMATS)
+
+
+# ---- bytes ----
+
+
+@every_compression
+@pytest.mark.parametrize("before", [0, 70_000], ids=["one member", "two members"])
+def test_a_wrong_checksum_loses_no_byte(kind: str, before: int) -> None:
+    """Whatever the library had in hand when it failed; the members before are proved, the last is not."""
+    first, last = b"x" * before, as_lines(texts_of(1000))
+    packed = (COMPRESS[kind](first) if before else b"") + flipped(COMPRESS[kind](last), CHECKSUM[kind])
+    found, error = decompressed(packed, kind)
+    assert found == first + last
+    assert error is not None
+    assert (error.reason, error.unproven_bytes) == (WRONG_CHECKSUM[kind], len(last))
+
+
+@every_compression
+def test_damage_in_the_middle_gives_all_that_can_be_had(kind: str) -> None:
+    """As much as the library gives when it is asked for every byte, one at a time."""
+    packed = flipped(COMPRESS[kind](as_lines(texts_of(1000))), 60_000)
+    found, error = decompressed(packed, kind)
+    assert error is not None and error.unproven_bytes == len(found)
+    assert found == decompressed(packed, kind, block_bytes=1)[0]
+
+
+@every_compression
+@pytest.mark.parametrize("garbage", [b"x", b"garbage", b"\x1e\x8b\x08" + b"\xff" * 200_000])
+def test_what_follows_the_last_member_is_told_and_not_read(kind: str, garbage: bytes) -> None:
+    """All before it is proved."""
+    data = as_lines(texts_of(50))
+    found, error = decompressed(COMPRESS[kind](data) + garbage, kind)
+    assert found == data
+    assert error is not None and (error.reason, error.unproven_bytes) == ("trailing_data", 0)
+    assert f"byte {len(COMPRESS[kind](data)):,} on" in str(error)
+
+
+@every_compression
+def test_a_pipe_loses_less_than_a_kilobyte(kind: str) -> None:
+    """It can't be read again for what the library lost."""
+
+    class Pipe(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    data = as_lines(texts_of(1000))
+    found, error = decompressed(Pipe(flipped(COMPRESS[kind](data), CHECKSUM[kind])), kind)
+    assert data.startswith(found) and len(data) - len(found) < 1024
+    assert error is not None and error.unproven_bytes == len(found)
+
+
+def decompressed(data: bytes | io.BytesIO, kind: str, block_bytes: int = 1 << 20) -> tuple[bytes, DamagedError | None]:
+    found = b""
+    try:
+        for block in read_blocks(io.BytesIO(data) if isinstance(data, bytes) else data, kind, block_bytes):
+            found += block
+    except DamagedError as error:
+        return found, error
+    return found, None
+
+
+# ---- records ----
+
+
+@every_compression
+@every_format
+@pytest.mark.parametrize("count", [5, 400])
+def test_a_wrong_checksum_keeps_every_record(tmp_path: Path, kind: str, format: str, count: int) -> None:
+    """And is told without a record that is lost."""
+    write_as, rules, end = FORMATS[format]
+    data = write_as(texts_of(count))
+    result = read(write(tmp_path / f"a.{format}.{kind}", flipped(COMPRESS[kind](data), CHECKSUM[kind])), rules)
+    assert result.texts == [text + end for text in texts_of(count)]
+    assert [(one.reason, one.records, one.unproven_bytes) for one in result.rejects] == [
+        (WRONG_CHECKSUM[kind], 0, len(data))
+    ]
+
+
+@every_compression
+@every_format
+def test_a_cut_file_keeps_all_whole_records_and_rejects_the_one_that_was_cut(
+    tmp_path: Path, kind: str, format: str
+) -> None:
+    """With what there is of it, and where: what is kept and what is rejected add up to what decompressed."""
+    write_as, rules, end = FORMATS[format]
+    texts = texts_of(6000)
+    packed = COMPRESS[kind](write_as(texts))
+    cut = packed[: len(packed) * 2 // 3]
+    there, _ = decompressed(cut, kind)
+    result = read(write(tmp_path / f"a.{format}.{kind}", cut), rules)
+    kept = result.texts
+    (reject,) = result.rejects
+    assert kept == [text + end for text in texts[: len(kept)]]
+    assert (reject.reason, reject.unproven_bytes) == ("truncated", len(there))
+    assert reject.records == (1 if reject.record else 0)
+    if format != "json":
+        assert (write_as(texts[: len(kept)]) + reject.record.encode()) == there
+    else:
+        assert reject.row == (len(kept) if reject.records else None)
+
+
+@every_format
+def test_garbage_after_the_last_member_costs_no_record(tmp_path: Path, format: str) -> None:
+    """It is told, with the number of records that it cost."""
+    write_as, rules, end = FORMATS[format]
+    path = write(tmp_path / f"a.{format}.gz", gzip.compress(write_as(texts_of(20))) + b"garbage")
+    result = read(path, rules)
+    assert result.texts == [text + end for text in texts_of(20)]
+    assert [(one.reason, one.records) for one in result.rejects] == [("trailing_data", 0)]
+
+
+@every_compression
+def test_a_last_record_without_its_line_end_is_kept_where_it_is_whole(tmp_path: Path, kind: str) -> None:
+    """JSON tells whether it is; a line of text does not."""
+    data = as_lines(texts_of(10)).rstrip(b"\n")
+    packed = flipped(COMPRESS[kind](data), CHECKSUM[kind])
+    result = read(write(tmp_path / f"a.jsonl.{kind}", packed))
+    assert (len(result.texts), [one.records for one in result.rejects]) == (10, [0])
+    result = read(write(tmp_path / f"a.txt.{kind}", packed), TextRules("line"))
+    assert (len(result.texts), [one.records for one in result.rejects]) == (9, [1])
+
+
+@every_compression
+@pytest.mark.parametrize("size", [1, 12_000], ids=["small", "in parts"])
+def test_a_file_that_is_one_document_is_rejected_whole(tmp_path: Path, kind: str, size: int) -> None:
+    """Whatever is damaged: nobody knows where the document would have ended."""
+    data = "\n".join(texts_of(size)).encode()
+    for number, packed in enumerate((COMPRESS[kind](data)[:-9], flipped(COMPRESS[kind](data), CHECKSUM[kind]))):
+        write(tmp_path / f"{number}.txt.{kind}", packed)
+    write(tmp_path / "good.txt", b"good")
+    result = read(tmp_path, TextRules("file"))
+    assert result.texts == ["good"]
+    assert [one.records for one in result.rejects] == [1, 1]
+
+
+# ---- jobs ----
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """500 documents whose checksum is wrong, beside 10 good ones."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder / "a.jsonl.gz", flipped(gzip.compress(as_lines(texts_of(500))), CHECKSUM["gz"]))
+    write(folder / "b.jsonl", as_lines(texts_of(10, 1)))
+    return folder
+
+
+def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Path) -> None:
+    """In a warning, the summary, the manifest and the rejects; no document is counted as lost."""
+    out = tmp_path / "out"
+    result = invoke("tokenize", str(damaged), "-o", str(out), "--tokenizer", str(TOKENIZER), "--json")
+    summary = json.loads(result.stdout)
+    assert (summary["documents"], summary["dropped"], summary["damaged_files"]) == (510, {}, 1)
+    size = len(as_lines(texts_of(500)))
+    assert f"Warning: 1 input file is damaged; of what was read, no checksum proves {size:,} bytes" in result.stderr
+    assert "a.jsonl.gz: bad_checksum: the checksum of its gzip data is wrong" in result.stderr
+    assert milldam.open(out).manifest.damaged_files == 1
+    (reject,) = map(json.loads, (out / "rejects.jsonl").read_text().splitlines())
+    assert (reject["reason"], reject["records"], reject["unproven_bytes"]) == ("bad_checksum", 0, size)
+
+
+def test_strict_ends_the_run_at_damage(tmp_path: Path, damaged: Path) -> None:
+    """With the file and what is wrong."""
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz: bad_checksum: the checksum"):
+        milldam.tokenize(damaged, tmp_path / "out", tokenizer=TOKENIZER, strict=True)
+
+
+def test_the_library_warns_of_damage(tmp_path: Path, damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Through logging, from tokenize and from map."""
+    milldam.tokenize(damaged, tmp_path / "out", tokenizer=TOKENIZER)
+    assert "1 input file is damaged" in caplog.text
+    caplog.clear()
+    table = milldam.map(str(damaged), _lengths, tmp_path / "table")
+    assert (len(table), table.report.rejected) == (510, {})
+    assert "1 input file is damaged" in caplog.text
+    assert "bad_checksum" in (tmp_path / "table" / "rejects.jsonl").read_text()
+
+
+def _lengths(rows: dict[str, list[Any]]) -> dict[str, list[int]]:
+    return {"length": [len(text) for text in rows["text"]]}
+
+
+def test_nothing_left_of_a_damaged_file_names_the_damage(tmp_path: Path) -> None:
+    """Not just that there are no documents."""
+    path = write(tmp_path / "a.txt.gz", b"This is plain text.")
+    with pytest.raises(InputError, match=r"a\.txt\.gz: not_compressed: not gzip data, whatever its name says"):
+        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "json"])
+def test_map_keeps_what_tokenize_keeps(tmp_path: Path, format: str) -> None:
+    """The rows before the cut, and one reject for the record that was cut."""
+    packed = gzip.compress(FORMATS[format][0](texts_of(300)))
+    path = write(tmp_path / f"a.{format}.gz", packed[: len(packed) // 2])
+    kept = read(path).texts
+    table = milldam.map(str(path), _lengths, tmp_path / "table")
+    assert table.to_arrow().column("text").to_pylist() == kept
+    assert table.report.rejected == {"truncated": 1}
+
+
+def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
+    """Its rejects are whole: the entry of the file beside that of a record."""
+    data = as_lines(texts_of(5)) + b"broken\n"
+    paths = [str(write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"])))]
+    first = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
+    again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
+    assert (first.cached, again.cached) == (0, 1)

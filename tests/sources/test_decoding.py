@@ -1,0 +1,283 @@
+"""With `invalid_utf8: drop`, what is no UTF-8 goes and the rest stays: in every format, at any size, however cut."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.kit.source_reading import Result, read, small_blocks
+
+from milldam.sources import arrays, decoding, giant, lines
+from milldam.sources.batch import TextRules
+
+LINE = TextRules("line", invalid_utf8="drop")
+FILE = TextRules("file", invalid_utf8="drop")
+FIELD = TextRules(text_column="text", invalid_utf8="drop")
+
+FLAWED = b"caf\xe9 au lait, \xe2\x82 na\xc3\xafve \xed\xa0\x80\xf0\x9f"
+MENDED = "caf au lait,  naïve "
+PIECES = st.sampled_from([b"a", b" ", b"\0", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\xf0", b"\x80"])
+JSON_PIECES = st.sampled_from(
+    [b"a", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\\ud83d", b"\\ude42", b"\\u0000", b"\\u00e9", b"\\\\"]
+)
+
+
+@contextmanager
+def small_head(characters: int) -> Iterator[None]:
+    """So few characters decide whether a text can be mended."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (arrays, decoding, giant):
+            patch.setattr(module, "HEAD_CHARACTERS", characters)
+        for module in (decoding, lines):
+            patch.setattr(module, "HEAD_BYTES", 4 * characters)
+        yield
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def outcome(result: Result) -> tuple[list[str], list[str]]:
+    return result.texts, [reject.reason for reject in result.rejects]
+
+
+# ---- every format ----
+
+
+def write_as(folder: Path, name: str, texts: list[bytes]) -> Path:
+    """Texts, bytes that are no UTF-8 and all, in the format of the name."""
+    path = folder / name
+    escaped = [text.decode("utf-8", "surrogateescape") for text in texts]
+    if name.endswith(".jsonl"):
+        rows = (json.dumps({"text": text}, ensure_ascii=False) for text in escaped)
+        path.write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
+    elif name.endswith(".csv"):
+        with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            csv.writer(file).writerows([["text"], *([text] for text in escaped)])
+    else:
+        column = pa.array(texts, pa.binary())
+        strings = pa.StringArray.from_buffers(len(column), *column.buffers()[1:])
+        table = pa.table({"text": column if "binary" in name else strings})
+        if name.endswith(".parquet"):
+            pq.write_table(table, path)
+        else:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "binary.parquet", "a.arrow", "binary.arrow"])
+def test_bytes_that_are_no_utf8_are_dropped(tmp_path: Path, name: str) -> None:
+    """As Python's decoder drops them; it is no reject, and the documents around it are as they were."""
+    result = read(write_as(tmp_path, name, [b"before", FLAWED, "naïve 🙂".encode()]), FIELD)
+    assert outcome(result) == (["before", MENDED, "naïve 🙂"], [])
+
+
+@pytest.mark.parametrize(
+    ("rules", "data", "texts"),
+    [
+        (LINE, b"a\xffb\nc\n\xfed e\n", ["ab", "c", "d e"]),
+        (TextRules("paragraph", invalid_utf8="drop"), b"one\ntw\xffo\n\nthree\n", ["one\ntwo", "three"]),
+        (TextRules(separator="<|>", invalid_utf8="drop"), b"a\xffb<|>c", ["ab", "c"]),
+        (FILE, FLAWED, [MENDED]),
+    ],
+)
+def test_plain_text_is_mended_document_by_document(
+    tmp_path: Path, rules: TextRules, data: bytes, texts: list[str]
+) -> None:
+    """Whatever a document is."""
+    assert outcome(read(written(tmp_path / "a.txt", data), rules)) == (texts, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (rb'{"text": "a\ud800b"}', "ab"),
+        (rb'{"text": "\ud83d\ude42 \udc00!"}', "🙂 !"),
+        (b'{"text": "ab\\ud83d\xff\\ude42cd"}', "abcd"),
+        (b'{"id": "\xff\xff\xff", "text": "clean"}', "clean"),
+    ],
+)
+def test_halves_of_surrogate_pairs_are_dropped(tmp_path: Path, line: bytes, text: str) -> None:
+    """What is dropped between two halves does not make them a pair; flaws in other fields do not count."""
+    assert outcome(read(written(tmp_path / "a.jsonl", b'{"text": "x"}\n' + line + b"\n"), FIELD)) == (["x", text], [])
+
+
+def test_strict_does_not_stop_at_what_is_dropped(tmp_path: Path) -> None:
+    """A mended document is no reject."""
+    rules = TextRules("line", invalid_utf8="drop", strict=True)
+    assert outcome(read(written(tmp_path / "a.txt", b"abc\xff\n"), rules)) == (["abc"], [])
+
+
+def test_a_line_with_nothing_left_is_no_document(tmp_path: Path) -> None:
+    """As blank lines are none."""
+    assert outcome(read(written(tmp_path / "a.txt", b"a\n  \xff\nb\n"), LINE)) == (["a", "b"], [])
+
+
+# ---- what can't be mended ----
+
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
+
+
+@pytest.mark.parametrize(
+    ("data", "detail"),
+    [
+        ("some text".encode("utf-16"), "UTF-16"),
+        (b"\xfe\xff" + "some text".encode("utf-16-be"), "UTF-16"),
+        ("zeros in between".encode("utf-16-le") + b"\xff", "many zero bytes"),
+        (RUSSIAN.encode("koi8-r"), "not UTF-8"),
+        (("x" * 100 + RUSSIAN).encode("koi8-r"), "not UTF-8"),
+        ("日本語のテキスト".encode("shift-jis"), "not UTF-8"),
+        (random.Random(0).randbytes(5000), "not UTF-8"),
+        (b"\xff", "not UTF-8"),
+    ],
+    ids=["UTF-16", "UTF-16 BE", "no mark", "KOI8-R", "half KOI8-R", "Shift-JIS", "random", "one byte"],
+)
+@pytest.mark.parametrize("size", [1, 3000])
+def test_another_encoding_is_rejected_not_taken_apart(tmp_path: Path, data: bytes, detail: str, size: int) -> None:
+    """What dropping would leave of it is garbage; at any size."""
+    result = read(written(tmp_path / "a.txt", data * size), FILE)
+    assert outcome(result) == ([], ["not_utf8"])
+    assert detail in result.rejects[0].detail
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_text_with_a_few_letters_of_another_encoding_is_kept(tmp_path: Path, encoding: str) -> None:
+    """Dropping does what it says: the letters go, the text stays."""
+    text = "Der größte Müller Österreichs läuft über die Brücke, und keiner hört ihm zu."
+    (found,) = read(written(tmp_path / "a.txt", text.encode(encoding)), FILE).texts
+    assert found == text.encode("ascii", "ignore").decode()
+
+
+@pytest.mark.parametrize(("bad", "kept"), [(16, True), (17, False)])
+def test_a_short_text_may_lose_more_than_a_tenth(tmp_path: Path, bad: int, kept: bool) -> None:
+    """Up to half of it, but no more than 16 bytes; beyond 160 characters a tenth."""
+    result = read(written(tmp_path / "a.txt", b"x" * 50 + b"\xff" * bad), FILE)
+    assert bool(result.texts) is kept
+
+
+def test_only_the_head_decides(tmp_path: Path) -> None:
+    """A document that turns bad later is mended, so that the verdict can be had without reading to its end."""
+    data = b"x" * decoding.HEAD_CHARACTERS + b"\xff" * 5000
+    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_CHARACTERS], [])
+
+
+def test_a_giant_whose_head_is_binary_is_taken_back_at_its_first_bad_byte(tmp_path: Path) -> None:
+    """Zeros alone are valid UTF-8: what was handed on of it until then is cancelled."""
+    data = b"a\0" * 300 + b"\xff" + b"x" * 100
+    with small_blocks(40, 80), small_head(16):
+        result = read(written(tmp_path / "a.txt", b"before\n" + data + b"\nafter\n"), LINE)
+    assert outcome(result) == (["before", "after"], ["not_utf8"])
+    assert any(batch.cancel for batch in result.batches)
+
+
+def test_a_line_of_utf16_json_is_called_what_it_is(tmp_path: Path) -> None:
+    """Not bad JSON, which would lead the user astray."""
+    data = '{"text": "some text"}'.encode("utf-16")
+    result = read(written(tmp_path / "a.jsonl", data), FIELD)
+    assert outcome(result) == ([], ["not_utf8"])
+    assert "UTF-16" in result.rejects[0].detail
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_json_text_in_another_encoding_is_rejected(tmp_path: Path, size: int) -> None:
+    """However much of the line around it is clean, and giant or not."""
+    line = b'{"url": "' + b"x" * 500 + b'", "text": "' + RUSSIAN.encode("koi8-r") * size + b'"}\n'
+    with small_blocks(400, 900):
+        result = read(written(tmp_path / "a.jsonl", line), FIELD)
+    assert outcome(result) == ([], ["not_utf8"])
+
+
+# ---- the same however it is cut ----
+
+
+@given(pieces=st.lists(PIECES, max_size=80), block=st.integers(1, 40), head=st.integers(1, 12))
+@example(pieces=[b"\0"] * 30 + [b"\xff"], block=5, head=4)
+@example(pieces=[b" "] * 60 + [b"\xff"] + [b" "] * 10, block=5, head=4)
+@example(pieces=[b"a"] * 20 + ["🙂".encode()] * 20, block=3, head=1)
+def test_a_giant_line_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
+    """Rejected, blank or with the same text: parts never cut a character, and one head decides."""
+    path = written(tmp_path / "a.txt", b"first\n" + b"".join(pieces) + b"\nlast\n")
+    with small_head(head):
+        whole = outcome(read(path, LINE))
+        with small_blocks(block, 2 * block):
+            assert outcome(read(path, LINE)) == whole
+
+
+@given(pieces=st.lists(PIECES, max_size=80), block=st.integers(1, 40), head=st.integers(1, 12))
+def test_a_large_file_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
+    """Compressed or not, in blocks of any size."""
+    data = b"".join(pieces)
+    paths = [written(tmp_path / "a.txt", data), written(tmp_path / "b.txt.gz", gzip.compress(data))]
+    for path in paths:
+        with small_head(head):
+            whole = outcome(read(path, FILE))
+            with small_blocks(block):
+                assert outcome(read(path, FILE)) == whole
+
+
+@given(pieces=st.lists(JSON_PIECES, max_size=60), block=st.integers(1, 40), head=st.integers(1, 12))
+@example(pieces=[b"a"] * 30 + [b"\\ud83d", b"\xff", b"\\ude42"], block=4, head=4)
+@example(pieces=[b"a"] * 12 + [b"\\ud83d"], block=7, head=4)
+def test_a_giant_json_line_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
+    """With bytes and escapes cut at every place."""
+    path = written(tmp_path / "a.jsonl", b'{"n": 1, "text": "' + b"".join(pieces) + b'"}\n{"text": "last"}\n')
+    with small_head(head):
+        whole = outcome(read(path, FIELD))
+        with small_blocks(block, 2 * block):
+            assert outcome(read(path, FIELD)) == whole
+
+
+@given(texts=st.lists(st.lists(PIECES, max_size=12).map(b"".join), max_size=20), shard_size=st.integers(5, 200))
+def test_units_do_not_matter(tmp_path: Path, texts: list[bytes], shard_size: int) -> None:
+    """The same documents and rejects from one unit and from many."""
+    path = written(tmp_path / "a.txt", b"\n".join(texts))
+    assert outcome(read(path, LINE, shard_size)) == outcome(read(path, LINE))
+
+
+# ---- found on the way ----
+
+
+@pytest.mark.parametrize("mode", ["reject", "replace", "drop"])
+def test_a_short_text_with_half_a_pair_in_a_giant_line_is_no_crash(tmp_path: Path, mode: str) -> None:
+    """A long field elsewhere makes the line giant, not the text."""
+    line = b'{"other": "' + b"x" * 500 + b'", "text": "ab\\ud800cd"}'
+    expected = {"reject": [], "replace": ["ab\ufffdcd"], "drop": ["abcd"]}
+    with small_blocks(64, 128):
+        result = read(written(tmp_path / "a.jsonl", line), TextRules(text_column="text", invalid_utf8=mode))
+    assert result.texts == expected[mode]
+
+
+def test_a_giant_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
+    """As a small one is."""
+    with small_blocks(10_000, 20_000):
+        result = read(written(tmp_path / "a.jsonl", b'{"x": ' + b"[" * 100_000 + b"\n"), FIELD)
+    assert outcome(result) == ([], ["bad_json"])
+
+
+@pytest.mark.parametrize("space", [" ", "\u3000"])
+def test_a_giant_of_any_white_space_is_no_document(tmp_path: Path, space: str) -> None:
+    """As a small line of it is none."""
+    with small_blocks(16, 32):
+        result = read(written(tmp_path / "a.txt", f"a\n{space * 100}\nb\n".encode()), TextRules("line"))
+    assert outcome(result) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+@pytest.mark.parametrize("order", ["-le", "-be"])
+def test_other_encodings_are_told_by_their_byte_order_mark(tmp_path: Path, encoding: str, order: str) -> None:
+    """UTF-32's little-endian mark begins with that of UTF-16."""
+    path = written(tmp_path / "a.txt", "\ufeffThe mill".encode(encoding + order))
+    (reject,) = read(path, TextRules("file")).rejects
+    assert reject.detail.startswith(f"{encoding} (it begins with its byte order mark)")

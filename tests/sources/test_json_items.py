@@ -1,0 +1,189 @@
+"""JSON arrays, and JSON over several lines, are read as JSON lines are: streamed, item by item."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER
+from tests.kit.source_reading import TEXT, plan, read, small_blocks
+
+import milldam
+from milldam.sources import json_items
+from milldam.sources.batch import TextRules
+from milldam.sources.compression import DamagedError
+from milldam.sources.json_items import as_json_lines
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('ab"\\{}[],:\n é') | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('a"\\]}', max_size=3), inner, max_size=4),
+)
+LAYOUTS = st.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": 0, "ensure_ascii": False}])
+
+
+@pytest.fixture
+def small_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_items, "HEAD_BYTES", 16)
+
+
+def lines_of(text: str, size: int = 1 << 20) -> list[Any]:
+    data = text.encode()
+    blocks = (data[start : start + size] for start in range(0, len(data), size))
+    return [json.loads(line) for line in b"".join(as_json_lines(blocks)).split(b"\n") if line.strip()]
+
+
+# ---- well formed ----
+
+
+@pytest.mark.usefixtures("small_head")
+@given(items=st.lists(VALUES, min_size=1, max_size=6), layout=LAYOUTS, size=st.integers(1, 60))
+def test_the_items_of_an_array_come_a_line_each(items: list[Any], layout: dict[str, Any], size: int) -> None:
+    """Whatever they hold, however they are laid out and wherever blocks are cut."""
+    assert lines_of(json.dumps(items, **layout), size) == items
+
+
+@given(
+    records=st.lists(st.dictionaries(st.just("a"), VALUES, min_size=1), min_size=1, max_size=5), size=st.integers(80)
+)
+def test_objects_over_several_lines_come_a_line_each(records: list[Any], size: int) -> None:
+    """One after the other, or a single one."""
+    assert lines_of("\n".join(json.dumps(record, indent=2) for record in records), size) == records
+
+
+def test_json_lines_pass_as_they_are() -> None:
+    """Broken ones too: their own reader tells."""
+    for data in (
+        b'{"a": 1}\n{"a": 2}\n',
+        b'{"a": 1\n{"a": 2}\n',
+        b'\xef\xbb\xbf\n{"a": 1}',
+        b"",
+        b"no JSON\n",
+        b"1\n2\n",
+    ):
+        assert b"".join(as_json_lines(iter([data]))) == data
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_an_array_gives_the_documents_of_the_same_json_lines(tmp_path: Path, name: str) -> None:
+    """One unit, however large: only JSON lines can be cut."""
+    texts = [f'{number} "quoted" \\ and\nlines é' for number in range(300)]
+    data = json.dumps([{"id": number, "text": text} for number, text in enumerate(texts)], indent=2).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with small_blocks(1000):
+        result = read(tmp_path / name, shard_size=500)
+    assert (result.texts, result.rejects, result.units) == (texts, [], 1)
+
+
+def test_json_lines_named_json_are_cut(tmp_path: Path) -> None:
+    """As those named .jsonl are."""
+    path = tmp_path / "a.json"
+    path.write_text("".join(json.dumps({"text": str(number)}) + "\n" for number in range(500)))
+    result = read(path, shard_size=1000)
+    assert result.units > 5
+    assert result.texts == [str(number) for number in range(500)]
+    assert {slice.format for unit in plan(path, TEXT, 1000) for slice in unit.slices} == {"jsonl"}
+
+
+@pytest.mark.usefixtures("small_head")
+def test_an_item_larger_than_memory_comes_in_parts(tmp_path: Path) -> None:
+    """As a giant line does."""
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}, {"x": ["]"], "text": "b " * 3000}, {"text": "c"}]))
+    with small_blocks(100, 500):
+        result = read(tmp_path / "a.json")
+    assert result.texts == ["a", "b " * 3000, "c"]
+    assert any(batch.open for batch in result.batches)
+
+
+# ---- broken ----
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"text": tru}',
+        '{"text": "a" "b"}',
+        '{"text": "he said "hi" to me"}',
+        '{"text": "a\nb"}',
+        "{'text': 1}",
+        "nothing",
+    ],
+)
+def test_a_broken_item_is_one_reject_with_its_number(tmp_path: Path, broken: str) -> None:
+    """And those after it are read."""
+    good = [json.dumps({"text": text}) for text in "abc"]
+    (tmp_path / "a.json").write_text("[\n" + ",\n".join([*good, broken, *good]) + "\n]\n")
+    result = read(tmp_path / "a.json")
+    assert result.texts == list("abcabc")
+    assert [(reject.reason, reject.row, reject.line) for reject in result.rejects] == [("bad_json", 3, None)]
+
+
+def test_a_cut_array_keeps_its_whole_items(tmp_path: Path) -> None:
+    """The one that was cut is rejected with what there is of it."""
+    text = json.dumps([{"text": str(number)} for number in range(100)])
+    (tmp_path / "a.json").write_text(text[:-9])
+    result = read(tmp_path / "a.json")
+    assert result.texts == [str(number) for number in range(99)]
+    assert [(one.reason, one.row, one.record, one.records) for one in result.rejects] == [
+        ("truncated", 99, '{"text', 1)
+    ]
+
+
+def test_an_array_that_ends_between_items_is_told(tmp_path: Path) -> None:
+    """No item is lost, but nobody knows how many follow."""
+    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"},')
+    result = read(tmp_path / "a.json")
+    assert result.texts == ["a", "b"]
+    assert [(one.reason, one.records) for one in result.rejects] == [("truncated", 0)]
+
+
+@pytest.mark.parametrize("broken", ['{"text": "a", "x": {"y": 1}', '{"text": "a", "x": [1}'])
+def test_a_lost_bracket_takes_what_follows_and_is_told(broken: str) -> None:
+    """It can't be told where its item ends: the error names where that begins."""
+    with pytest.raises(DamagedError, match="not closed"):
+        list(as_json_lines(iter([f'[{{"text": "a"}}, {broken}, {{"text": "b"}}]'.encode()])))
+
+
+# ---- jobs ----
+
+
+def test_tokenize_and_map_read_an_array(tmp_path: Path) -> None:
+    """The same rows, all their fields."""
+    records = [{"text": f"document {number}", "n": number} for number in range(20)]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    assert len(milldam.tokenize(tmp_path / "a.json", tmp_path / "store", tokenizer=TOKENIZER)) == 20
+    table = milldam.map(str(tmp_path / "a.json"), _double, tmp_path / "table")
+    assert table.to_arrow().column("double").to_pylist() == [2 * record["n"] for record in records]
+
+
+def _double(rows: dict[str, list[Any]]) -> dict[str, list[int]]:
+    return {"double": [2 * number for number in rows["n"]]}
+
+
+def test_a_single_object_is_one_document(tmp_path: Path) -> None:
+    """Over several lines or on one."""
+    for indent in (None, 2):
+        (tmp_path / "a.json").write_text(json.dumps({"text": "all of it", "n": 1}, indent=indent))
+        assert read(tmp_path / "a.json").texts == ["all of it"]
+
+
+def test_real_chat_data_is_read_item_by_item(shared_data: Path) -> None:
+    """Arrays as people publish them."""
+    result = read(shared_data / "chat" / "alpaca_en_demo.json", TextRules(text_column="output"))
+    assert (len(result.texts), result.rejects) == (999, [])
+    for path in sorted((shared_data / "chat").glob("*.json")):
+        values = list(_items(path))
+        assert values == json.loads(path.read_text(encoding="utf-8"))
+
+
+def _items(path: Path) -> Iterator[Any]:
+    data = path.read_bytes()
+    blocks = (data[start : start + 10_000] for start in range(0, len(data), 10_000))
+    for line in b"".join(as_json_lines(blocks)).split(b"\n"):
+        if line.strip():
+            yield json.loads(line)

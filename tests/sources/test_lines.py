@@ -1,0 +1,293 @@
+"""Plain text becomes documents: per file, line, paragraph or stretch between separators, at any size of shard and
+block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.source_reading import line_of, read, small_blocks
+
+from milldam.errors import InputError
+from milldam.sources.batch import TextRules
+
+BOM = b"\xef\xbb\xbf"
+LINE, PARAGRAPH, SIGN = TextRules("line"), TextRules("paragraph"), TextRules(separator="<|>")
+SHARDS = st.integers(1, 200)
+BLOCKS = st.tuples(st.integers(12, 60), st.integers(12, 90))
+WORDS = ("a", "bc ", "é", "你好", "🙂", " ", "\t", "x" * 20, " " * 20)
+
+
+def texts(*more: str) -> st.SearchStrategy[str]:
+    """Text of pieces that are likely to lie across an edge."""
+    return st.lists(st.sampled_from([*WORDS, *more]), max_size=80).map("".join)
+
+
+def written(folder: Path, content: str | bytes, name: str = "a.txt") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def no_blanks(documents: list[str]) -> list[str]:
+    return [document for document in documents if document.strip()]
+
+
+def naive_lines(text: str) -> list[str]:
+    return no_blanks([line.removesuffix("\r") for line in text.split("\n")])
+
+
+def naive_paragraphs(text: str) -> list[str]:
+    """Stretches of lines that are not blank."""
+    lines = [line for line in re.split(r"(?<=\n)", text) if line]
+    groups = itertools.groupby(lines, key=lambda line: not line.strip(" \t\r\n"))
+    return no_blanks(["".join(group).strip("\r\n") for blank, group in groups if not blank])
+
+
+def naive_stretches(text: str) -> list[str]:
+    return no_blanks(text.split("<|>"))
+
+
+# ---- several documents in a file ----
+
+
+@given(text=texts("\n", "\r\n", "\n\n"), shard_size=SHARDS, blocks=BLOCKS)
+def test_lines_of_any_shards_are_the_lines_of_the_file(
+    tmp_path: Path, text: str, shard_size: int, blocks: tuple[int, int]
+) -> None:
+    """Each line once, in order, without its end, whatever the sizes; blank lines are no documents."""
+    check_against(naive_lines, tmp_path, text, LINE, shard_size, blocks)
+
+
+@given(text=texts("<|>", "<", "|", ">", "\n"), shard_size=SHARDS, blocks=BLOCKS)
+def test_stretches_of_any_shards_are_those_of_the_file(
+    tmp_path: Path, text: str, shard_size: int, blocks: tuple[int, int]
+) -> None:
+    """Each stretch between separators once, in order, as it stands."""
+    check_against(naive_stretches, tmp_path, text, SIGN, shard_size, blocks)
+
+
+@given(
+    text=texts("\n", "\r\n", "\n\n", "\n \n", "y" * 150),
+    shard_size=SHARDS,
+    blocks=st.tuples(st.just(300), st.integers(300, 600)),
+)
+def test_paragraphs_of_any_shards_are_those_of_the_file(
+    tmp_path: Path, text: str, shard_size: int, blocks: tuple[int, int]
+) -> None:
+    """Each stretch of lines between blank ones once, in order, without the line ends around it."""
+    check_against(naive_paragraphs, tmp_path, text, PARAGRAPH, shard_size, blocks)
+
+
+def check_against(
+    naive: Callable[[str], list[str]],
+    folder: Path,
+    text: str,
+    rules: TextRules,
+    shard_size: int,
+    blocks: tuple[int, int],
+) -> None:
+    path = written(folder, text)
+    with small_blocks(*blocks):
+        result = read(path, rules, shard_size)
+    assert result.texts == naive(text)
+    assert result.rejects == []
+
+
+@given(text=st.text(alphabet="a\n", max_size=80), blocks=BLOCKS)
+def test_a_separator_that_overlaps_itself_is_read_from_the_start(
+    tmp_path: Path, text: str, blocks: tuple[int, int]
+) -> None:
+    """ "\\n\\n" in "\\n\\n\\n" is the first two line ends, wherever a block ends."""
+    path = written(tmp_path, text)
+    with small_blocks(*blocks):
+        found = read(path, TextRules(separator="\n\n"), shard_size=10).texts
+    assert found == no_blanks(text.split("\n\n"))
+
+
+def test_the_blocks_really_are_small_enough_to_make_giants(tmp_path: Path) -> None:
+    """Guards the tests above: with small blocks, a line of 500 characters comes in parts."""
+    with small_blocks(20, 40):
+        result = read(written(tmp_path, "x" * 500 + "\nend\n"), LINE)
+    assert sum(batch.open for batch in result.batches) > 5
+    assert result.texts == ["x" * 500, "end"]
+
+
+@pytest.mark.parametrize("rules", [LINE, PARAGRAPH, SIGN], ids=["line", "paragraph", "separator"])
+@pytest.mark.parametrize("content", [b"", b"\n", b" \n\t\r\n\n", BOM, BOM + b"\n"])
+def test_a_file_of_nothing_holds_no_documents(tmp_path: Path, rules: TextRules, content: bytes) -> None:
+    """White space and a byte order mark are no text, and no reason to complain."""
+    result = read(written(tmp_path, content), rules)
+    assert (result.texts, result.rejects) == ([], [])
+
+
+@pytest.mark.parametrize("rules", [LINE, PARAGRAPH, SIGN, TextRules("file")], ids=lambda rules: rules.documents)
+def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path, rules: TextRules) -> None:
+    """It belongs to the file, not to its first document; elsewhere it is text."""
+    result = read(written(tmp_path, BOM + "one\ufefftwo".encode()), rules)
+    assert result.texts == ["one\ufefftwo"]
+
+
+def test_a_byte_order_mark_before_a_giant_line_is_left_out(tmp_path: Path) -> None:
+    """A first line that comes in parts is treated like any other."""
+    with small_blocks(20, 40):
+        assert read(written(tmp_path, BOM + b"x" * 200 + b"\n"), LINE).texts == ["x" * 200]
+
+
+def test_a_giant_line_of_spaces_is_no_document(tmp_path: Path) -> None:
+    """What is blank is left out at any size."""
+    with small_blocks(20, 40):
+        assert read(written(tmp_path, b"a\n" + b" " * 200 + b"\nb\n"), LINE).texts == ["a", "b"]
+
+
+def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> None:
+    """A carriage return that is not part of the line end is text, at any size."""
+    content = b"x" * 200 + b"\r\r\n"
+    assert read(written(tmp_path, content), LINE).texts == ["x" * 200 + "\r"]
+    with small_blocks(20, 40):
+        assert read(written(tmp_path, content), LINE).texts == ["x" * 200 + "\r"]
+
+
+@pytest.mark.parametrize("content", ["\n\n\n{}\n\nend", "{}\n \t \n\nend", "{}\r\n \r\nend"])
+def test_a_giant_paragraph_has_no_blank_lines_around_it(tmp_path: Path, content: str) -> None:
+    """The same paragraph whether it comes whole or in parts."""
+    text = content.format("x" * 2000)
+    with small_blocks(300, 700):
+        assert no_blanks(read(written(tmp_path, text), PARAGRAPH).texts) == ["x" * 2000, "end"]
+
+
+def test_a_blank_line_of_any_length_ends_a_paragraph(tmp_path: Path) -> None:
+    """Also where it is longer than slices look for."""
+    assert read(written(tmp_path, "a\n" + " " * 1000 + "\nb\n"), PARAGRAPH, shard_size=100).texts == ["a", "b"]
+
+
+def test_line_ends_inside_a_paragraph_stay(tmp_path: Path) -> None:
+    """A paragraph is cut out, not reflowed."""
+    assert read(written(tmp_path, "one\ntwo\r\nthree\n\n\nfour"), PARAGRAPH).texts == ["one\ntwo\r\nthree", "four"]
+
+
+# ---- what is no UTF-8 ----
+
+
+@pytest.mark.parametrize("shard_size", [7, 30, 1000])
+@pytest.mark.parametrize("rules", [LINE, TextRules(separator="\n")], ids=["line", "separator"])
+def test_a_line_that_is_no_utf8_is_rejected_with_its_place(tmp_path: Path, rules: TextRules, shard_size: int) -> None:
+    """Line and origin lead to it from any shard, and every other line is kept."""
+    content = [b"good %d" % n for n in range(20)]
+    content[4], content[13] = b"bad \xff four", b"bad \xe9 thirteen"
+    data = b"\n".join(content) + b"\n"
+    result = read(written(tmp_path, data), rules, shard_size)
+    assert result.texts == [line.decode() for line in content if line.startswith(b"good")]
+    assert [line_of(reject, data) for reject in result.rejects] == [content[4], content[13]]
+    assert result.reasons == {"not_utf8": 2}
+
+
+def test_each_of_two_equal_bad_lines_is_rejected_with_its_own_place(tmp_path: Path) -> None:
+    """A place is where the record is, not where its like is."""
+    result = read(written(tmp_path, b"ok\nb\xff\nfine\nb\xff\n"), LINE)
+    assert [reject.line for reject in result.rejects] == [2, 4]
+
+
+def test_a_bad_paragraph_is_rejected_with_its_first_line(tmp_path: Path) -> None:
+    """The other paragraphs of the file are kept."""
+    result = read(written(tmp_path, b"one\ntwo\n\nth\xffree\nfour\n\nfive\n"), PARAGRAPH)
+    assert result.texts == ["one\ntwo", "five"]
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(4, "not_utf8")]
+
+
+def test_invalid_bytes_can_be_replaced(tmp_path: Path) -> None:
+    """On request, as Python's decoder does it."""
+    result = read(written(tmp_path, b"a\xffb\nc\n"), TextRules("line", invalid_utf8="replace"))
+    assert (result.texts, result.rejects) == (["a\ufffdb", "c"], [])
+
+
+@pytest.mark.parametrize("rules", [TextRules("line", invalid_utf8="strict"), TextRules("line", strict=True)])
+def test_strict_stops_at_the_first_bad_line(tmp_path: Path, rules: TextRules) -> None:
+    """With the file, the line and what is wrong."""
+    with pytest.raises(InputError, match=r"a\.txt:2: not_utf8: byte 0xff at 1: not UTF-8; perhaps Latin-1"):
+        read(written(tmp_path, b"one\nb\xff\n"), rules)
+
+
+@pytest.mark.parametrize("place", [3, 150, 195])
+def test_a_giant_that_turns_out_bad_is_taken_back(tmp_path: Path, place: int) -> None:
+    """However late it shows: nothing of the document is kept, and everything around it is."""
+    giant = b"x" * place + b"\xff" + b"x" * (200 - place)
+    with small_blocks(20, 40):
+        result = read(written(tmp_path, b"before\n" + giant + b"\nafter\n"), LINE)
+    assert result.texts == ["before", "after"]
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(2, "not_utf8")]
+
+
+@given(parts=st.lists(st.sampled_from([b"a", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\xf0"]), max_size=60))
+def test_a_giant_with_replaced_bytes_is_what_decoding_it_whole_gives(tmp_path: Path, parts: list[bytes]) -> None:
+    """Parts are never cut inside a character."""
+    data = b"y" * 60 + b"".join(parts)
+    with small_blocks(16, 32):
+        found = read(written(tmp_path, data), TextRules("line", invalid_utf8="replace")).texts
+    assert found == [data.decode("utf-8", "replace")]
+
+
+@pytest.mark.parametrize(
+    ("content", "detail"),
+    [
+        ("größer".encode("latin-1"), "perhaps Latin-1"),
+        ("text".encode("utf-16"), "UTF-16"),
+        ("text".encode("utf-16-le") + b"\xff", "many zero bytes"),
+    ],
+)
+def test_a_file_in_another_encoding_is_rejected_with_a_guess(tmp_path: Path, content: bytes, detail: str) -> None:
+    """And with the command that converts it, where that can be told."""
+    result = read(written(tmp_path, content), TextRules("file"))
+    assert result.texts == []
+    assert [reject.reason for reject in result.rejects] == ["not_utf8"]
+    assert detail in result.rejects[0].detail
+
+
+# ---- a document per file ----
+
+
+@given(sizes=st.lists(st.integers(0, 120), min_size=1, max_size=12), shard_size=st.integers(1, 300))
+def test_files_are_documents_in_order_at_any_size(tmp_path: Path, sizes: list[int], shard_size: int) -> None:
+    """Small ones are gathered, large ones flow in parts; the order is that of the names."""
+    for old in tmp_path.iterdir():
+        old.unlink()
+    contents = [(f"{n}é🙂" * size)[:size] for n, size in enumerate(sizes)]
+    for n, content in enumerate(contents):
+        written(tmp_path, content, f"{n:03}.txt")
+    with small_blocks(24):
+        assert read(tmp_path, TextRules("file"), shard_size).texts == contents
+
+
+def test_a_bad_file_among_good_ones_is_the_one_rejected(tmp_path: Path) -> None:
+    """Many files are one batch, and still the reject names its own file."""
+    for n in range(5):
+        written(tmp_path, b"\xff" if n == 3 else b"text %d" % n, f"{n}.txt")
+    result = read(tmp_path, TextRules("file"))
+    assert result.texts == ["text 0", "text 1", "text 2", "text 4"]
+    assert [Path(reject.file).name for reject in result.rejects] == ["3.txt"]
+
+
+def test_white_space_around_a_whole_file_stays(tmp_path: Path) -> None:
+    """A file that is one document is taken as it is."""
+    assert read(written(tmp_path, "\n text \n\n"), TextRules("file")).texts == ["\n text \n\n"]
+
+
+def test_batches_are_bounded(tmp_path: Path) -> None:
+    """A large file never becomes one batch."""
+    path = written(tmp_path, b"word " * 2_000_000)
+    sizes = [batch.texts.nbytes for batch in read(path, TextRules("file")).batches]
+    assert sum(sizes) >= 10_000_000
+    assert max(sizes) < 3 << 20
+
+
+def test_the_record_kept_of_a_reject_is_bounded(tmp_path: Path) -> None:
+    """A giant record does not make a giant rejects file; that it was cut is said."""
+    reject = read(written(tmp_path, b"\xff" * 300_000), LINE).rejects[0].as_json()
+    assert len(reject["record"]) == 65_536
+    assert reject["record_truncated"] is True

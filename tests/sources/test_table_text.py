@@ -1,0 +1,367 @@
+"""CSV and TSV are read as Python's csv module reads them, at any size of shard and block."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
+
+from milldam.errors import InputError
+from milldam.sources import table_text
+from milldam.sources.batch import TextRules
+from milldam.sources.columns import find_text_column
+from milldam.sources.table_text import csv_head
+from milldam.sources.units import Slice
+
+BOM = b"\xef\xbb\xbf"
+SIZES = {"shard_size": st.integers(1, 300), "block": st.integers(8, 120)}
+
+
+def read_csv(folder: Path, data: str | bytes, shard_size: int = 1 << 30, *, name: str = "a.csv") -> Result:
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return read(path, TEXT, shard_size)
+
+
+GIANTS = st.sampled_from([None, 8, 40, 200])
+
+
+def naive_rows(data: str, delimiter: str = ",") -> list[list[str]]:
+    return [row for row in csv.reader(io.StringIO(data, newline=""), delimiter=delimiter) if row]
+
+
+# ---- well-formed ----
+
+fields = st.lists(
+    st.sampled_from(["a", "word ", "é", "🙂", ",", '"', '""', "\n", "\r\n", "\t", " ", "x" * 15]), max_size=12
+).map("".join)
+
+
+@given(
+    rows=st.lists(st.tuples(fields, fields), max_size=20),
+    end=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    format=st.sampled_from(["csv", "tsv"]),
+    shard_size=SIZES["shard_size"],
+    block=SIZES["block"],
+    giant=GIANTS,
+)
+def test_rows_that_csv_writes_come_back_once_in_order(
+    tmp_path: Path,
+    rows: list[tuple[str, str]],
+    end: str,
+    quoting: int,
+    format: str,
+    shard_size: int,
+    block: int,
+    giant: int | None,
+) -> None:
+    """With quoted delimiters, quotes and line ends, from any shards and blocks, small or giant."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter="," if format == "csv" else "\t", lineterminator=end, quoting=quoting)
+    writer.writerows([("id", "text"), *rows])
+    with small_blocks(block, giant):
+        result = read_csv(tmp_path, out.getvalue(), shard_size, name=f"a.{format}")
+    assert result.texts == [text for _, text in rows]
+    assert result.rejects == []
+
+
+@pytest.mark.parametrize("shard_size", [100, 300, 777])
+def test_a_unit_ends_where_the_next_begins(tmp_path: Path, shard_size: int) -> None:
+    """No row at the seam comes twice."""
+    rows = [f"row {n} " + "x" * (n % 7) for n in range(200)]
+    data = "id,text\n" + "".join(f"{n},{row}\n" for n, row in enumerate(rows))
+    with small_blocks(64):
+        result = read_csv(tmp_path, data, shard_size)
+    assert result.texts == rows
+    assert result.units > 2
+
+
+def test_a_large_file_is_cut_at_records_in_earnest(tmp_path: Path) -> None:
+    """With blocks as they are, and line ends inside of quotes."""
+    rows = [f"row {n}\n" + "x" * (n % 997) for n in range(12_000)]
+    data = "id,text\n" + "".join(f'{n},"{row}"\n' for n, row in enumerate(rows))
+    result = read_csv(tmp_path, data, shard_size=1_500_000)
+    assert len(result.texts) == len(rows)
+    assert result.texts == rows
+    assert result.units > 2
+
+
+# ---- as people write it ----
+
+loose = st.lists(
+    st.sampled_from(["a", "b ", '"', '""', ",", "\n", "\r\n", '"a"', ',"', '",', '"\n', "é"]), max_size=40
+).map("".join)
+
+
+@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"], giant=GIANTS)
+@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20, giant=None)
+def test_stray_quotes_are_read_as_by_the_csv_module(
+    tmp_path: Path, body: str, shard_size: int, block: int, giant: int | None
+) -> None:
+    """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects by the header."""
+    data = "id,text\n" + body
+    rows = naive_rows(data)[1:]
+    with small_blocks(block, giant):
+        result = read_csv(tmp_path, data, shard_size)
+    assert result.texts == [row[1] for row in rows if len(row) == 2]
+    assert result.reasons == ({"bad_row": bad} if (bad := sum(len(row) != 2 for row in rows)) else {})
+
+
+@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"], giant=GIANTS)
+def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int, giant: int | None) -> None:
+    """In a file of one column: as many rows, with the same first field, whatever is in the blocks."""
+    with small_blocks(block, giant):
+        result = read_csv(tmp_path, "text\n" + body)
+    rows = naive_rows("text\n" + body)[1:]
+    assert result.texts == [row[0] for row in rows if len(row) == 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "texts"),
+    [
+        ('1,"a ""quoted"" word"\n', ['a "quoted" word']),
+        ('1,"a\nb\r\nc"\n', ["a\nb\r\nc"]),
+        ('1,5" disk\n2,b\n', ['5" disk', "b"]),
+        ('1,"a"b\n', ["ab"]),
+        ("1,\n2,x\n", ["", "x"]),
+        ('1,""\n2,x\n', ["", "x"]),
+        ("1,NULL\n2,nan\n3,1.50\n4,true\n", ["NULL", "nan", "1.50", "true"]),
+        ("1, spaced \n", [" spaced "]),
+        ("1,last", ["last"]),
+        ("\n1,a\n\n2,b\n\n", ["a", "b"]),
+    ],
+)
+def test_fields_are_text_as_they_stand(tmp_path: Path, body: str, texts: list[str]) -> None:
+    """Never numbers, truth values or nulls; nothing is trimmed."""
+    result = read_csv(tmp_path, "id,text\n" + body)
+    assert (result.texts, result.rejects) == (texts, [])
+
+
+@pytest.mark.parametrize("data", [b"id,text\n", b"id,text", BOM + b"text\n", b'"id","text"\r\n'])
+def test_a_header_alone_holds_no_documents(tmp_path: Path, data: bytes) -> None:
+    """With and without an end, a mark or quotes."""
+    result = read_csv(tmp_path, data)
+    assert (result.texts, result.rejects) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "header", [BOM + b"text,id\n", b'"text","id"\r\n', b'text,"a ""long""\nname"\n', '"text",größe\n'.encode()]
+)
+def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path: Path, header: bytes) -> None:
+    """Its first record is the header, however many lines it takes."""
+    assert read_csv(tmp_path, header + b"one,1\ntwo,2\n").texts == ["one", "two"]
+
+
+def test_a_block_of_blank_fields_is_rows_all_the_same(tmp_path: Path) -> None:
+    """What becomes of a row does not depend on its block."""
+    assert read_csv(tmp_path, "text\n  \n \n").texts == ["  ", " "]
+
+
+def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
+    """And the option that says which one to take."""
+    with pytest.raises(
+        InputError, match=r'no text in a field "text"; found text in "id", "body"\. Choose one with text_column'
+    ):
+        read_csv(tmp_path, "id,body\n1,a\n")
+
+
+def test_batches_are_bounded(tmp_path: Path) -> None:
+    """A large file never becomes one batch."""
+    result = read_csv(tmp_path, "id,text\n" + f'1,"{"word " * 200}"\n' * 8000)
+    sizes = [batch.texts.nbytes for batch in result.batches]
+    assert sum(sizes) >= 8_000_000
+    assert max(sizes) < 3 << 20
+
+
+def test_a_quote_that_is_never_closed_does_not_take_all_the_memory(tmp_path: Path) -> None:
+    """A field has a largest size: what follows an open quote is rejected up to there, and reading goes on."""
+    before = csv.field_size_limit(1000)
+    try:
+        result = read_csv(tmp_path, 'id,text\n1,"open\n' + "2,b\n" * 1000)
+    finally:
+        csv.field_size_limit(before)
+    assert next((reject.line, reject.reason) for reject in result.rejects) == (2, "bad_row")
+    assert set(result.texts) == {"b"}
+
+
+def test_a_giant_field_comes_in_parts(tmp_path: Path) -> None:
+    """In its place, with quotes, line ends and characters of several bytes in it."""
+    texts = ["before", '"é🙂",\r\n' * 2000, "after"]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([("id", "text"), *enumerate(texts)])
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, out.getvalue())
+    assert (result.texts, result.rejects) == (texts, [])
+    assert sum(batch.open for batch in result.batches) > 10
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ('1,"{}",too many', "3 fields where the header has 2"),
+        ('"{}"', "1 fields where the header has 2"),
+        ("1,{}\xff", "byte 0xff"),
+        ("1,{}\ry", "a carriage return in a field without quotes"),
+        ('1,"{}{}"', r"field larger than field limit \(15000\)"),
+    ],
+)
+def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
+) -> None:
+    """The rows around it stay, and so do their lines."""
+    monkeypatch.setattr(table_text, "_LARGEST_FIELD", 15_000)
+    data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
+    with small_blocks(100, 1000):
+        result = read_csv(tmp_path, data.encode("latin-1"))
+    assert result.texts == ["before", "after"]
+    assert [reject.line for reject in result.rejects] == [3, 5]
+    assert re.search(detail, result.rejects[0].detail)
+
+
+def test_a_giant_header_names_the_columns(tmp_path: Path) -> None:
+    """And a giant first record is looked into without holding it."""
+    names = [f"column {n}" for n in range(500)]
+    data = ",".join([*names, "text"]) + "\n" + ",".join(["1"] * 500 + ["word " * 500]) + "\n"
+    with small_blocks(100, 1000):
+        assert read_csv(tmp_path, data).texts == ["word " * 500]
+        assert list(csv_head(str(tmp_path / "a.csv"), None, "csv")) == [[*names, "text"], ["1"] * 500 + ["word " * 500]]
+
+
+def test_a_file_that_is_cut_off_in_a_giant_row_takes_it_back(tmp_path: Path) -> None:
+    """It is told with its line, and what was before it stays."""
+    rng = random.Random(0)
+    text = "".join(rng.choices("abcdefgh", k=400_000))
+    with small_blocks(10_000, 50_000):
+        packed = gzip.compress(f"id,text\n0,before\n1,{text}\n2,after\n".encode())
+        result = read_csv(tmp_path, packed[: len(packed) // 2], name="a.csv.gz")
+    assert result.texts == ["before"]
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(3, "truncated")]
+
+
+# ---- rejects ----
+
+
+@pytest.mark.parametrize("shard_size", [10, 40, 1 << 30])
+def test_rows_with_other_numbers_of_fields_are_rejected_with_their_place(tmp_path: Path, shard_size: int) -> None:
+    """Line and origin lead to the row from any shard; the rows around it are kept."""
+    lines = [f"{n},row {n}" for n in range(12)]
+    lines[3], lines[8] = "only one", "8,one,too many"
+    data = "id,text\n" + "\n".join(lines) + "\n"
+    with small_blocks(32):
+        result = read_csv(tmp_path, data, shard_size)
+    assert result.texts == [f"row {n}" for n in range(12) if n not in (3, 8)]
+    assert result.reasons == {"bad_row": 2}
+    assert [line_of(reject, data.encode()).decode() for reject in result.rejects] == [lines[3], lines[8]]
+    assert "fields where the header has 2" in result.rejects[0].detail
+
+
+@pytest.mark.parametrize("shard_size", [10, 40, 1 << 30])
+def test_bytes_that_are_no_utf8_are_rejected_with_their_place(tmp_path: Path, shard_size: int) -> None:
+    """In the text column; the rows around them are kept."""
+    lines = [b"%d,row %d" % (n, n) for n in range(12)]
+    lines[5] = b"5,caf\xe9"
+    data = b"id,text\n" + b"\n".join(lines) + b"\n"
+    with small_blocks(32):
+        result = read_csv(tmp_path, data, shard_size)
+    assert len(result.texts) == 11
+    assert result.reasons == {"not_utf8": 1}
+    assert line_of(result.rejects[0], data) == lines[5]
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        (b"1,a\n\n2,b\xff\n", [4]),
+        (b"1,a\n\n\n2\n", [5]),
+        (b"1\n2,b\xff\n3,c\n4\n5,d\xff\n", [2, 3, 5, 6]),
+        (b'1,"a\nb"\n2\n3,c\xff\n', [4, 5]),
+        (b"1,a\r\n\r\n2\r\n", [4]),
+    ],
+)
+def test_the_line_of_a_reject_counts_blank_lines_and_other_rejects(
+    tmp_path: Path, body: bytes, lines: list[int]
+) -> None:
+    """It is the line where the record begins in the file."""
+    result = read_csv(tmp_path, b"id,text\n" + body)
+    assert sorted(reject.line or 0 for reject in result.rejects) == lines
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_row_with_too_many_fields_and_invalid_bytes_is_rejected(tmp_path: Path) -> None:
+    """Two flaws in one row are one reject."""
+    result = read_csv(tmp_path, b"id,text\n1,a\xff,x\n2,b\n")
+    assert result.texts == ["b"]
+    assert len(result.rejects) == 1
+
+
+def test_invalid_bytes_in_another_column_do_not_matter(tmp_path: Path) -> None:
+    """Only the text column is read."""
+    result = read_csv(tmp_path, b"id,text\n\xff,a\n2,b\n")
+    assert (result.texts, result.rejects) == (["a", "b"], [])
+
+
+def test_invalid_bytes_can_be_replaced(tmp_path: Path) -> None:
+    """On request."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\na\xffb\n")
+    assert read(path, TextRules(text_column="text", invalid_utf8="replace")).texts == ["a\ufffdb"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("body", [b"1\n", b"1,\xff\n"])
+def test_strict_stops_at_the_first_flaw(tmp_path: Path, body: bytes) -> None:
+    """With file and line."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,text\n1,a\n" + body)
+    with pytest.raises(InputError, match=r"a\.csv:3: "):
+        read(path, TextRules(text_column="text", strict=True))
+
+
+# ---- compressed ----
+
+
+def test_a_truncated_file_gives_every_whole_row(tmp_path: Path) -> None:
+    """Then a reject that says so."""
+    rows = [f"row {n} {hash(str(n)) % 1000}" for n in range(5000)]
+    data = gzip.compress(("id,text\n" + "".join(f"{n},{row}\n" for n, row in enumerate(rows))).encode())
+    result = read_csv(tmp_path, data[: len(data) // 2], name="a.csv.gz")
+    assert len(result.texts) > 1000
+    assert result.texts == rows[: len(result.texts)]
+    assert result.reasons == {"truncated": 1}
+
+
+def test_a_file_truncated_in_its_header_is_an_input_error(tmp_path: Path) -> None:
+    """A short error, not a traceback."""
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"id,text\n1,a\n")[:12])
+    with pytest.raises(InputError, match=r"a\.csv\.gz"):
+        find_text_column([Slice(str(path), "csv", "gz")], None, None)
+
+
+def test_a_compressed_file_with_quoted_line_ends_is_read(tmp_path: Path) -> None:
+    """In blocks of any size."""
+    rows = [f'a\nb "{n}"' for n in range(50)]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([["id", "text"], *([n, row] for n, row in enumerate(rows))])
+    with small_blocks(40):
+        assert read_csv(tmp_path, gzip.compress(out.getvalue().encode()), name="a.csv.gz").texts == rows
+
+
+def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:
+    """The reject holds the record, the detail says what is wrong with it."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'id,text\n1,good\n2,bro\rken\n3,"quoted\rkept"\n')
+    result = read(path)
+    assert result.texts == ["good", "quoted\rkept"]
+    (reject,) = result.rejects
+    assert (reject.reason, reject.line, reject.record) == ("bad_row", 3, "2,bro\rken")
+    assert reject.detail == "a carriage return (\\r) in a field without quotes"

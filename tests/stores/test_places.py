@@ -1,0 +1,142 @@
+"""Where output may go and what a folder or an address holds: said in a line, and nothing written to the wrong place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke
+from tests.kit.token_stores import write_store
+
+import milldam
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
+from milldam.qa import FeatureStore
+from milldam.stores.tokens.manifest import Manifest
+from milldam.watching import watch
+
+ADDRESS = "s3://bucket/out"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a store, rows, and a script."""
+    write_store(tmp_path / "st", [[3, 2], [4]])
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / "f.py").write_text("def same(batch):\n    return batch\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def table(desk: Path) -> Path:
+    milldam.map("in.jsonl", lambda batch: batch, "table", workers=1, memory="2GB")
+    return desk / "table"
+
+
+WRITERS: dict[str, Callable[[str], Any]] = {
+    "tokenize": lambda out: milldam.tokenize("in.jsonl", out, tokenizer=TOKENIZER, workers=1),
+    "map": lambda out: milldam.map("in.jsonl", lambda batch: batch, out, workers=1),
+    "export": lambda out: milldam.export("st", "npy", f"{out}.npy"),
+    "export a folder": lambda out: milldam.export("st", "mds", out),
+    "import": lambda out: milldam.import_tokens("tokens.npy", out),
+    "watch": lambda out: watch(["true"], out=out),
+    "pull": lambda out: milldam.pull("anna/corpus", out),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_address_is_no_place_for_output(desk: Path, name: str) -> None:
+    """As a path it would be a folder called `s3:` here: it is refused with what to do, and nothing is made."""
+    milldam.export("st", "npy", "tokens.npy")
+    before = sorted(desk.iterdir())
+    with pytest.raises(ConfigError, match=r"s3://bucket/.*: the output is a folder on this machine.*milldam push"):
+        WRITERS[name](ADDRESS)
+    assert sorted(desk.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "pull"])
+def test_a_file_system_that_takes_no_files_is_said(desk: Path, name: str) -> None:
+    """Not as a bug of milldam."""
+    milldam.export("st", "npy", "tokens.npy")
+    with pytest.raises(ResourceError, match=r"/proc/.*takes no files.*Choose another place"):
+        WRITERS[name]("/proc/milldam-out")
+
+
+def test_what_is_pushed_lies_here(desk: Path) -> None:
+    """A store at an address is not looked for in a folder called `s3:`."""
+    with pytest.raises(ConfigError, match="s3://bucket/out: what is pushed lies on this machine"):
+        milldam.push(ADDRESS, "anna/corpus")
+
+
+def test_a_folder_is_not_called_like_a_file(desk: Path) -> None:
+    """Of several splits nanoGPT's files are a folder: the name of a file is refused, with the way to a single one."""
+    write_store(desk / "two", [[3, 2], [4]], splits=["train", "val"])
+    with pytest.raises(ConfigError, match=r"\(train, val\), nanogpt is a folder .*--split train"):
+        milldam.export("two", "nanogpt", "ng.bin")
+    assert milldam.export("two", "nanogpt", "ng.bin", split="val").files == 1
+    assert milldam.export("two", "nanogpt", "ng.v2").files == 2
+
+
+def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
+    """Ids of two bytes that are read as four: without a vocabulary's size they are not believed."""
+    np.arange(1, 2001, dtype=np.uint16).tofile("tokens.bin")
+    with pytest.raises(InputError, match=r"no vocabulary is that large\. Is --dtype uint32 right.*--vocab-size"):
+        milldam.import_tokens("tokens.bin", "imported", dtype="uint32")
+    assert milldam.import_tokens("tokens.bin", "imported", dtype="uint32", vocab_size=2**30).tokens == 1000
+    assert milldam.import_tokens("tokens.bin", "narrow").vocab_size == 2001
+
+
+# ---- what a folder holds ----
+
+
+@pytest.mark.parametrize("command", ["feed --seq-len 8 --batch-size 2", "inspect", "export --to npy -o x.npy"])
+def test_a_table_is_not_called_an_unfinished_store(table: Path, command: str) -> None:
+    """Commands for stores of tokens say what it is, and what opens it."""
+    done = invoke(*command.split(), table)
+    assert done.exit_code == 3
+    assert "a table that milldam.map made, not a store of tokens" in done.output and "to_hf" in done.output
+
+
+def test_features_are_not_called_an_unfinished_store(tmp_path: Path) -> None:
+    """The same of what `milldam qa` made; and of a table where features are asked for."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "milldam-qa.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"question-answering features, not a store of tokens\. .*FeatureStore"):
+        Manifest.read(tmp_path)
+    (tmp_path / "milldam-qa.json").rename(tmp_path / "milldam-table.json")
+    with pytest.raises(StoreError, match=r"a table that milldam\.map made"):
+        FeatureStore(tmp_path)
+
+
+# ---- tables at an address ----
+
+
+def test_a_table_at_an_address_is_said_to_be_one(table: Path) -> None:
+    """Opened, verified, or as a source of rows: it has to be fetched first."""
+    address = f"file://{table}"
+    same = {"workers": 1, "memory": "2GB"}
+    for use in (milldam.Table, milldam.open, lambda given: milldam.map(given, lambda batch: batch, "again", **same)):
+        with pytest.raises(MilldamError, match=r"table.*`milldam pull` or copy it here first"):
+            use(address)
+    done = invoke("verify", address)
+    assert done.exit_code == 3 and "a table" in done.output and "milldam pull" in done.output
+
+
+def test_run_folders_are_no_input(table: Path, desk: Path) -> None:
+    """Neither of a store or table that is named, nor of one that lies below, here and at an address."""
+    (desk / "data").mkdir()
+    shutil.copy(desk / "in.jsonl", desk / "data" / "rows.jsonl")
+    shutil.copytree(table, desk / "data" / "table")
+    (desk / "data" / "table" / "milldam-table.json").unlink()  # as a run that was ended leaves it
+    for source in (str(desk / "data"), f"file://{desk / 'data'}"):
+        made = milldam.map(source, lambda batch: batch, f"from-{source.count('file:')}", workers=1, memory="2GB")
+        assert made.to_arrow(["text"]).to_pylist() == [{"text": "one"}, {"text": "two"}]
+    (desk / "st" / "run").mkdir(exist_ok=True)
+    (desk / "st" / "run" / "inputs.jsonl").write_text(json.dumps({"text": "no data"}) + "\n")
+    with pytest.raises(InputError, match="no input files in it"):
+        milldam.map(desk / "st", lambda batch: batch, "from-store", workers=1)

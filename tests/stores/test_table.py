@@ -1,0 +1,237 @@
+"""The table that `milldam.map` makes: reading, handing on, verifying."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError, StoreError
+from milldam.mapping.shards import BATCH_BYTES, TableShardWriter
+from milldam.memory import usage
+from milldam.stores.table import Table, TableManifest
+from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema
+from milldam.stores.table.verify import verify
+
+SCHEMA = pa.schema([("id", pa.int64()), ("ids", pa.list_(pa.int32())), ("text", pa.string())])
+
+
+def rows_of(begin: int, end: int) -> list[dict[str, Any]]:
+    return [
+        {"id": one, "ids": [one] * (one % 4), "text": None if one % 5 == 0 else f"row {one}"}
+        for one in range(begin, end)
+    ]
+
+
+def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Schema = SCHEMA) -> Table:
+    """A table of given rows, a shard a list; an empty list is a unit without rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    units = []
+    for number, rows in enumerate(shards):
+        key = f"{number:032x}"[::-1]
+        with TableShardWriter(folder, key, schema) as writer:
+            for begin in range(0, len(rows), 7):
+                writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
+            units.append(MadeUnit(key, len(rows), writer.commit()))
+    TableManifest(TableSchema.of(schema), {}, {}, {}, {}, tuple(units)).write(folder)
+    return Table(folder)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return make_table(tmp_path / "table", [rows_of(0, 20), [], rows_of(20, 21), rows_of(21, 50)])
+
+
+def test_rows_are_found_by_number_from_both_ends(table: Table) -> None:
+    """Across shards, with nulls and empty lists."""
+    wanted = rows_of(0, 50)
+    assert len(table) == 50 and [table[number] for number in range(50)] == wanted
+    assert table[-1] == wanted[-1] and list(table) == wanted
+    for outside in (50, -51):
+        with pytest.raises(IndexError, match="of a table of 50 rows"):
+            table[outside]
+
+
+def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_path: Path) -> None:
+    """In the order that was asked for; what HF has and a table has not is named with `to_hf`."""
+    wanted = rows_of(0, 50)
+    assert table[[30, 1, -1, 1]]["id"] == [30, 1, 49, 1] and table[np.array([2, 3])]["id"] == [2, 3]
+    assert table[np.int64(3)] == wanted[3] and table[[]] == {"id": [], "ids": [], "text": []}
+    assert table[["text", "id"]].column_names == ["text", "id"] and table[["id"]].num_rows == 50
+    assert table.column_names == table.columns and table.num_rows == 50
+    with pytest.raises(IndexError, match="row 50"):
+        table[[1, 50]]
+    with pytest.raises(ConfigError, match="numbers of rows, or names"):
+        table[[1, "id"]]
+    with pytest.raises(AttributeError, match=r"use \.to_hf\(\)\.to_pandas"):
+        table.to_pandas()
+    assert not hasattr(table, "something")
+
+
+def test_tables_of_the_same_rows_are_equal(table: Table, tmp_path: Path) -> None:
+    """Wherever they lie."""
+    assert table == Table(table.path) and len({table, Table(table.path)}) == 1
+    assert table != make_table(tmp_path / "other", [rows_of(0, 20)]) and table != 5
+
+
+@given(st.integers(-60, 60), st.integers(-60, 60), st.integers(1, 60))
+def test_slices_and_batches_are_those_of_a_list(tmp_path: Path, begin: int, end: int, size: int) -> None:
+    """Any slice, batches of any size."""
+    folder = tmp_path / "table"
+    table = Table(folder) if folder.exists() else make_table(folder, [rows_of(0, 20), rows_of(20, 50)])
+    wanted = rows_of(0, 50)
+    assert table[begin:end] == {name: [row[name] for row in wanted[begin:end]] for name in SCHEMA.names}
+    batches = [batch["id"] for batch in table.batches(size)]
+    assert [one for batch in batches for one in batch] == list(range(50)) and all(
+        len(batch) == size for batch in batches[:-1]
+    )
+
+
+def test_batches_come_as_lists_numpy_or_arrow(table: Table) -> None:
+    """Of all columns, or of those named."""
+    first = next(table.batches(4, format="numpy", columns=["id", "ids"]))
+    assert first["id"].tolist() == [0, 1, 2, 3] and first["ids"][3].dtype == np.int32 and list(first) == ["id", "ids"]
+    assert next(table.batches(4, format="arrow")).schema == SCHEMA
+    with pytest.raises(ConfigError, match=r'no column "txet".*Did you mean "text"'):
+        table.batches(4, columns=["txet"])
+    with pytest.raises(ConfigError, match="one of python, numpy, arrow"):
+        table.batches(4, format="torch")
+
+
+def test_columns_and_the_whole_are_mapped(table: Table) -> None:
+    """A column as Arrow has it, all rows as one Arrow table."""
+    assert table["id"].to_pylist() == list(range(50))
+    assert table.to_arrow().to_pylist() == rows_of(0, 50)
+    assert "50 rows of id, ids, text; 3 shards" in repr(table)
+
+
+def test_a_table_pickles_as_its_path(table: Table) -> None:
+    """However large it is."""
+    packed = pickle.dumps(table)
+    assert len(packed) < 500 and pickle.loads(packed)[7] == table[7]
+
+
+def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
+    """Every file of the data set is one of the table's."""
+    pytest.importorskip("datasets")
+    data = table.to_hf()
+    assert list(data) == rows_of(0, 50)
+    files = {Path(one["filename"]).name for one in data.cache_files}
+    assert files == {shard.name for shard in table.manifest.shards}
+
+
+def test_to_hf_takes_no_anonymous_memory(tmp_path: Path) -> None:
+    """64 MB of rows: what is touched is file-backed."""
+    pytest.importorskip("datasets")
+    schema = pa.schema([("x", pa.list_(pa.int64()))])
+    shards = [[{"x": np.full(10**6, number)} for number in range(4)] for _ in range(2)]
+    table = make_table(tmp_path / "large", shards, schema)
+    data = table.to_hf()
+    before = usage()
+    total = sum(int(pa.compute.sum(pa.compute.list_flatten(chunk)).as_py()) for chunk in data.data.column("x").chunks)
+    after = usage()
+    assert total == 2 * 10**6 * 6
+    assert after.anonymous - before.anonymous < 16 * 10**6 and after.file - before.file > 40 * 10**6
+
+
+def test_record_batches_are_of_about_four_megabytes(tmp_path: Path) -> None:
+    """Small batches are put together, large ones cut; a giant row stays whole."""
+    schema = pa.schema([("x", pa.binary())])
+    with TableShardWriter(tmp_path, "a" * 32, schema) as writer:
+        for size in [1000] * 50 + [3 * BATCH_BYTES] + [BATCH_BYTES] * 8:
+            writer.append(pa.RecordBatch.from_pylist([{"x": bytes(size)}], schema=schema))
+        writer.append(pa.RecordBatch.from_pylist([{"x": bytes(BATCH_BYTES // 4)}] * 40, schema=schema))
+        shard = writer.commit()
+    assert shard is not None and shard.rows == 99
+    batches = list(pa.ipc.open_stream((tmp_path / shard.name).read_bytes()))
+    assert batches[0].num_rows == 50 and batches[1].num_rows == 1
+    assert all(batch.num_rows == 1 or batch.nbytes <= 2 * BATCH_BYTES + 1000 for batch in batches)
+
+
+# ---- what is wrong ----
+
+
+def test_verify_finds_what_is_wrong_with_a_shard(table: Table) -> None:
+    """Missing, of another size, of other bytes, of other rows than the manifest says."""
+    assert list(verify(table.path)) == []
+    names = [shard.name for shard in table.manifest.shards]
+    (table.path / names[0]).unlink()
+    with (table.path / names[1]).open("ab") as file:
+        file.write(b"x")
+    path = table.path / names[2]
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    problems = list(verify(table.path))
+    told = ("missing", "bytes where the manifest says", "its bytes have changed")
+    assert len(problems) == 3 and all(what in problem for what, problem in zip(told, problems, strict=True))
+    fresh = Table(table.path)
+    with pytest.raises(StoreError, match="missing"):
+        fresh[0]
+    with pytest.raises(StoreError, match="not of the size"):
+        fresh[20]
+    with pytest.raises(StoreError):
+        fresh.to_hf()
+
+
+def test_verify_compares_rows_and_columns(table: Table) -> None:
+    """A manifest that was edited."""
+    path = table.path / NAME
+    value = json.loads(path.read_text())
+    value["units"][0]["shard"]["rows"] = 19
+    path.write_text(json.dumps(value))
+    assert "20 rows where the manifest says 19" in next(verify(table.path))
+    value["schema"] = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
+    path.write_text(json.dumps(value))
+    assert "other columns than the manifest says: id (int64)" in next(verify(table.path))
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda value: value | {"format": "other"}, "not the manifest of a table"),
+        (lambda value: value | {"format_version": 9}, "format_version is 9"),
+        (lambda value: value | {"units": 5}, "units is 5, where a list"),
+        (lambda value: (value["units"][0]["shard"].update(name="../x"), value)[1], "leaves the folder"),
+        (lambda value: (value["units"][0]["shard"].update(rows=-1), value)[1], r"units\[0\].shard.rows is -1"),
+    ],
+)
+def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> None:
+    """Wherever it came from."""
+    path = table.path / NAME
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    with pytest.raises(StoreError, match=told):
+        Table(table.path)
+
+
+def test_what_is_no_table_is_said(tmp_path: Path) -> None:
+    """No folder, another kind of store, an unfinished run, something else."""
+    with pytest.raises(StoreError, match="no such folder"):
+        Table(tmp_path / "none")
+    for name, told in (("milldam.json", "store of tokens"), ("milldam-qa.json", "question-answering")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        with pytest.raises(StoreError, match=told):
+            Table(folder)
+    (tmp_path / "begun/run").mkdir(parents=True)
+    with pytest.raises(StoreError, match="unfinished"):
+        Table(tmp_path / "begun")
+
+
+def test_opening_a_table_loads_no_pyarrow(table: Table) -> None:
+    """Counts, columns and the fingerprint come from the manifest alone."""
+    code = (
+        f"import sys, milldam.stores.table; t = milldam.stores.table.Table({str(table.path)!r}); repr(t), t.fingerprint"
+    )
+    code += "; assert 'pyarrow' not in sys.modules and 'datasets' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

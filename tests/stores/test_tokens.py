@@ -1,0 +1,529 @@
+"""The store: what is written comes back, the bytes are those of Megatron-LM, and damage is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+import milldam
+from milldam.errors import ConfigError, StoreError
+from milldam.stores.tokens import ShardWriter, Store, format, open_store, reader
+from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.tokens.verify import verify
+from milldam.stores.tokens.writer import Tokens
+
+Document = list[int]
+
+small_documents = st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=12), max_size=30)
+bounds = st.none() | st.integers(-8, 8)
+# Where a stream of tokens is cut into appends: any token may be the last of its batch.
+cut_seeds = st.randoms(use_true_random=False)
+
+
+def write_shard(folder: Path, name: str, written: list[Document], dtype: str = "uint16", split: str = "train") -> Shard:
+    """A shard, a document an append."""
+    with ShardWriter(folder, name, split, dtype) as writer:
+        for document in written:
+            writer.append(Tokens(np.array(document, dtype=dtype), np.array([len(document)], np.int64)))
+        return writer.commit()
+
+
+def write_manifest(folder: Path, shards: list[Shard], vocab_size: int = 2**16, dtype: str = "uint16") -> None:
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    tokenizer = {"name": "t <b>", "xxh3": xxhash.xxh3_128(b"{}").hexdigest(), "eos": 0, "bos": None}
+    Manifest(
+        dtype=dtype,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        engine="test",
+        settings={},
+        input={"files": 1, "bytes": 1, "fingerprint": ""},
+        shards=tuple(shards),
+    ).write(folder)
+
+
+def make_store(folder: Path, shards: list[list[Document]], vocab_size: int = 2**16, dtype: str = "uint16") -> Store:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = [write_shard(folder, f"train-{k:05d}", written, dtype) for k, written in enumerate(shards)]
+    write_manifest(folder, made, vocab_size, dtype)
+    return open_store(folder)
+
+
+def append_in_batches(writer: ShardWriter, written: list[Document], rng: Any) -> None:
+    """The same documents in batches that end anywhere, inside documents too."""
+    flat: list[int] = []
+    lengths: list[int] = []
+
+    def flush(*, open: bool) -> None:
+        writer.append(Tokens(np.array(flat, dtype="uint32"), np.array(lengths, dtype=np.int64), open=open))
+        flat.clear()
+        lengths.clear()
+
+    for document in written:
+        pieces = _cut(document, rng)
+        for piece in pieces[:-1]:
+            flat += piece
+            lengths.append(len(piece))
+            flush(open=True)
+        flat += pieces[-1]
+        lengths.append(len(pieces[-1]))
+        if rng.random() < 0.3:
+            flush(open=False)
+    if lengths:
+        flush(open=False)
+
+
+def _cut(document: Document, rng: Any) -> list[Document]:
+    cuts = sorted(rng.randrange(len(document)) for _ in range(rng.randrange(3)))
+    return [document[a:b] for a, b in zip([0, *cuts], [*cuts, len(document)], strict=True)]
+
+
+def read_as_megatron(data: bytes) -> tuple[np.dtype[Any], np.ndarray, np.ndarray, np.ndarray]:
+    """Dtype, lengths, pointers and document indices, by the layout that Megatron-LM documents."""
+    assert data[:9] == b"MMIDIDX\x00\x00"
+    (version,) = struct.unpack_from("<Q", data, 9)
+    (code,) = struct.unpack_from("<B", data, 17)
+    (sequences,) = struct.unpack_from("<Q", data, 18)
+    (documents,) = struct.unpack_from("<Q", data, 26)
+    assert version == 1
+    names = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")  # by code, from 1
+    at = 34
+    lengths = np.frombuffer(data, dtype="<i4", count=sequences, offset=at)
+    pointers = np.frombuffer(data, dtype="<i8", count=sequences, offset=at + lengths.nbytes)
+    indices = np.frombuffer(data, dtype="<i8", count=documents, offset=at + lengths.nbytes + pointers.nbytes)
+    assert at + lengths.nbytes + pointers.nbytes + indices.nbytes == len(data), "nothing may follow the indices"
+    return np.dtype(names[code - 1]), lengths, pointers, indices
+
+
+# ---- writing and reading ----
+
+
+@given(written=small_documents, rng=cut_seeds)
+def test_documents_come_back_whatever_the_batches(tmp_path: Path, written: list[Document], rng: Any) -> None:
+    """Documents written in any batches, open ones included, are read back one by one."""
+    with ShardWriter(tmp_path, "train-00000", "train", "uint16") as writer:
+        append_in_batches(writer, written, rng)
+        shard = writer.commit()
+    write_manifest(tmp_path, [shard])
+    store = open_store(tmp_path)
+    assert [document.tolist() for document in store] == written
+    assert (len(store), store.tokens) == (len(written), sum(map(len, written)))
+    assert list(verify(tmp_path)) == []
+
+
+@given(written=small_documents, rng=cut_seeds, dtype=st.sampled_from(["uint16", "int32"]))
+def test_index_is_the_one_megatron_reads(tmp_path: Path, written: list[Document], rng: Any, dtype: str) -> None:
+    """The index has the layout of Megatron-LM byte for byte, and its pointers lead to the documents."""
+    with ShardWriter(tmp_path, "train-00000", "train", dtype) as writer:
+        append_in_batches(writer, written, rng)
+        writer.commit()
+    kind, lengths, pointers, indices = read_as_megatron((tmp_path / "train-00000.idx").read_bytes())
+    assert kind == np.dtype(dtype)
+    assert lengths.tolist() == [len(document) for document in written]
+    assert indices.tolist() == list(range(len(written) + 1))
+    raw = (tmp_path / "train-00000.bin").read_bytes()
+    read = [
+        np.frombuffer(raw, kind, count=int(n), offset=int(at)).tolist() for n, at in zip(lengths, pointers, strict=True)
+    ]
+    assert read == written
+
+
+def test_token_file_is_flat_little_endian_tokens(tmp_path: Path) -> None:
+    """The token file is what nanoGPT maps: nothing but tokens, two bytes each, low byte first."""
+    make_store(tmp_path, [[[1, 258], [65535]]])
+    assert (tmp_path / "train-00000.bin").read_bytes() == bytes([1, 0, 2, 1, 255, 255])
+    assert np.memmap(tmp_path / "train-00000.bin", dtype="uint16", mode="r").tolist() == [1, 258, 65535]
+
+
+@given(written=small_documents, largest=st.integers(1, 5))
+def test_documents_longer_than_a_sequence_come_back_whole(
+    tmp_path: Path, written: list[Document], largest: int
+) -> None:
+    """A document beyond the longest sequence is several sequences in the index and one document to the reader."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format, "MAX_SEQUENCE", largest)
+        store = make_store(tmp_path, [written])
+        _, lengths, _, indices = read_as_megatron((tmp_path / "train-00000.idx").read_bytes())
+        assert lengths.max(initial=0) <= largest
+        assert np.diff(indices).tolist() == [-(-len(document) // largest) for document in written]
+        assert [document.tolist() for document in store] == written
+        assert [n for part in store.document_lengths() for n in part.tolist()] == [len(d) for d in written]
+        assert list(verify(tmp_path)) == []
+
+
+@given(before=small_documents, taken_back=st.lists(st.integers(0, 9), min_size=1, max_size=20), after=small_documents)
+def test_a_cancelled_document_leaves_no_trace(
+    tmp_path: Path, before: list[Document], taken_back: Document, after: list[Document]
+) -> None:
+    """Taking an open document back gives the bytes, counts and hashes of a shard that never had it."""
+    plain = write_shard(tmp_path, "plain", [*before, *after])
+    with ShardWriter(tmp_path, "mended", "train", "uint16") as writer:
+        for document in before:
+            writer.append(Tokens(np.array(document), np.array([len(document)])))
+        writer.mark()
+        for token in taken_back:
+            writer.append(Tokens(np.array([token]), np.array([1]), open=True))
+            writer.count_text(7, 7)
+        writer.cancel()
+        for document in after:
+            writer.append(Tokens(np.array(document), np.array([len(document)])))
+        mended = writer.commit()
+    assert dataclasses.replace(mended, name="plain") == plain
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"mended.{suffix}").read_bytes() == (tmp_path / f"plain.{suffix}").read_bytes()
+
+
+@given(kept=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=8), placed=st.booleans())
+def test_tokens_of_some_pieces_only(kept: list[tuple[int, bool]], placed: bool) -> None:
+    """A mask chooses pieces, empty ones too, with their tokens and their places."""
+    flat = [np.full(length, number) for number, (length, _) in enumerate(kept)]
+    lengths, mask = np.array([length for length, _ in kept], np.int64), np.array([one for _, one in kept], bool)
+    tokens = Tokens(
+        np.concatenate([*flat, np.empty(0, int)]), lengths, positions=np.arange(len(kept)) if placed else None
+    )
+    some = tokens.only(mask)
+    chosen = [number for number, (_, one) in enumerate(kept) if one]
+    assert some.lengths.tolist() == [kept[number][0] for number in chosen]
+    assert some.flat.tolist() == [token for number in chosen for token in flat[number].tolist()]
+    assert (some.positions.tolist() if some.positions is not None else None) == (chosen if placed else None)
+
+
+def test_recorded_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    """The record of a shard holds size and xxh3 of both files."""
+    shard = write_shard(tmp_path, "train-00000", [[1, 2, 3], [4]])
+    for suffix, record in (("bin", shard.bin), ("idx", shard.idx)):
+        data = (tmp_path / f"train-00000.{suffix}").read_bytes()
+        assert record == {"bytes": len(data), "xxh3": xxhash.xxh3_128(data).hexdigest()}
+
+
+def test_a_shard_left_without_commit_leaves_nothing(tmp_path: Path) -> None:
+    """A writer that is left by an error removes what it wrote."""
+    with pytest.raises(RuntimeError), ShardWriter(tmp_path, "train-00000", "train", "uint16") as writer:
+        writer.append(Tokens(np.array([1]), np.array([1])))
+        raise RuntimeError("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_narrow_dtype_exactly_as_far_as_it_holds_all_ids() -> None:
+    """uint16 for at most 65,536 ids, int32 beyond: the index format knows no uint32."""
+    assert format.token_dtype(2**16) == "uint16"
+    assert format.token_dtype(2**16 + 1) == "int32"
+
+
+# ---- as a sequence ----
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Six documents in three shards, one of which is empty."""
+    return make_store(tmp_path / "s", [[[1], [2, 2], [3, 3, 3]], [], [[4], [5, 5], [6]]])
+
+
+def test_store_is_indexed_from_both_ends(store: Store) -> None:
+    """Positive and negative numbers find documents across shards, empty shards included."""
+    assert len(store) == 6
+    assert [store[k].tolist() for k in range(6)] == [[1], [2, 2], [3, 3, 3], [4], [5, 5], [6]]
+    assert [store[k - 6].tolist() for k in range(6)] == [store[k].tolist() for k in range(6)]
+    assert store[np.int64(3)].tolist() == [4]
+
+
+@pytest.mark.parametrize("number", [6, -7, 10**12])
+def test_a_number_out_of_range_is_an_index_error(store: Store, number: int) -> None:
+    """Beyond the ends there is an IndexError, as a list has it, with the size in its message."""
+    with pytest.raises(IndexError, match="6 documents"):
+        store[number]
+
+
+@given(
+    start=st.none() | st.integers(-8, 8), stop=st.none() | st.integers(-8, 8), step=st.sampled_from([None, 1, 2, -1])
+)
+def test_slices_are_those_of_a_list(
+    tmp_path_factory: pytest.TempPathFactory, start: int | None, stop: int | None, step: int | None
+) -> None:
+    """Any slice gives what it gives of a list."""
+    folder = tmp_path_factory.getbasetemp() / "slices"
+    if not folder.exists():
+        make_store(folder, [[[1], [2]], [[3], [4], [5]]])
+    chosen = slice(start, stop, step)
+    assert [document.tolist() for document in open_store(folder)[chosen]] == [[1], [2], [3], [4], [5]][chosen]
+
+
+def test_iteration_equals_indexing(store: Store) -> None:
+    """Iterating gives the documents in the order of their numbers."""
+    assert [document.tolist() for document in store] == [store[k].tolist() for k in range(len(store))]
+    assert np.concatenate(list(store.shard_tokens())).tolist() == [t for document in store for t in document.tolist()]
+
+
+def test_documents_cannot_be_written_to(store: Store) -> None:
+    """A document is a view of the file, and the file is safe from it."""
+    with pytest.raises(ValueError, match="read-only"):
+        store[0][0] = 9
+
+
+def test_an_empty_store_has_no_documents(tmp_path: Path) -> None:
+    """A store without shards is empty rather than an error."""
+    store = make_store(tmp_path, [])
+    assert (len(store), store.tokens, list(store), store[:]) == (0, 0, [], [])
+    with pytest.raises(IndexError):
+        store[0]
+
+
+def test_a_split_is_chosen_by_name(tmp_path: Path) -> None:
+    """`split=` restricts a store; an unknown one is refused with what there is."""
+    shards = [write_shard(tmp_path, "train-00000", [[1], [2]]), write_shard(tmp_path, "val-00000", [[3]], split="val")]
+    write_manifest(tmp_path, shards)
+    assert [len(open_store(tmp_path, split=name)) for name in (None, "train", "val")] == [3, 2, 1]
+    with pytest.raises(ConfigError, match=r'no split "vall"; it has train, val\. Did you mean "val"'):
+        open_store(tmp_path, split="vall")
+
+
+def test_repr_says_what_is_in_it(store: Store) -> None:
+    """The repr has the path and the counts."""
+    assert repr(store) == f"Store({str(store.path)!r}: 6 documents, 10 tokens, uint16)"
+
+
+def test_html_repr_escapes_names(tmp_path: Path) -> None:
+    """A path or a tokenizer's name can't put markup into a notebook."""
+    store = make_store(tmp_path / "<script>alert(1)", [[[1]]])
+    shown = store._repr_html_()
+    assert "<script>" not in shown and "<b>" not in shown
+    assert "&lt;script&gt;" in shown and "t &lt;b&gt;" in shown
+
+
+def test_a_store_pickles_as_its_path(store: Store) -> None:
+    """Pickling copies no data, mapped or not, and keeps the split."""
+    list(store)
+    pickled = pickle.dumps(open_store(store.path, split="train"))
+    assert len(pickled) < 500 and len(pickle.dumps(store)) < 500
+    again = pickle.loads(pickled)
+    assert [d.tolist() for d in again] == [d.tolist() for d in store]
+    assert again.split_name == "train"
+
+
+def test_equal_content_has_an_equal_fingerprint(tmp_path: Path) -> None:
+    """The fingerprint follows the documents and their bounds, not the place."""
+    one, two = make_store(tmp_path / "a", [[[1], [2]]]), make_store(tmp_path / "b", [[[1], [2]]])
+    other = make_store(tmp_path / "c", [[[1, 2]]])
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+# ---- many shards ----
+
+
+def test_two_thousand_shards_within_the_mapping_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many shards there are, only so many are mapped at a time, and all can be read."""
+    monkeypatch.setattr(reader, "MAPPED_SHARDS", 64)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    store = make_store(tmp_path, [[[k], [k, k]] for k in range(2000)])
+    most = 0
+    for k, document in enumerate(store):
+        assert document.tolist() == [k // 2] * (1 + k % 2)
+        most = max(most, len(store._mapped))
+    assert most == 64
+    assert store[0].tolist() == [0] and store[-1].tolist() == [1999, 1999]
+    assert len(store._mapped) == 64
+
+
+def test_more_shards_than_open_files_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the 1,024 open files that many systems allow, a store of as many shards can still be read whole."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    make_store(tmp_path, [[[k]] for k in range(1100)])
+    resource_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    code = (
+        "import resource, sys, milldam;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (1024, {resource_limit}));"
+        "store = milldam.open(sys.argv[1]);"
+        "print(sum(int(document[0]) for document in store))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.strip() == str(sum(range(1100))), done.stderr[-500:]
+
+
+# ---- what is refused ----
+
+
+def edit_manifest(folder: Path, change: Any) -> None:
+    path = folder / "milldam.json"
+    value = json.loads(path.read_bytes())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("name", ["../other/train-00000", "/etc/passwd", "sub/train", "..", ".", "", "a\\b"])
+def test_a_shard_name_that_leaves_the_folder_is_refused(store: Store, name: str) -> None:
+    """A manifest from elsewhere can't make us open files outside of its folder."""
+    edit_manifest(store.path, lambda value: value["shards"][0].update(name=name))
+    with pytest.raises(StoreError, match="leaves the folder; refused"):
+        milldam.open(store.path)
+
+
+def test_another_format_version_is_refused_with_both_numbers(store: Store) -> None:
+    """A store of a later milldam is refused, saying which format it has and which can be read."""
+    edit_manifest(store.path, lambda value: value.update(format_version=99))
+    with pytest.raises(StoreError, match="format_version is 99; this milldam reads 1"):
+        milldam.open(store.path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "can't be read"),
+        (b"[]", "not the manifest of a store of tokens"),
+        (b'{"format": "other"}', "not the manifest of a store of tokens"),
+        (b'{"format": "milldam store", "format_version": 1}', "damaged: no dtype"),
+        (b'{"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]}', "damaged: no dtype"),
+        (b'{"format": "milldam store", "format_version": 1, "shards": 5}', "damaged: no dtype"),
+    ],
+)
+def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:
+    """Whatever lies there as a manifest, the error is ours and names the file."""
+    (tmp_path / "milldam.json").write_bytes(content)
+    with pytest.raises(StoreError, match=said) as caught:
+        milldam.open(tmp_path)
+    assert str(tmp_path / "milldam.json") in str(caught.value)
+
+
+def test_an_unknown_dtype_in_a_manifest_is_a_store_error(store: Store) -> None:
+    """A dtype that no store has is refused when the store is opened or read, as an error of ours."""
+    edit_manifest(store.path, lambda value: value.update(dtype="no such type"))
+    with pytest.raises(StoreError):
+        list(milldam.open(store.path))
+
+
+def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
+    """A missing folder, any other folder and an unfinished run each get a message of their own."""
+    with pytest.raises(StoreError, match="no such file or folder"):
+        milldam.open(tmp_path / "missing")
+    with pytest.raises(StoreError, match="not a store"):
+        milldam.open(tmp_path)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(StoreError, match=r"unfinished: a run was interrupted here\. `milldam status"):
+        milldam.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "can't be read as an index"),
+        (b"MMIDIDX", "not a token index"),
+        (b"x" * 100, "not a token index"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "index version 2"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 7, 0, 1) + bytes(8), "an index of float32 numbers"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 9, 0, 1) + bytes(8), "dtype code 9"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**62, 1) + bytes(8), "bytes where its header says"),
+    ],
+)
+def test_a_file_that_is_no_index_is_refused(store: Store, data: bytes, said: str) -> None:
+    """An index of another kind, or one whose header lies about its size, is an error that names the file."""
+    (store.path / "train-00000.idx").write_bytes(data)
+    with pytest.raises(StoreError, match=said):
+        open_store(store.path)[0]
+
+
+@pytest.mark.parametrize("size", [0, 2, 3, 100])
+def test_a_token_file_of_another_size_is_refused_when_touched(store: Store, size: int) -> None:
+    """A truncated or grown token file never gives tokens."""
+    (store.path / "train-00000.bin").write_bytes(bytes(size))
+    with pytest.raises(StoreError, match=r"train-00000\.bin"):
+        open_store(store.path)[0]
+
+
+# ---- verify ----
+
+
+def test_verify_finds_nothing_wrong_with_a_whole_store(store: Store) -> None:
+    """A store as it was written has no problems."""
+    assert list(verify(store.path)) == []
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+@pytest.mark.parametrize("position", [0, -1])
+def test_verify_finds_a_flipped_bit(store: Store, suffix: str, position: int) -> None:
+    """One bit, anywhere in a file, is found, and the file is named."""
+    path = store.path / f"train-00000.{suffix}"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+    problems = list(verify(store.path))
+    assert len(problems) == 1 and str(path) in problems[0] and "hash differs" in problems[0]
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_verify_finds_a_truncated_file(store: Store, suffix: str) -> None:
+    """A file that lost its last byte is named with both sizes."""
+    path = store.path / f"train-00002.{suffix}"
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    assert list(verify(store.path)) == [f"{path}: {size - 1:,} bytes where the manifest says {size:,}"]
+
+
+@pytest.mark.parametrize("suffix", ["bin", "idx"])
+def test_verify_finds_a_missing_file(store: Store, suffix: str) -> None:
+    """A file that is gone is named."""
+    path = store.path / f"train-00002.{suffix}"
+    path.unlink()
+    assert list(verify(store.path)) == [f"{path}: missing"]
+
+
+def test_verify_finds_another_tokenizer(store: Store) -> None:
+    """A tokenizer that did not make the store is found, and so is a missing one."""
+    path = store.path / "tokenizer.json"
+    path.write_bytes(b"{ }")
+    assert list(verify(store.path)) == [f"{path}: not the tokenizer that made this store (its hash differs)"]
+    path.unlink()
+    assert list(verify(store.path)) == [f"{path}: missing"]
+
+
+@pytest.mark.parametrize(("dtype", "token"), [("uint16", 11), ("int32", 10), ("int32", -5)])
+def test_verify_finds_an_id_outside_the_vocabulary(tmp_path: Path, dtype: str, token: int) -> None:
+    """An id that the tokenizer does not have is found and named, though all hashes match."""
+    make_store(tmp_path, [[[1, 2], [3, token, 9]]], vocab_size=10, dtype=dtype)
+    problems = list(verify(tmp_path))
+    assert len(problems) == 1 and "train-00000.bin" in problems[0]
+    assert f"token id {token} outside the vocabulary of 10" in problems[0]
+
+
+def forge_index(folder: Path, lengths: list[int], pointers: list[int], indices: list[int]) -> None:
+    """An index with the given arrays, and a manifest whose hash matches it."""
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(indices))
+    parts = (np.array(lengths, "<i4"), np.array(pointers, "<i8"), np.array(indices, "<i8"))
+    data = head + b"".join(part.tobytes() for part in parts)
+    (folder / "train-00000.idx").write_bytes(data)
+    record = {"bytes": len(data), "xxh3": xxhash.xxh3_128(data).hexdigest()}
+    edit_manifest(folder, lambda value: value["shards"][0].update(idx=record))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pointers", "indices"),
+    [
+        pytest.param([2, 3], [0, 2], [0, 1, 2], id="pointers that do not follow from lengths"),
+        pytest.param([2, 2], [0, 4], [0, 1, 2], id="lengths that do not add up"),
+        pytest.param([2, 3], [0, 4], [0, 2], id="fewer documents than the manifest"),
+        pytest.param([2, 3], [0, 4], [0, 1, 1], id="a sequence that belongs to no document"),
+        pytest.param([1, 1, 3], [0, 2, 4], [0, 2, 1, 3], id="document indices that go back"),
+        pytest.param([2, 3], [0, 4], [], id="no document indices"),
+    ],
+)
+def test_verify_finds_an_index_that_contradicts_itself(
+    tmp_path: Path, lengths: list[int], pointers: list[int], indices: list[int]
+) -> None:
+    """An index is checked by its arrays too: matching hashes are not enough."""
+    make_store(tmp_path, [[[1, 2], [3, 4, 5]]])
+    if len(indices) == 4:
+        edit_manifest(tmp_path, lambda value: value["shards"][0].update(documents=3))
+    forge_index(tmp_path, lengths, pointers, indices)
+    assert list(verify(tmp_path))

@@ -1,0 +1,273 @@
+"""Cleaning: each rule, whole batches, and documents in parts."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError
+from milldam.text import cleaning as text
+from milldam.text.cleaning import Cleaner, CleanRules
+from milldam.text.verdicts import Verdicts
+
+OFF = {"control_characters": False, "strip": False}
+SPACES = "[\t\x1f \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+"
+LINE_ENDS = "\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
+
+
+def reference(document: str, rules: CleanRules) -> str:
+    """The rules as plainly as they can be written."""
+    if rules.unicode is not None:
+        document = unicodedata.normalize(rules.unicode, document)
+    if rules.control_characters:
+        document = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff]", "", document)
+    if rules.whitespace:
+        document = re.sub(LINE_ENDS, "\n", document)
+        document = re.sub(SPACES, " ", document)
+        document = re.sub(r" (?=\n|\Z)", "", document)
+        document = re.sub("\n{3,}", "\n\n", document)
+    return document.strip() if rules.strip else document
+
+
+def array(texts: list[str]) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())
+
+
+def clean(texts: list[str], rules: CleanRules) -> list[str]:
+    """A batch cleaned; nothing may be dropped."""
+    verdicts = Verdicts(len(texts))
+    cleaned = Cleaner(rules).clean(array(texts), verdicts)
+    cleaned.validate(full=True)
+    assert verdicts.keep.all()
+    assert cleaned.type == pa.large_string() and cleaned.null_count == 0
+    return cleaned.to_pylist()
+
+
+def clean_parts(parts: list[str], cleaner: Cleaner) -> str:
+    """A document in parts, cleaned and put together."""
+    done = [
+        cleaner.clean(array([part]), Verdicts(1), open=number < len(parts))[0].as_py()
+        for number, part in enumerate(parts, start=1)
+    ]
+    return "".join(done)
+
+
+HARD = (
+    " \t\n\r\v\f\x00\x1c\x1f\x7f\x85\x9f\xa0\u1680\u2003\u2028\u2029\u3000\ufeffab.é"
+    "e\u0301\u0323\u0308ᄀ\u1161\u11a8각ㄱㅏｶﾞ\uffa1\uffc2ﬁ\u0958\u09c7\u09beк中½\u200b😀\U0001d15e"
+)
+hard_texts = st.text(st.sampled_from(HARD) | st.characters(exclude_categories=["Cs"]), max_size=30)
+all_rules = st.builds(
+    CleanRules,
+    unicode=st.sampled_from([None, "NFC", "NFKC"]),
+    control_characters=st.booleans(),
+    whitespace=st.booleans(),
+    strip=st.booleans(),
+)
+
+# ---- the rules ----
+
+
+@pytest.mark.parametrize(
+    ("rules", "given_text", "cleaned"),
+    [
+        ({"unicode": "NFC"}, "e\u0301 ﬁ", "é ﬁ"),
+        ({"unicode": "NFKC"}, "e\u0301 ﬁ", "é fi"),
+        ({"control_characters": True}, "\ufeffa\x00b\tc\r\nd\x7f\x85e\x9f\x0c", "ab\tc\r\nde"),
+        ({"whitespace": True}, "a\r\nb\rc \n\n \n\t\nd  e\u3000\xa0f ", "a\nb\nc\n\nd e f"),
+        ({"whitespace": True}, "  a\n   b", " a\n b"),
+        ({"strip": True}, "\n a b\u3000\n", "a b"),
+        ({"strip": True}, " \n ", ""),
+    ],
+)
+def test_each_rule_does_what_it_says(rules: dict[str, object], given_text: str, cleaned: str) -> None:
+    """One rule at a time, by example."""
+    assert clean([given_text], CleanRules(**{**OFF, **rules})) == [cleaned]  # type: ignore[arg-type]
+
+
+def test_the_default_strips_and_removes_control_characters() -> None:
+    """Line ends, inner spaces and composed characters are left alone."""
+    assert clean(["\ufeff  a\x00  b\r\n\r\n\r\n\re\u0301 \n"], CleanRules()) == ["a  b\r\n\r\n\r\n\re\u0301"]
+
+
+@given(st.lists(hard_texts, max_size=5), all_rules)
+@example(["a\r", "\nb"], CleanRules(whitespace=True, strip=False))
+@example(["\n", "\n", "\n\n\n"], CleanRules(whitespace=True, strip=False))
+@example(["\xc2\x80", "\x80"], CleanRules())
+def test_batches_are_cleaned_as_the_reference_says(texts: list[str], rules: CleanRules) -> None:
+    """Any text, any rules: the vectorised way and the plain way agree, and texts do not touch each other."""
+    assert clean(texts, rules) == [reference(one, rules) for one in texts]
+
+
+def test_slices_and_empty_batches_are_cleaned() -> None:
+    """Arrays that begin inside their buffers, or hold nothing."""
+    for rules in (CleanRules(), CleanRules(unicode="NFC", whitespace=True)):
+        texts = array([" x\x00 ", " é\x00  y", "", "z "])
+        cleaned = Cleaner(rules).clean(texts[1:], Verdicts(3)).to_pylist()
+        assert cleaned == [reference(one, rules) for one in texts[1:].to_pylist()]
+        assert len(Cleaner(rules).clean(array([]), Verdicts(0))) == 0
+        assert len(Cleaner(rules).clean(texts[2:2], Verdicts(0))) == 0
+
+
+def test_control_characters_are_found_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that lie across the border of two blocks."""
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 3)
+    rules = CleanRules()
+    texts = ["ab\x85cd", "a\ufeffb", "\x00abc\x7f", "é中\x00"]
+    assert clean(texts, rules) == [reference(one, rules) for one in texts]
+
+
+def test_clean_text_is_not_copied() -> None:
+    """What needs nothing is handed on as it is."""
+    texts = array(["plain", "two\nlines\tand a tab"])
+    assert Cleaner(CleanRules(unicode="NFC")).clean(texts, Verdicts(2)) is texts
+
+
+def test_white_space_is_what_python_says() -> None:
+    """Whole texts are stripped by Arrow, parts by Python: they agree on every character."""
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    left = text.stripped(array(characters)).to_pylist()
+    assert [one for one, rest in zip(characters, left, strict=True) if (rest == "") != one.isspace()] == []
+
+
+# ---- documents in parts ----
+
+
+def cut(document: str, at: list[int]) -> list[str]:
+    """The document in parts, cut at some places."""
+    places = sorted({min(place, len(document)) for place in at})
+    return [document[a:b] for a, b in zip([0, *places], [*places, len(document)], strict=True)]
+
+
+@given(hard_texts, st.lists(st.integers(0, 30), max_size=6), all_rules)
+@example("ㄱㅏ", [1], CleanRules(unicode="NFKC"))
+@example("a\r\nb", [2], CleanRules(whitespace=True))
+@example("a \n\n \nb", [2, 3, 4], CleanRules(whitespace=True))
+def test_parts_give_what_the_whole_gives(document: str, at: list[int], rules: CleanRules) -> None:
+    """Cut anywhere, put together again: the same text."""
+    cleaner = Cleaner(rules)
+    for _ in range(2):
+        assert clean_parts(cut(document, at), cleaner) == reference(document, rules)
+
+
+def test_the_batch_after_an_open_part_ends_the_document() -> None:
+    """Its first text is the last part; the others are documents of their own."""
+    cleaner = Cleaner(CleanRules())
+    assert cleaner.clean(array(["  one "]), Verdicts(1), open=True).to_pylist() == ["on"]
+    assert cleaner.clean(array([" two \n", " three "]), Verdicts(2)).to_pylist() == ["e  two", "three"]
+
+
+def test_a_cancelled_document_leaves_nothing_behind() -> None:
+    """After `cancel` the next text begins a document."""
+    cleaner = Cleaner(CleanRules())
+    cleaner.clean(array(["one   "]), Verdicts(1), open=True)
+    cleaner.cancel()
+    assert cleaner.clean(array([" two"]), Verdicts(1)).to_pylist() == ["two"]
+
+
+@pytest.mark.parametrize("filler", [" ", "\u0301", "\n", "\x00"])
+def test_what_is_held_back_is_bounded(filler: str) -> None:
+    """Endless text with no place to cut is cut anyway, and nothing of it is lost."""
+    rules = CleanRules(unicode="NFC", control_characters=False)
+    cleaner = Cleaner(rules)
+    parts = ["a", *[filler * 40_000] * 6, "b"]
+    longest = 0
+    done = ""
+    for number, part in enumerate(parts, start=1):
+        done += cleaner.clean(array([part]), Verdicts(1), open=number < len(parts))[0].as_py()
+        longest = max(longest, len(cleaner._tail) + len(cleaner._space))
+    assert longest <= 2 * text.HELD_CHARACTERS
+    assert done == unicodedata.normalize("NFC", "".join(parts))
+
+
+def test_only_marks_and_hangul_join_what_is_before_them() -> None:
+    """What `safe_cut` takes for granted of Unicode: the second half of a pair that composes is a mark."""
+    pairs = (unicodedata.decomposition(chr(code)).split() for code in range(sys.maxunicode + 1))
+    seconds = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<")}
+    assert seconds and {unicodedata.category(one)[0] for one in seconds} == {"M"}
+    assert not any(text._stands_alone(one, "NFC") for one in seconds)
+
+
+# ---- a user's function ----
+
+FUNCTIONS = """
+def shout(text):
+    return text.upper()
+
+def picky(text):
+    if "drop" in text:
+        return None
+    if "fail" in text:
+        raise ValueError("no")
+    return "\\ud800" if "half" in text else text
+
+def number(text):
+    return 1
+
+def broken(text):
+    raise ValueError("no")
+"""
+
+
+@pytest.fixture
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield "functions.py"
+
+
+def test_a_function_comes_last_and_may_drop(functions: str) -> None:
+    """It sees the cleaned text; None, an exception and half a surrogate pair drop the document."""
+    cleaner = Cleaner(CleanRules(function=f"{functions}:picky"))
+    verdicts = Verdicts(5)
+    verdicts.drop(np.array([False, False, False, False, True]), "earlier")
+    texts = cleaner.clean(array([" a ", "drop", "fail", "half", "fail too"]), verdicts).to_pylist()
+    assert texts == ["a", "", "", "", ""]
+    reasons = [verdicts.reason(position) for position in range(5)]
+    assert reasons == [None, text.DROPPED, text.FAILURE, text.FAILURE, "earlier"]
+
+
+def test_a_function_that_returns_something_else_is_an_error(functions: str) -> None:
+    """A number is no text."""
+    with pytest.raises(ConfigError, match=r"functions.py:number.* returned int; it must return the text, or None"):
+        Cleaner(CleanRules(function=f"{functions}:number")).clean(array(["a"]), Verdicts(1))
+
+
+def test_a_function_that_fails_from_the_start_is_an_error(functions: str) -> None:
+    """Nine documents are dropped, the tenth ends the run."""
+    cleaner = Cleaner(CleanRules(function=f"{functions}:broken"))
+    verdicts = Verdicts(9)
+    cleaner.clean(array(["a"] * 9), verdicts)
+    assert verdicts.counts() == {text.FAILURE: 9}
+    with pytest.raises(ConfigError, match="ValueError: no"):
+        cleaner.clean(array(["a"]), Verdicts(1))
+
+
+def test_a_function_gets_a_document_in_parts_whole(functions: str) -> None:
+    """While it is gathered nothing comes out."""
+    cleaner = Cleaner(CleanRules(function=f"{functions}:shout"))
+    assert cleaner.clean(array([" one t"]), Verdicts(1), open=True).to_pylist() == [""]
+    assert cleaner.clean(array(["wo"]), Verdicts(1), open=True).to_pylist() == [""]
+    assert cleaner.clean(array([" three ", "four"]), Verdicts(2)).to_pylist() == ["ONE TWO THREE", "FOUR"]
+
+
+def test_a_document_too_large_for_a_function_is_dropped(functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts and whole alike, by its bytes after cleaning; the next document is not affected."""
+    monkeypatch.setattr(text, "FUNCTION_BYTES", 6)
+    cleaner = Cleaner(CleanRules(function=f"{functions}:shout"))
+    for document, reason in (("aéaéa ", text.TOO_LARGE), ("  aéaé  ", None)):
+        whole, last = Verdicts(1), Verdicts(1)
+        cleaned = cleaner.clean(array([document]), whole).to_pylist()
+        cleaner.clean(array([document[:2]]), Verdicts(1), open=True)
+        cleaner.clean(array([document[2:4]]), Verdicts(1), open=True)
+        assert cleaner.clean(array([document[4:]]), last).to_pylist() == cleaned == ["AÉAÉ" if reason is None else ""]
+        assert whole.reason(0) == last.reason(0) == reason

@@ -1,0 +1,305 @@
+"""Older tokenizer files give the very ids of the programs they belong to."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+from tiktoken_ext import openai_public
+
+import tokenizers
+from milldam.errors import InputError
+from milldam.tokenizers.loading import load_tokenizer
+
+PIECES = (
+    *("the ", "mill", "water ", "It's", "THE", "1984", "3,000.5", "zq", "x" * 20),
+    *(" ", "  ", "\n", "\n\n", "\t", "\u3000", "\xa0", ".", "!?", "--", "...", "'"),
+    *("é", "É", "ß", "ﬁ", "½", "Å", "你好", "の", "안", "ท", "नम", "🙂", "\u200b", "ﾊ", "①"),
+)
+MIXED = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+# ---- sentencepiece ----
+
+
+class Models(dict[str, tuple[sentencepiece.SentencePieceProcessor, Any]]):
+    """By the kind's name: sentencepiece's own, and ours."""
+
+    def __repr__(self) -> str:
+        return "models"
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "unigram, as T5 and XLNet": {"model_type": "unigram"},
+    "bpe": {"model_type": "bpe"},
+    "unigram with byte fallback": {"model_type": "unigram", "byte_fallback": True},
+    "bpe, as Llama 2": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+    },
+    "bpe, as Gemma": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+    },
+    "unigram, cased down": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
+    "unigram, not normalised": {"model_type": "unigram", "normalization_rule_name": "identity"},
+    "bpe, not normalised": {"model_type": "bpe", "normalization_rule_name": "identity"},
+    "unigram, spaces kept": {
+        "model_type": "unigram",
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+    },
+    "unigram, marks of our own": {"model_type": "unigram", "user_defined_symbols": ["<sep>", "<cls>"]},
+    "bpe, marks of our own": {"model_type": "bpe", "user_defined_symbols": ["<sep>", "<cls>"]},
+}
+
+
+@pytest.fixture(scope="module")
+def models(demo_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Each kind of sentencepiece model: as sentencepiece has it, and as we load it."""
+    lines = [line for text in demo_texts for line in text.split("\n") if line]
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    return {
+        name: train(lines, folder / f"{number}.model", options) for number, (name, options) in enumerate(KINDS.items())
+    }
+
+
+def train(
+    lines: list[str], path: Path, options: dict[str, Any]
+) -> tuple[sentencepiece.SentencePieceProcessor, tokenizers.Tokenizer]:
+    out = io.BytesIO()
+    fixed = {"vocab_size": 1500, "character_coverage": 0.98, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=out, hard_vocab_limit=False, **fixed, **options
+    )
+    path.write_bytes(out.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=out.getvalue()), plain(path)
+
+
+def plain(path: Path) -> Any:
+    """The loaded tokenizer, to which the text of a special token is text, as to sentencepiece."""
+    tokenizer = load_tokenizer(str(path)).huggingface
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(models: Models, demo_texts: list[str], name: str) -> None:
+    """On every line of the corpus and on whole documents, but for ties, which each settles in its own way."""
+    original, loaded = models[name]
+    # HF tokenizers drops marks in stacks of combining ones ("Zalgo"); that is theirs, and not what is tested here.
+    texts = [text for text in demo_texts if not any("\u0300" <= char <= "\u036f" for char in text)]
+    texts += [line for text in texts for line in text.split("\n")]
+    different = [text for text in texts if encode(loaded, text) != original.encode(text)]
+    assert len(different) <= len(texts) // 500
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(text=MIXED)
+def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece_on_any_mix(models: Models, name: str, text: str) -> None:
+    """Of scripts, spaces of all kinds, unknown characters, and characters that normalise to others."""
+    original, loaded = models[name]
+    assert encode(loaded, text) == original.encode(text)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_piece_keeps_its_number(models: Models, name: str) -> None:
+    """Control, unknown, byte and user-defined pieces too."""
+    original, loaded = models[name]
+    pieces = [original.id_to_piece(number) for number in range(original.get_piece_size())]
+    assert [loaded.token_to_id(piece) for piece in pieces] == list(range(len(pieces)))
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_other_kinds_of_sentencepiece_model_are_refused(tmp_path: Path, kind: str) -> None:
+    """Not read as something they are not."""
+    out = io.BytesIO()
+    lines = iter(["some words to train on", "and some more of them"])
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines, model_writer=out, model_type=kind, vocab_size=18, minloglevel=2, hard_vocab_limit=False
+    )
+    (tmp_path / "a.model").write_bytes(out.getvalue())
+    with pytest.raises(InputError, match="type word and char are not supported"):
+        load_tokenizer(str(tmp_path / "a.model"))
+
+
+@pytest.mark.parametrize("name", ["t5", "xlnet-base-cased"])
+def test_real_sentencepiece_models_give_the_ids_of_sentencepiece(shared_data: Path, name: str) -> None:
+    """On a thousand lines of real text that do not hold the name of a special token."""
+    path = shared_data / "tokenizers" / name / "spiece.model"
+    original = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    loaded = plain(path)
+    lines = (shared_data / "text/wikitext2-test.txt").read_text(encoding="utf-8").split("\n")[:1000]
+    lines = [line.replace("<unk>", "unknown") for line in lines]
+    assert [line for line in lines if encode(loaded, line) != original.encode(line)] == []
+
+
+# ---- tiktoken ----
+
+
+def byte_of_letters() -> dict[str, int]:
+    """GPT-2's table the other way round."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+@pytest.fixture(scope="module")
+def ranks(demo_tokenizer: Path) -> dict[bytes, int]:
+    """The demo tokenizer's tokens as tiktoken numbers them: from the first, without special ones."""
+    letters = byte_of_letters()
+    vocab = json.loads(demo_tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    tokens = sorted((number, token) for token, number in vocab.items() if token != "<|endoftext|>")
+    return {bytes(letters[letter] for letter in token): rank for rank, (_, token) in enumerate(tokens)}
+
+
+@pytest.fixture(scope="module")
+def encoding(
+    ranks: dict[bytes, int], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[tiktoken.Encoding, Any]]:
+    """A published encoding with the demo's ranks: as tiktoken has it, and as we load it from a file of that name."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+
+    def make(name: str) -> tuple[tiktoken.Encoding, Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
+            options = getattr(openai_public, name)()
+        options.pop("explicit_n_vocab", None)
+        lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
+        path = folder / f"{name}.tiktoken"
+        path.write_bytes(b"".join(lines))
+        return tiktoken.Encoding(**options), load_tokenizer(str(path))
+
+    made: dict[str, tuple[tiktoken.Encoding, Any]] = {}
+    return lambda name: made.setdefault(name, make(name)) if name not in made else made[name]
+
+
+PUBLISHED = ("r50k_base", "p50k_base", "cl100k_base", "o200k_base")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@given(text=MIXED)
+def test_a_tiktoken_file_gives_the_ids_of_tiktoken(
+    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], name: str, text: str
+) -> None:
+    """On any mix of text that does not end in white space, which cl100k_base in newer versions splits otherwise."""
+    original, loaded = encoding(name)
+    text = text.rstrip()
+    assert encode(loaded.huggingface, text) == original.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_tiktoken_file_gives_the_ids_of_tiktoken_on_documents(
+    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], demo_texts: list[str], name: str
+) -> None:
+    """On every document of the demo corpus."""
+    original, loaded = encoding(name)
+    texts = [text.rstrip() for text in demo_texts]
+    assert [text for text in texts if encode(loaded.huggingface, text) != original.encode_ordinary(text)] == []
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_special_tokens_of_a_tiktoken_file_have_their_published_numbers(
+    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], name: str
+) -> None:
+    """Also where numbers are left out between the ranks and them."""
+    original, loaded = encoding(name)
+    special = {token: original.encode_single_token(token) for token in original.special_tokens_set}
+    assert {token: loaded.huggingface.token_to_id(token) for token in special} == special
+    assert loaded.vocab_size == original.n_vocab
+
+
+def test_a_tiktoken_file_of_unknown_name_says_which_are_known(tmp_path: Path, ranks: dict[bytes, int]) -> None:
+    """The file does not say how to split text."""
+    path = tmp_path / "mine.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
+    with pytest.raises(InputError, match=r"its name is not one of r50k_base\.tiktoken, .*\n.*tokenizer\.json"):
+        load_tokenizer(str(path))
+
+
+# ---- WordPiece ----
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mill", "##s", "cafe", "café", ",", "你"]
+
+
+def bert(folder: Path, vocab: list[str], config: dict[str, Any] | None = None) -> Any:
+    (folder / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(str(folder / "vocab.txt")).huggingface
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[str]:
+    return list(tokenizer.encode(text, add_special_tokens=False).tokens)
+
+
+def test_a_bert_vocabulary_without_capitals_lowers_case_and_accents(tmp_path: Path) -> None:
+    """As bert-base-uncased does; Chinese characters stand alone."""
+    assert tokens_of(bert(tmp_path, VOCAB), "The MILLS,Café你你") == ["the", "mill", "##s", ",", "cafe", "你", "你"]
+
+
+def test_a_bert_vocabulary_with_capitals_keeps_case_and_accents(tmp_path: Path) -> None:
+    """As bert-base-cased does."""
+    tokenizer = bert(tmp_path, [*VOCAB, "The"])
+    assert tokens_of(tokenizer, "The the MILL café") == ["The", "the", "[UNK]", "café"]
+
+
+@pytest.mark.parametrize(("lower", "tokens"), [(True, ["the"]), (False, ["[UNK]"])])
+def test_what_the_config_says_about_case_goes_before_the_guess(tmp_path: Path, lower: bool, tokens: list[str]) -> None:
+    """`do_lower_case` in the file beside it."""
+    assert tokens_of(bert(tmp_path, VOCAB, {"do_lower_case": lower}), "THE") == tokens
+
+
+def test_special_tokens_of_a_bert_vocabulary_are_special(tmp_path: Path) -> None:
+    """They are found in text, and have their numbers."""
+    tokenizer = bert(tmp_path, VOCAB)
+    assert tokens_of(tokenizer, "the [MASK] mill") == ["the", "[MASK]", "mill"]
+    assert [tokenizer.token_to_id(token) for token in VOCAB] == list(range(len(VOCAB)))
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x1c", "\x0c"])
+def test_an_entry_that_is_an_odd_line_end_keeps_the_numbers_right(tmp_path: Path, odd: str) -> None:
+    """Only the line feed ends an entry."""
+    tokenizer = bert(tmp_path, [*VOCAB, odd, "last"])
+    assert tokenizer.token_to_id("last") == len(VOCAB) + 1
+
+
+def test_a_bert_vocabulary_gives_the_ids_of_huggingface(shared_data: Path, demo_texts: list[str]) -> None:
+    """Against HF's own implementation of BERT's tokenizer."""
+    path = shared_data / "tokenizers/bert-base-uncased/vocab.txt"
+    expected = tokenizers.BertWordPieceTokenizer(str(path), lowercase=True)
+    loaded = load_tokenizer(str(path)).huggingface
+    assert [encode(loaded, text) for text in demo_texts] == [encode(expected, text) for text in demo_texts]
+
+
+# ---- vocab.json + merges.txt ----
+
+
+def test_gpt2s_pair_of_files_equals_its_tokenizer_json(
+    shared_data: Path, tmp_path: Path, demo_texts: list[str]
+) -> None:
+    """On every document of the demo corpus, and on the special token's text."""
+    folder = shared_data / "tokenizers/gpt2"
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    pair, whole = (load_tokenizer(str(place)).huggingface for place in (tmp_path, folder))
+    texts = [*demo_texts, "a<|endoftext|>b", " \n\n  x"]
+    assert [encode(pair, text) for text in texts] == [encode(whole, text) for text in texts]

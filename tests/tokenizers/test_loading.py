@@ -1,0 +1,301 @@
+"""Every way to name a tokenizer ends in the same thing, a tokenizer.json; what is wrong with one is told in a
+sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tokenizers
+from milldam.errors import InputError
+from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
+
+TEXTS = ("Hello world, it's 1984!", "  two  spaces\n\n", "é你好🙂", "<|endoftext|>", "")
+
+
+def ids(tokenizer: LoadedTokenizer | Any, text: str) -> list[int]:
+    inner = tokenizer.huggingface if isinstance(tokenizer, LoadedTokenizer) else tokenizer
+    return list(inner.encode(text, add_special_tokens=False).ids)
+
+
+def changed(source: Path, target: Path, **changes: Any) -> Path:
+    """A copy of a tokenizer.json with some of its parts replaced."""
+    target.write_text(json.dumps(json.loads(source.read_text()) | changes))
+    return target
+
+
+# ---- from files and folders ----
+
+
+def test_a_tokenizer_json_is_taken_as_it_is(demo_tokenizer: Path) -> None:
+    """Byte for byte, so that its hash says what was used."""
+    loaded = load_tokenizer(str(demo_tokenizer))
+    assert loaded.json == demo_tokenizer.read_text(encoding="utf-8")
+    assert loaded.vocab_size == 4096
+
+
+def test_a_folder_is_its_tokenizer_json(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """With the folder's name, whatever else is in it."""
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    shutil.copy(demo_tokenizer, folder)
+    (folder / "vocab.txt").write_text("[UNK]\n")
+    loaded = load_tokenizer(str(folder))
+    assert (loaded.name, loaded.json) == ("my-model", demo_tokenizer.read_text(encoding="utf-8"))
+
+
+def test_a_file_of_any_name_is_named_after_itself(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """A general name says less than its folder's."""
+    (tmp_path / "model").mkdir()
+    for name in ("model/tokenizer.json", "special.json"):
+        shutil.copy(demo_tokenizer, tmp_path / name)
+    assert load_tokenizer(str(tmp_path / "special.json")).name == "special.json"
+    assert load_tokenizer(str(tmp_path / "model/tokenizer.json")).name == "model"
+
+
+def test_vocab_and_merges_are_a_tokenizer_by_either_name_or_folder(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """GPT-2's pair of files gives the ids of the tokenizer.json they come from."""
+    model = json.loads(demo_tokenizer.read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    expected = tokenizers.Tokenizer.from_file(str(demo_tokenizer))
+    for given_path in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
+        loaded = load_tokenizer(str(given_path))
+        assert [ids(loaded, text) for text in TEXTS] == [ids(expected, text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("field", ["truncation", "padding"])
+def test_truncation_and_padding_are_taken_out(tmp_path: Path, demo_tokenizer: Path, field: str) -> None:
+    """They would cut or fill documents in silence; the stored tokenizer.json has none either."""
+    value = {
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    }[field]
+    loaded = load_tokenizer(str(changed(demo_tokenizer, tmp_path / "tokenizer.json", **{field: value})))
+    text = "a text of more than four tokens, and less than sixty-four"
+    assert ids(loaded, text) == ids(tokenizers.Tokenizer.from_file(str(demo_tokenizer)), text)
+    assert json.loads(loaded.json)[field] is None
+
+
+def test_dropout_is_taken_out(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """The same text has the same ids every time."""
+    model = json.loads(demo_tokenizer.read_text())["model"] | {"dropout": 0.5}
+    loaded = load_tokenizer(str(changed(demo_tokenizer, tmp_path / "tokenizer.json", model=model)))
+    text = "the same words again and again " * 5
+    assert len({tuple(ids(loaded, text)) for _ in range(20)}) == 1
+    assert not json.loads(loaded.json)["model"]["dropout"]
+
+
+def test_the_vocabulary_size_is_one_more_than_the_largest_id(tmp_path: Path) -> None:
+    """Also in a vocabulary with holes; the number of bytes a token takes depends on it."""
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, unk_token="a")).save(str(path))
+    assert load_tokenizer(str(path)).vocab_size == 70_001
+
+
+def test_added_tokens_count_for_the_vocabulary_size(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """They lie behind the model's own."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(demo_tokenizer))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path)).vocab_size == 4098
+
+
+# ---- from the Hub's cache ----
+
+
+def cached_model(home: Path, name: str, files: dict[str, str]) -> None:
+    """A model in a Hub cache, laid out as huggingface_hub does."""
+    folder = home / "hub" / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text("0123abc")
+    for file, content in files.items():
+        path = folder / "snapshots/0123abc" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+"""A port that nobody listens at."""
+
+
+def load_elsewhere(spec: str, home: Path, cwd: Path | None = None, **environment: str) -> tuple[int, str]:
+    """Exit status and output of loading in a process of its own, since the cache's place is read at import."""
+    program = (
+        "import sys; from milldam.errors import InputError; from milldam.tokenizers.loading import load_tokenizer\n"
+        "try: loaded = load_tokenizer(sys.argv[1])\n"
+        "except InputError as error: sys.exit(f'InputError: {error}')\n"
+        "print(loaded.name, loaded.vocab_size, loaded.named.eos)"
+    )
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", **environment}
+    environment.pop("HF_HUB_CACHE", None)
+    command = [sys.executable, "-c", program, spec]
+    run = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Without the network, with the special tokens that its files name."""
+    config = json.dumps({"eos_token": "<|endoftext|>"})
+    cached_model(
+        tmp_path, "someone/model", {"tokenizer.json": demo_tokenizer.read_text(), "tokenizer_config.json": config}
+    )
+    assert load_elsewhere("someone/model", tmp_path) == (0, "someone/model 4096 <|endoftext|>\n")
+
+
+@pytest.mark.parametrize("name", ["someone/other", "other"])
+def test_a_hub_name_that_is_not_cached_is_a_short_error(tmp_path: Path, name: str) -> None:
+    """It says that it is neither a file nor in the cache, and what can be given."""
+    status, output = load_elsewhere(name, tmp_path)
+    assert status == 1
+    assert output.startswith(
+        f"InputError: {name}: no such tokenizer file or folder.\nNor is a tokenizer of that name in"
+    )
+    assert "HF_HUB_OFFLINE" in output
+    assert "Give a folder with tokenizer.json" in output
+    assert "Traceback" not in output
+
+
+def test_a_mistyped_path_names_its_neighbour_and_the_hub_is_asked_once(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """Without a line of retries, and with the whole of the message."""
+    shutil.copytree(demo_tokenizer.parent, tmp_path / "tokenizers/english")
+    status, output = load_elsewhere("tokenizers/englihs", tmp_path, cwd=tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
+    assert status == 1
+    first, second, third = output.splitlines()
+    assert first == (
+        'InputError: tokenizers/englihs: no such tokenizer file or folder. Did you mean "tokenizers/english"?'
+    )
+    assert "the Hub does not answer" in second
+    assert third.endswith("or a Hub name such as openai-community/gpt2.")
+
+
+def test_a_cached_tokenizer_needs_no_hub_that_answers(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """What else could be fetched is not waited for."""
+    cached_model(tmp_path, "someone/model", {"tokenizer.json": demo_tokenizer.read_text()})
+    loaded = load_elsewhere("someone/model", tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
+    assert loaded == (0, "someone/model 4096 None\n")
+
+
+@pytest.mark.parametrize("name", ["some--model", "some..model", "someone/model.git"])
+def test_a_name_that_no_model_can_have_is_a_short_error(tmp_path: Path, name: str) -> None:
+    """A traceback of the Hub's is none."""
+    status, output = load_elsewhere(name, tmp_path)
+    assert status == 1
+    assert "InputError" in output
+    assert "Traceback" not in output
+
+
+# ---- what is wrong ----
+
+
+@pytest.mark.parametrize("spec", ["no/such/tokenizer.json", "./here", "vocab.txt", "a b", "x.model", "/nowhere/at/all"])
+def test_what_is_not_there_is_a_short_error(spec: str) -> None:
+    """What looks like a path is not looked for on the Hub."""
+    with pytest.raises(InputError, match=r"no such tokenizer file or folder\.\nGive a folder"):
+        load_tokenizer(spec)
+
+
+def test_a_folder_without_a_tokenizer_says_what_it_found(tmp_path: Path) -> None:
+    """So that a wrong folder is seen at once."""
+    (tmp_path / "pytorch_model.bin").write_text("x")
+    with pytest.raises(InputError, match=r"no tokenizer in this folder \(found pytorch_model\.bin\)"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"null", b"[]", b'{"model": {}}', b'{"version": "1.0"', b"\xff\xfe", b'{"a": 1}' * 3]
+)
+def test_a_broken_tokenizer_json_is_a_short_error(tmp_path: Path, content: bytes) -> None:
+    """With the path, and the words of whoever could not read it."""
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"tokenizer\.json: (not a usable tokenizer|can't be read as a tokenizer)"
+    ) as caught:
+        load_tokenizer(str(path))
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("spiece.model", b""),
+        ("spiece.model", b"not a model"),
+        ("spiece.model", b"\x08\x01"),
+        ("spiece.model", b"\x0a\x02\x08\x01"),
+        ("spiece.model", b"\x0a\x05\x0a\x01a\x12\x00"),
+        ("r50k_base.tiktoken", b"!!! 1\n"),
+        ("r50k_base.tiktoken", b"YQ==\n"),
+        ("r50k_base.tiktoken", b"YQ== x\n"),
+        ("r50k_base.tiktoken", b"YWI= 0\n"),
+        ("vocab.txt", b"hello\nworld\n"),
+        ("vocab.txt", b"\xff\n[UNK]\n"),
+    ],
+)
+def test_a_broken_file_of_another_kind_is_a_short_error(tmp_path: Path, name: str, content: bytes) -> None:
+    """Never a traceback."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=name.replace(".", r"\.")):
+        load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges"), [("[1]", "a b\n"), ("5", "a b\n"), ('{"a": "b"}', ""), ('{"a": 0}', "a\n"), ("{", "")]
+)
+def test_a_broken_vocab_json_is_a_short_error(tmp_path: Path, vocab: str, merges: str) -> None:
+    """Whatever is in it."""
+    (tmp_path / "vocab.json").write_text(vocab)
+    (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(InputError, match=r"vocab\.json"):
+        load_tokenizer(str(tmp_path / "vocab.json"))
+
+
+@given(content=st.binary(max_size=60))
+def test_any_bytes_as_a_sentencepiece_model_are_one_or_a_short_error(tmp_path: Path, content: bytes) -> None:
+    """Also those that are nearly one."""
+    path = tmp_path / "a.model"
+    path.write_bytes(b"\x0a" + bytes([len(content)]) + content)
+    try:
+        load_tokenizer(str(path))
+    except InputError as error:
+        assert "a.model" in str(error)
+
+
+@pytest.mark.parametrize("missing", ["vocab.json", "merges.txt"])
+def test_one_of_a_pair_names_the_other(tmp_path: Path, missing: str) -> None:
+    """Both are needed."""
+    there = {"vocab.json": "merges.txt", "merges.txt": "vocab.json"}[missing]
+    (tmp_path / there).write_text("{}")
+    with pytest.raises(InputError, match=f"{missing} is missing beside it"):
+        load_tokenizer(str(tmp_path / there))
+
+
+# ---- real ones ----
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("gpt2", 50257), ("qwen2.5", 151665), ("t5", 32100), ("xlnet-base-cased", 32000)]
+)
+def test_real_tokenizers_load(shared_data: Path, name: str, size: int) -> None:
+    """With their whole vocabulary."""
+    loaded = load_tokenizer(str(shared_data / "tokenizers" / name))
+    assert (loaded.name, loaded.vocab_size) == (name, size)

@@ -1,0 +1,213 @@
+"""Training a tokenizer: every text comes back, the same texts give the same bytes, and memory has a limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenizers
+from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.tokenizers import training
+from milldam.tokenizers.loading import load_tokenizer
+from milldam.tokenizers.special import choose_special_tokens
+from milldam.tokenizers.training import (
+    HARD_STRINGS,
+    Model,
+    TrainedTokenizer,
+    bounded_texts,
+    train_tokenizer,
+    training_bytes,
+)
+
+MODELS: tuple[Model, ...] = ("bpe", "unigram")
+SAMPLE = [f"the cat {verb} the mat, and the dog {verb} the cat.\n" for verb in ("sat on", "saw", "left", "knew")] * 9
+
+
+def batches(texts: list[str], size: int = 1000) -> Iterator[pa.LargeStringArray]:
+    for start in range(0, len(texts), size):
+        yield pa.array(texts[start : start + size], pa.large_string())
+
+
+def train(out: Path, model: Model = "bpe", texts: list[str] = SAMPLE, vocab_size: int = 300) -> TrainedTokenizer:
+    return train_tokenizer(batches(texts), out=out, model=model, vocab_size=vocab_size)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tokenizers.Tokenizer:
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, request.param)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+# ---- every text comes back ----
+
+
+@settings(max_examples=200)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_every_text_round_trips(trained: tokenizers.Tokenizer, text: str) -> None:
+    """Scripts that the sample never had, control characters, anything that is text."""
+    ids = trained.encode(text).ids
+    assert trained.decode(ids, skip_special_tokens=False) == text
+
+
+def test_hard_strings_cover_every_byte_of_utf8() -> None:
+    """The check before saving meets each byte that UTF-8 can have, but for rare first bytes of four."""
+    seen = set("".join(HARD_STRINGS).encode())
+    impossible = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    assert len(set(range(256)) - seen - impossible) < 60
+    assert set(range(0xC0)) <= seen
+
+
+def test_a_tokenizer_that_changes_text_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed round trip is an error that shows the text, and leaves no file."""
+    monkeypatch.setattr(training, "HARD_STRINGS", ("fine", "e\u0301"))
+    whole = training._train
+    normalizer = {"type": "NFC"}
+    monkeypatch.setattr(training, "_train", lambda *a: json.dumps(json.loads(whole(*a)) | {"normalizer": normalizer}))
+    with pytest.raises(InputError, match=r"does not give this text back as it was: 'e\u0301'"):
+        train(tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+# ---- what is saved ----
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_folder_is_a_tokenizer_with_its_end_of_document(tmp_path: Path, model: Model) -> None:
+    """The first special token, by any name, is what milldam puts after documents."""
+    special = ("<fin>", "<bos>", "<|pad|>", "<mine>")
+    told = train_tokenizer(
+        batches(SAMPLE), out=tmp_path / "a" / "t", model=model, vocab_size=300, special_tokens=special
+    )
+    loaded = load_tokenizer(str(tmp_path / "a" / "t"))
+    assert loaded.vocab_size == told.vocab_size <= 300
+    assert [loaded.huggingface.token_to_id(token) for token in special] == [0, 1, 2, 3]
+    chosen = choose_special_tokens(loaded.huggingface, loaded.named, bos="auto", eos="auto")
+    assert (chosen.eos_token, chosen.bos_token) == ("<fin>", "<bos>")
+    config = json.loads((told.path / "tokenizer_config.json").read_text())
+    assert config["pad_token"] == "<|pad|>" and config["additional_special_tokens"] == ["<mine>"]
+    assert sorted(path.name for path in told.path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_vocabulary_is_never_larger_than_wanted(tmp_path: Path, model: Model) -> None:
+    """Bytes and special tokens first; then pieces, as far as there is room and text."""
+    for wanted in (257, 258, 290):
+        assert train(tmp_path / "t", model, ["ab" * 1000, "漢字" * 500, *SAMPLE], wanted).vocab_size <= wanted
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_frequent_words_become_tokens(tmp_path: Path, demo_texts: list[str], model: Model) -> None:
+    """Training does what it is for."""
+    told = train(tmp_path / "t", model, demo_texts[:40], 700)
+    tokenizer = tokenizers.Tokenizer.from_file(str(told.path / "tokenizer.json"))
+    assert tokenizer.encode(" the").tokens == ["Ġthe"]
+    assert told.bytes_per_token > 2
+
+
+def test_figures_say_what_it_was_trained_on(tmp_path: Path) -> None:
+    """Documents, bytes, different words, compression."""
+    told = train(tmp_path / "t")
+    assert (told.documents, told.sample_bytes) == (len(SAMPLE), sum(map(len, SAMPLE)))
+    words = {*["the", "mat", ",", "and", "dog", ".", "\n", "cat"], *["sat", "on", "saw", "left", "knew"]}
+    assert 0.8 * sum(map(len, words)) < told.word_bytes < 2 * sum(map(len, words))
+    assert told.bytes_per_token > 2
+    assert any("300 tokens" in line or "tokens in" in line for line in told.lines())
+
+
+# ---- the same every time ----
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_texts_give_the_same_bytes(tmp_path: Path, demo_texts: list[str], model: Model) -> None:
+    """In another process, on another number of cores, in other batches, in another order."""
+    texts = demo_texts[:40]
+    first = train(tmp_path / "0", model, texts, 500)
+    program = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+from milldam.tokenizers.training import train_tokenizer
+texts = json.load(sys.stdin)
+batches = (pa.array(texts[k : k + 7], pa.large_string()) for k in range(0, len(texts), 7))
+train_tokenizer(batches, out=Path(sys.argv[1]), model=sys.argv[2], vocab_size=500)
+"""
+    for number, (cores, order) in enumerate(((1, 1), (2, -1)), start=1):
+        folder = tmp_path / str(number)
+        environment = os.environ | {"RAYON_NUM_THREADS": str(cores)}
+        command = [sys.executable, "-c", program, str(folder), model]
+        subprocess.run(command, input=json.dumps(texts[::order]).encode(), env=environment, check=True, timeout=120)
+        assert (folder / "tokenizer.json").read_bytes() == (first.path / "tokenizer.json").read_bytes()
+
+
+# ---- limits ----
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Too small a vocabulary, no or doubled special tokens, no text."""
+    with pytest.raises(ConfigError, match="vocab_size: 256 is too few"):
+        train(tmp_path / "t", vocab_size=256)
+    for special in ((), ("a", "a"), ("",)):
+        with pytest.raises(ConfigError, match="special_tokens"):
+            train_tokenizer(batches(SAMPLE), out=tmp_path / "t", special_tokens=special)
+    for texts in ([], [""]):
+        with pytest.raises(InputError, match="no text"):
+            train(tmp_path / "t", texts=texts)
+    assert not (tmp_path / "t").exists()
+
+
+def test_too_many_different_words_are_refused_while_reading(tmp_path: Path) -> None:
+    """What would take more than the limit is found before the trainer takes it, with what to change."""
+    read = 0
+
+    def texts() -> Iterator[pa.LargeStringArray]:
+        nonlocal read
+        for start in range(10**9):
+            read += 1
+            yield pa.array([" ".join(f"{k:o}x{k:x}" for k in range(start * 1000, start * 1000 + 1000))])
+
+    with pytest.raises(ResourceError, match=r"different words.\n.*tokenizer.train.sample"):
+        train_tokenizer(texts(), out=tmp_path / "t", memory_bytes=training_bytes(0, 0) + 20_000_000)
+    assert 5 < read < 100
+
+
+def test_an_error_of_the_source_comes_through(tmp_path: Path) -> None:
+    """The trainer's own machinery does not hide what went wrong with the input."""
+
+    def texts() -> Iterator[pa.LargeStringArray]:
+        yield pa.array(SAMPLE, pa.large_string())
+        raise InputError("corpus.jsonl: gone")
+
+    with pytest.raises(InputError, match="gone"):
+        train_tokenizer(texts(), out=tmp_path / "t")
+
+
+def test_long_texts_and_words_are_cut() -> None:
+    """No text of the trainer is longer than it can handle, no word either, and nothing is lost."""
+    texts = ["short one", "x" * 1000, "word " * 50_000, "漢" * 300]
+    found = bounded_texts(pa.array(texts, pa.large_string()))
+    assert found[0] == "short one"
+    assert max(map(len, found)) <= 1 << 16
+    assert max(len(word) for text in found for word in text.split()) <= 256
+    without = str.maketrans("", "", "\n")
+    assert "".join(found).translate(without) == "".join(texts)
+
+
+def test_one_giant_word_is_trained_on(tmp_path: Path) -> None:
+    """A megabyte without a space takes seconds."""
+    assert train(tmp_path / "t", texts=["ab" * 500_000]).bytes_per_token > 2
+
+
+def test_the_estimate_grows_with_the_sample() -> None:
+    """The plan can be made before anything is read."""
+    assert training_bytes(10**8, 32_000) < 10**9
+    assert training_bytes(10**8, 32_000, "unigram") > training_bytes(10**8, 32_000) > training_bytes(10**7, 32_000)

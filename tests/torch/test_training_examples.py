@@ -1,0 +1,112 @@
+"""The training examples run as they are, on a tiny store; stopped and resumed, their losses are the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.kit.jobs import DEMO, TOKENIZER
+
+import milldam
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus that comes with milldam: 23,862 tokens."""
+    folder = tmp_path_factory.mktemp("examples") / "corpus.milldam"
+    milldam.tokenize(DEMO / "corpus.jsonl", folder, tokenizer=TOKENIZER, workers=1)
+    return folder
+
+
+def run(folder: Path, name: str, *arguments: object, launcher: tuple[str, ...] | list[str] = ()) -> str:
+    """What an example prints."""
+    command = [sys.executable, *launcher, str(EXAMPLES / name), *(str(one) for one in arguments)]
+    # One thread is enough for a tiny model, and gives the same sums everywhere.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(output: str) -> dict[int, float]:
+    """The loss of every step that was printed."""
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss ([\d.]+)", output, re.MULTILINE)}
+
+
+def test_a_nanogpt_loop_goes_on_with_the_same_losses(store: Path, tmp_path: Path) -> None:
+    """Killed after its checkpoint and resumed, the loop is the one that never stopped."""
+    pytest.importorskip("torch")
+    options = [store, "--steps", 8, "--checkpoint-every", 5]
+    whole = losses(run(tmp_path, "nanogpt_loop.py", *options))
+    resumed = losses(run(tmp_path, "nanogpt_loop.py", *options, "--resume"))
+    assert list(whole) == list(range(1, 9))
+    assert resumed == {step: whole[step] for step in (6, 7, 8)}
+
+
+def test_ranks_share_the_data_and_their_number_may_change(store: Path, tmp_path: Path) -> None:
+    """Two ranks train on what one does, so one goes on where two stopped."""
+    pytest.importorskip("torch")
+    options = [store, "--steps", 4, "--checkpoint-every", 3]
+    two = run(tmp_path, "distributed.py", *options, launcher=TORCHRUN)
+    one = run(tmp_path, "distributed.py", *options, "--resume")
+    assert list(losses(two)) == [1, 2, 3, 4]
+    assert losses(one) == pytest.approx({4: losses(two)[4]}, abs=1e-4)
+    assert "32 samples seen by 2 ranks" in two
+    assert "32 samples seen by 1 ranks" in one
+
+
+def test_packed_rows_keep_documents_apart_in_both_ways(store: Path, tmp_path: Path) -> None:
+    """flex_attention by the document ids gives the loss of a mask for every pair of tokens."""
+    pytest.importorskip("torch")
+    output = run(tmp_path, "packed_attention.py", store, "--steps", 2)
+    assert list(losses(output)) == [1, 2]
+    flexible, dense = re.findall(r"attention: loss ([\d.]+)", output)
+    assert float(flexible) == pytest.approx(float(dense), abs=2e-4)
+
+
+@pytest.mark.slow
+def test_hf_trainer_goes_on_with_the_same_losses(store: Path, tmp_path: Path) -> None:
+    """HF's own checkpoints and sampler, over windows of a store."""
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed)
+    options = [store, "--steps", 6, "--save-every", 4, "--output", "run"]
+    whole = losses(run(tmp_path, "hf_trainer.py", *options))
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    assert losses(run(tmp_path, "hf_trainer.py", *options, "--resume")) == whole
+    assert list(whole) == list(range(1, 7))
+
+
+@pytest.mark.slow
+def test_lightning_goes_on_in_the_middle_of_an_epoch(store: Path, tmp_path: Path) -> None:
+    """Lightning keeps where the batches stand in its checkpoint, over epochs of five batches."""
+    pytest.importorskip("lightning")
+    options = [store, "--batch-size", 64]
+    whole = losses(run(tmp_path, "lightning_module.py", *options, "--steps", 12))
+    run(tmp_path, "lightning_module.py", *options, "--steps", 7, "--checkpoint", "seven.ckpt")
+    resumed = run(tmp_path, "lightning_module.py", *options, "--steps", 12, "--checkpoint", "seven.ckpt", "--resume")
+    assert losses(resumed) == {step: whole[step] for step in range(8, 13)}
+
+
+@pytest.mark.slow
+def test_jax_takes_numpy_batches_and_goes_on_from_a_json_file(store: Path, tmp_path: Path) -> None:
+    """Without torch, int32 arrays are enough."""
+    pytest.importorskip("jax")
+    options = [store, "--steps", 4, "--state", "state.json"]
+    assert list(losses(run(tmp_path, "jax_numpy.py", *options))) == [1, 2, 3, 4]
+    assert "goes on after 32 samples" in run(tmp_path, "jax_numpy.py", *options)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
+    """A docstring, with the command unless others import it."""
+    text = path.read_text(encoding="utf-8")
+    docstring = text.split('"""')[1]
+    assert ("__main__" not in text) or f"examples/training/{path.name} corpus.milldam" in docstring

@@ -86,7 +86,7 @@ def tokenize(
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
     from milldam.config.tokenize_options import OPTIONS, tokenize_config
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     for name in options:
         if name not in OPTIONS:
@@ -106,7 +106,7 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
     from milldam.config.loading import load_config, parse_config
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     release()
     held = usage().anonymous

@@ -238,7 +238,7 @@ PATCHES = {
     "start": "milldam.run:Run.start",
     "record": "milldam.run:Run.add",
     "append": "milldam.run:Run.append",
-    "stage": "milldam.run.workforce:Workforce.work",
+    "stage": "milldam.run.old_workforce:Workforce.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
@@ -263,7 +263,7 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.crews import LocalCrew
+    from milldam.run.pools import LocalCrew
     from milldam.run.serial import SerialExecutor
 
     os.chdir(folder)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from milldam.run.progress import Observer, Summary
 
 
+_CHANGES_SHOWN = 5
+
+
 @click.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store, or file for --format npy.")
@@ -115,8 +118,8 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
     from milldam.config.tokenize_options import tokenize_config
+    from milldam.pipeline.job import run_job
     from milldam.pipeline.npy import npy_path, tokenize_to_npy, work_folder
-    from milldam.pipeline.stages import run_job
 
     if options["separator"] is not None:
         options["separator"] = options["separator"].replace("\\n", "\n").replace("\\t", "\t")
@@ -145,10 +148,11 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
 
 
 def _explain_interrupt(work: Path) -> NoReturn:
-    from milldam.run.folder import Run
+    from milldam.run.folder import RUN_FOLDER
+    from milldam.run.journal import Journal
+    from milldam.run.records import safe_counts
 
-    done = len({record.unit for record in Run(work).records() if record.last})
-    units = counted(done, "unit")
+    units = counted(safe_counts(Journal(work / RUN_FOLDER), "records.jsonl")["units_done"], "unit")
     end_interrupted(f"Every finished shard is safe.\n{units} done, and what the stages before them finished.")
 
 
@@ -175,6 +179,7 @@ def summary_lines(summary: Summary) -> list[str]:
         f" ({ratio:.2f} characters a token)",
         *column_lines(summary.text_columns),
         f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.engine}",
+        *_reuse_lines(summary),
     ]
     total = sum(summary.stages.values()) or 1.0
     lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
@@ -190,6 +195,15 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.report is not None:
         lines.append(f"Report: {summary.report}")
     return lines
+
+
+def _reuse_lines(summary: Summary) -> list[str]:
+    """What an earlier run had made, and what changed since."""
+    if not summary.units_reused:
+        return []
+    some = [*summary.changes[:_CHANGES_SHOWN], *(["..."] if len(summary.changes) > _CHANGES_SHOWN else [])]
+    changed = f"; {', '.join(some)}" if some else ""
+    return [f"{summary.units_reused:,} of {counted(summary.units, 'unit')} reused{changed}"]
 
 
 def _speed(summary: Summary) -> str:

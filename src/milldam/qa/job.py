@@ -30,11 +30,11 @@ from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.weighing import Scale
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
-from milldam.run.folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
 from milldam.run.identity import Identity
+from milldam.run.old_folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
+from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
 from milldam.run.progress import Observer, Quiet
-from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.stores.features.manifest import NAME as MANIFEST
@@ -293,6 +293,7 @@ class _Job:
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
         return make_plan(
             self._budget,
+            kind=WorkPlan,
             workers=workers,
             useful=useful,
             cores=wanted,

@@ -110,3 +110,8 @@ class Summary:
     finished: float = 0.0
     report: str | None = None
     """Where the report is."""
+    units: int = 0
+    units_reused: int = 0
+    """Units that an earlier run had made."""
+    changes: tuple[str, ...] = ()
+    """Input files that were new, changed or gone since that run."""

@@ -8,10 +8,12 @@ that is one document) is a unit of its own.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from milldam.files import hash_bytes
 from milldam.sources.listing import InputFile
 
 SMALLEST_SHARD, LARGEST_SHARD = 16 * 10**6, 256 * 10**6
@@ -34,6 +36,8 @@ class Slice:
     """Bytes of input, for progress."""
     unpacking: int = 0
     """Bytes of memory that reading takes besides batches, where the format can't be read in small parts."""
+    state: str = ""
+    """Changes when the file changes."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
@@ -41,7 +45,7 @@ class Slice:
         return fields | {"unpacking": self.unpacking} if self.unpacking else fields
 
 
-_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size")
+_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,12 @@ class Unit:
     @property
     def size(self) -> int:
         return sum(slice.size for slice in self.slices)
+
+    @property
+    def key(self) -> str:
+        """What it is made from: the same wherever it stands in a plan, and wherever its files lie."""
+        made_from = [[s.state, s.format, s.compression, s.start, s.stop] for s in self.slices]
+        return hash_bytes(json.dumps([self.dataset, self.copy, made_from]).encode())[:16]
 
     @property
     def unpacked_bytes(self) -> float:
@@ -112,7 +122,7 @@ def plan_units(
             if gathered and (full or slice.format != gathered[0].format):
                 yield Unit(index, tuple(gathered), dataset, copy)
                 gathered, size, index = [], 0, index + 1
-            gathered.append(slice)
+            gathered.append(replace(slice, state=file.state))
             size += slice.size
     if gathered:
         yield Unit(index, tuple(gathered), dataset, copy)

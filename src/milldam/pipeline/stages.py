@@ -29,7 +29,7 @@ from milldam.pipeline.assignments import Assignment
 from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.deduplicating import Deduplication
 from milldam.pipeline.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk, typical
-from milldam.pipeline.finishing import Finish, complete
+from milldam.pipeline.finishing import Finish, TextSummary, complete
 from milldam.pipeline.needs import Machines
 from milldam.pipeline.preparing import Preparation, pick_engine, planned_units
 from milldam.pipeline.resolving import check_index, steps_of
@@ -51,7 +51,7 @@ from milldam.run.planning import (
     make_plan,
     require_room_for_grouping,
 )
-from milldam.run.progress import Observer, Quiet, Summary
+from milldam.run.progress import Observer, Quiet
 from milldam.run.records import PartRecord, in_plan_order
 from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sources.listed import Listing
@@ -69,7 +69,7 @@ def run_job(
     name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
-) -> Summary:
+) -> TextSummary:
     """Do the job, or what is left of it.
 
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
@@ -116,7 +116,7 @@ class Job:
         self._crew: Crew = LocalCrew(self._budget.limit_bytes)
         self._dearest: tuple[int, Slice] | None = None
 
-    def run(self, *, report: bool) -> Summary:
+    def run(self, *, report: bool) -> TextSummary:
         with self._at_work() as monitor:
             preparation = Preparation(self._config, self._run)
             if not self._begin(preparation, monitor):

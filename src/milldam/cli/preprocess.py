@@ -64,7 +64,7 @@ def preprocess(
         return
     summary = run_and_show(partial(run_job, loaded), Path(loaded.out), as_json=as_json, quiet=quiet)
     if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-        _show_sample(summary.out)
+        _show_sample(Path(summary.out))
 
 
 def _show_sample(out: Path) -> None:

@@ -29,7 +29,7 @@ from milldam.pipeline.assignments import Assignment
 from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.deduplicating import Deduplication
 from milldam.pipeline.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk
-from milldam.pipeline.finishing import Finish, Made, complete
+from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.fitting import Fitting
 from milldam.pipeline.needs import Machines
 from milldam.pipeline.preparing import Preparation, Prepared, pick_engine
@@ -41,7 +41,7 @@ from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import Options
 from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
 from milldam.run.pools import Workers
-from milldam.run.progress import Observer, Quiet, Summary
+from milldam.run.progress import Observer, Quiet
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
@@ -63,7 +63,7 @@ def run_job(
     name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
-) -> Summary:
+) -> TextSummary:
     """Do the job, or what is left of it.
 
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
@@ -84,7 +84,7 @@ def run_task(config: Config, task: ArrayTask, observer: Observer | None = None) 
     frame.run_array_task(TokenJob(config), _options(config), task, observer)
 
 
-def finish_job(config: Config, observer: Observer | None = None) -> Summary:
+def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
     """Make the store of what array tasks have done."""
     require_arrays(config)
     return frame.finish_array(TokenJob(config), _options(config), observer)
@@ -328,7 +328,7 @@ class TokenJob:
 
     # ---- finish ----
 
-    def finish(self, session: Session, prepared: Prepared, plan: TokenPlan, done: Made) -> Summary:
+    def finish(self, session: Session, prepared: Prepared, plan: TokenPlan, done: Made) -> TextSummary:
         finish = Finish(self._config, session, prepared, plan, done, self._report)
         draft = finish.make_manifest()
         if draft.damage:
@@ -340,7 +340,7 @@ class TokenJob:
             session.enter("finish")
         return finish.wind_up(draft)
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> Summary:
+    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
         return complete(self._config, session.folder, report=self._report)
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from milldam.memory import Budget, Monitor, release
 from milldam.run.folder import RunFolder
@@ -17,7 +17,10 @@ from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.planning import cores
 from milldam.run.pools import Pool, Workers, pool_for
 from milldam.run.progress import Observer, Snapshot
+from milldam.run.summary import Summary, describe_machine, package_versions
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
+
+F = TypeVar("F", bound=Mapping[str, object])
 
 REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
@@ -83,6 +86,20 @@ class Session:
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._started
+
+    def measured(self, summary: Summary[F]) -> Summary[F]:
+        """A summary with what is known of every job: where and when, time and memory as they are now."""
+        return dataclasses.replace(
+            summary,
+            seconds=self.elapsed,
+            stages=self.wall,
+            work=dict(self.seconds),
+            memory=self.monitor.use(self.budget.limit_bytes),
+            machine=describe_machine(),
+            versions=package_versions(),
+            started=self.folder.plan().get("started", 0.0),
+            finished=time.time(),
+        )
 
     def enter(self, stage: str, units: int = 0, done: int = 0, input_bytes: int = 0) -> None:
         """Book what follows under another stage, and say so."""

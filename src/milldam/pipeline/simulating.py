@@ -20,7 +20,7 @@ from milldam.sources.listed import Listing, belongs, slice_listed
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.splits import parse_split
-from milldam.sources.units import SMALLEST_SHARD, Unit, plan_units
+from milldam.sources.units import SAMPLED_SHARD, Unit, plan_units
 
 
 class SimulatedPreparation(Preparation):
@@ -70,7 +70,7 @@ class SimulatedPreparation(Preparation):
         last = len(prepared.sources) - 1
         rules = prepared.sources[last].rules.text
         files = self._heads(last)
-        units = plan_units(files, SMALLEST_SHARD, lambda file, size: slice_file(file, size, rules), dataset=last)
+        units = plan_units(files, SAMPLED_SHARD, lambda file, size: slice_file(file, size, rules), dataset=last)
         return Survey.of(units).some
 
     def _files_of(self, number: int) -> Iterator[tuple[InputFile, int | None]]:

@@ -234,7 +234,7 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     done = invoke(*job(lines, tmp_path / "s"))
     assert done.exit_code == 0
     assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
-    assert "in 1 unit of about 16 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert "in 1 unit of about 64 MB" in done.stderr and "Engine: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
     assert f"from {size} B of text, {characters} characters (" in done.stdout

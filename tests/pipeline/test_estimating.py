@@ -246,7 +246,7 @@ def test_a_listing_is_planned_on_without_its_files(tmp_path: Path) -> None:
     listing = write_listing(tmp_path / "files.jsonl", 600, 250_000_000, 166_667)
     sample = write_lines(tmp_path / "a.jsonl", fresh_texts(200))
     before = sorted([*tmp_path.iterdir(), tmp_path / "c.yaml"])
-    done = listed_plan(tmp_path, listing, "--sample", sample, "--nodes", 4, "--json")
+    done = listed_plan(tmp_path, listing, "--sample", sample, "--nodes", 4, "--json", shard_size="250MB")
     assert done.exit_code == 0, done.stderr
     planned = json.loads(done.stdout)
     assert planned["plan"]["units"] == planned["estimate"]["needs"]["shards"] == 600

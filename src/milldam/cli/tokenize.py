@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     "--memory", metavar="SIZE", help="Limit for the whole process tree, such as 512MB. [default: half of what is free]"
 )
 @click.option("--workers", type=int, help="Cores to use. [default: all]")
-@click.option(
-    "--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]"
-)
+@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB]")
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
     "--text-column", metavar="NAME", help="Field with the text; dots for nested fields. [default: the obvious one]"

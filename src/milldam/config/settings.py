@@ -150,7 +150,7 @@ class Config:
     limit: int | None = None
     """Stop after so many documents, exactly; works in one process."""
     shard_size: str | int | None = None
-    """Input per shard, such as 256MB. Default: a 16th of the input, 16MB to 256MB."""
+    """Input per shard, such as 256MB. Default: 64MB."""
     memory: str | int | None = None
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: int | None = None

@@ -32,7 +32,7 @@ from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN
 from milldam.sources.reading import read_unit, slice_file
-from milldam.sources.units import Slice, Unit, default_shard_size, plan_units
+from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
@@ -112,7 +112,7 @@ class Preparation:
     def prepare(self) -> Prepared:
         self._try_rules()
         input_identity = self.list_input()
-        shard_size = self._config.shard_bytes or default_shard_size(input_identity["bytes"])
+        shard_size = self._config.shard_bytes or SHARD_SIZE
         sources = self.look_up_sources()
         # The loaded tokenizer is needed for this step alone: it must not stay in memory.
         prepared = self._with_tokenizer(self._load_tokenizer(), input_identity, shard_size, sources)

@@ -19,7 +19,7 @@ from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
 from milldam.pipeline.preparing import Preparation, Source, planned_units
 from milldam.pipeline.splitting import Chooser, below
 from milldam.run.folder import RunFolder
-from milldam.sources.units import SMALLEST_SHARD, Unit
+from milldam.sources.units import SAMPLED_SHARD, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.text.arrays import byte_count
 from milldam.tokenizers.training import TrainedTokenizer, train_tokenizer, training_bytes
@@ -87,7 +87,7 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
 
 def _spread(run: RunFolder, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
     """Units of training data, evenly spread over the input, of about so many bytes together."""
-    units = [unit for unit in planned_units(run, sources, SMALLEST_SHARD) if _is_wanted(unit, sources)]
+    units = [unit for unit in planned_units(run, sources, SAMPLED_SHARD) if _is_wanted(unit, sources)]
     total = sum(unit.unpacked_bytes for unit in units)
     step = max(1, round(total / most_bytes))
     return units[::step]

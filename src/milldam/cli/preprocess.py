@@ -16,7 +16,6 @@ from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
-    from milldam.pipeline.estimating import Estimate
     from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
 
@@ -121,63 +120,39 @@ def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
 
     planned = plan_job(config, nodes=nodes)
     if as_json:
-        click.echo(json.dumps(_as_json(planned)))
+        click.echo(json.dumps(dataclasses.asdict(planned)))
         return
     for line in _plan_lines(planned, config):
         click.echo(line)
-
-
-def _as_json(planned: PlannedJob) -> dict[str, Any]:
-    return dataclasses.asdict(planned)
 
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
     from milldam.cli.progress import plan_lines
     from milldam.memory import format_size
 
-    guess, needs, machines = planned.estimate, planned.estimate.needs, planned.machines
-    assert needs is not None
+    needs, machines = planned.estimate, planned.machines
     time = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
-    loader = needs.loader
+    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in needs.temporary_bytes.items())
+    stage, most = needs.peak
     return [
         *plan_lines(planned.plan),
         f"Output: {config.out} ({planned.state})",
         "Estimated from a sample:",
-        f"  about {counted(guess.documents, 'document')}, {format_size(guess.text_bytes)} of text,"
-        f" {counted(guess.tokens, 'token')}"
-        " (before anything is dropped)",
-        f"  units {planned.plan.units:,}, shards {needs.shards:,}, manifest {format_size(needs.manifest_bytes)},"
-        f" run folder {format_size(needs.run_folder_bytes)}",
-        *_dedup_lines(needs),
-        *_disk_lines(guess, needs),
-        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(guess.seconds)}"
+        f"  about {counted(needs.documents, 'document')}, {format_size(needs.text_bytes)} of text,"
+        f" {counted(needs.tokens, 'token')} (before anything is dropped)",
+        f"  {counted(planned.plan.units, 'unit')}, {counted(needs.shards, 'shard')}{_dedup_steps(needs)}",
+        f"  disk: store {format_size(needs.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
+        f" meanwhile {temporary or 'nothing'}",
+        f"  disk at most: {format_size(most)}, in {stage}; {format_size(planned.free_bytes)} are free",
+        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(sum(needs.seconds.values()))}"
         + (f" ({time})" if "," in time else ""),
         f"  memory: at least {format_size(planned.memory_bytes)} a machine for {counted(machines.workers, 'worker')}",
-        f"  loader: first batch after {_duration(loader['first_batch_seconds'])},"
-        f" {format_size(loader['memory_bytes'])} a process",
     ]
 
 
-def _dedup_lines(needs: Needs) -> list[str]:
-    from milldam.memory import format_size
-
+def _dedup_steps(needs: Needs) -> str:
     steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
-    told = [counted(number, one) + f" of {what}" for (one, what), number in steps.items() if number]
-    if needs.dedup_index_bytes:
-        told.append(f"{format_size(needs.dedup_index_bytes)} for the index across runs")
-    return [f"  dedup: {', '.join(told)}"] if told else []
-
-
-def _disk_lines(guess: Estimate, needs: Needs) -> list[str]:
-    from milldam.memory import format_size
-
-    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in guess.temporary_bytes.items())
-    stage, most = needs.peak
-    return [
-        f"  disk: store {format_size(guess.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
-        f" meanwhile {temporary or 'nothing'}",
-        f"  disk at most: {format_size(most)}, in {stage}; {format_size(guess.free_bytes)} are free",
-    ]
+    return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
 
 
 def _duration(seconds: float) -> str:

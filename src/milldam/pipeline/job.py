@@ -28,10 +28,10 @@ from milldam.pipeline.arranging import Arrangement
 from milldam.pipeline.assignments import Assignment
 from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.deduplicating import Deduplication
-from milldam.pipeline.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk
+from milldam.pipeline.estimating import TYPICAL, Samples, Survey, estimate, free_bytes, measure, require_disk
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.fitting import Fitting
-from milldam.pipeline.needs import Machines
+from milldam.pipeline.needs import Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_engine
 from milldam.pipeline.resolving import check_index, steps_of
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
@@ -172,8 +172,7 @@ class TokenJob:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
         job = (self._config, prepared, survey)
         stages = self._stage_names(self._pieces(prepared, units))
-        first = estimate(*job, Samples(TYPICAL), stages, Machines())
-        if first.disk_bytes > first.free_bytes:
+        if estimate(*job, Samples(TYPICAL), stages, Machines()).peak[1] > free_bytes(self._config.out):
             samples = measure(self._config, prepared, survey.some, engine)
             require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
@@ -357,7 +356,9 @@ class PlannedJob:
     """What a job would do and take."""
 
     plan: WorkPlan
-    estimate: Estimate
+    estimate: Needs
+    free_bytes: int
+    """On the disk that the result will be on."""
     state: str
     """What is in the output folder."""
     machines: Machines
@@ -384,9 +385,10 @@ def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
         plan = job._plan_work(prepared, fitting, choice, survey.units)
         machines = Machines(nodes, plan.workers)
         samples = measure(config, prepared, survey.some, plan.engine)
-        needed = estimate(config, prepared, survey, samples, plan.stages, machines)
-        require_disk(needed, config.out)
-        return PlannedJob(plan, needed, state, machines, usage().anonymous + plan.workers * fitting.worker_bytes)
+        needs = estimate(config, prepared, survey, samples, plan.stages, machines)
+        require_disk(needs, config.out)
+        memory = usage().anonymous + plan.workers * fitting.worker_bytes
+        return PlannedJob(plan, needs, free_bytes(config.out), state, machines, memory)
 
 
 def _state_of(config: Config, prepared: Prepared) -> str:

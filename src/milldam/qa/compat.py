@@ -194,7 +194,7 @@ class _Wanted:
 def _identity(dataset: str, split: str) -> str:
     """Changes when the data does; a data set on the Hub is known by its name."""
     from milldam.input_files import InputState, is_address
-    from milldam.qa.listing import list_files
+    from milldam.qa.records import list_files
 
     if not (Path(dataset).exists() or glob.has_magic(dataset) or is_address(dataset)):
         return dataset

@@ -17,12 +17,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from milldam.errors import ConfigError, InputError
-
-if TYPE_CHECKING:
-    from milldam.sources.listing import InputFile
 
 Version = Literal["1.1", "2.0"]
 Predicted = Any
@@ -358,58 +355,16 @@ def questions_of(references: Any, split: str = "validation") -> Iterator[Questio
 
 def _of_files(given: str, split: str) -> Iterator[Question]:
     """One that can't be used ends it: scores over some of the questions would look like scores over all."""
-    from milldam.qa.listing import list_files
-    from milldam.qa.sources import flat_records
+    from milldam.qa.records import flat_records, list_files, read_records
 
     for file in list_files([given], split):
-        for where, value, error in _records(file):
-            if error is not None:
-                raise InputError(f"{file.path}: {where}: {error}. References must be whole: mend it.")
-            for place, record in flat_records(where, value, ""):
+        for found in read_records(file, columns=_NEEDED, needed=_NEEDED):
+            if found.error is not None:
+                raise InputError(
+                    f"{file.path}: {found.where}: {found.error.detail}. References must be whole: mend it."
+                )
+            for place, record in flat_records(found.where, found.value):
                 yield _of_record(record, f"{file.path}: {place}")
-
-
-def _records(file: InputFile) -> Iterator[tuple[str, Any, Exception | None]]:
-    """(where, value, what is wrong with it). Of tables, the columns that scores need."""
-    from milldam.qa.sources import READERS, damaged, table_records
-
-    if file.format not in ("parquet", "arrow"):
-        yield from ((one.where, one.value, one.error) for one in READERS[file.format](file, None))
-        return
-    import pyarrow as pa
-
-    row = 0
-    try:
-        for batch in _batches(file):
-            yield from ((one.where, one.value, one.error) for one in table_records(batch, row))
-            row += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        raise damaged(file.path, file.format, error) from None
-
-
-def _batches(file: InputFile) -> Iterator[Any]:
-    from milldam.sources.tables import open_arrow, open_parquet
-
-    if file.format == "parquet":
-        with open_parquet(file.path, file.compression, None) as parquet:
-            columns = _columns(parquet.schema_arrow.names, file.path)
-            yield from parquet.iter_batches(1024, columns=columns, use_threads=False)
-        return
-    with open_arrow(file.path, file.compression, None) as reader:
-        columns = _columns(reader.schema.names, file.path)
-        count = getattr(reader, "num_record_batches", None)
-        batches = iter(reader) if count is None else (reader.get_batch(number) for number in range(count))
-        for batch in batches:
-            wanted = batch.select(columns)
-            wanted.validate(full=False)
-            yield wanted
-
-
-def _columns(names: list[str], path: str) -> list[str]:
-    missing = [name for name in _NEEDED if name not in names]
-    if missing:
-        raise InputError(f"{path}: no column {', '.join(missing)}; found {', '.join(names) or 'none'}.")
-    return list(_NEEDED)
 
 
 def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Question]:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
-from milldam.qa.listing import list_files
 from milldam.qa.parts import FOLDER as PARTS
 from milldam.qa.parts import REJECTS, Read, ReadTask, part_path
+from milldam.qa.records import list_files
 from milldam.qa.settings import QASettings, settings_of
 from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer

@@ -6,6 +6,7 @@ the line before is null. Which examples a part has follows from the input alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.qa.examples import Answer, Example
-from milldam.qa.sources import Limits, Reject, read_examples
+from milldam.qa.sources import Limits, Reject, read_examples, stop_at_reject
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.listing import InputFile
 
@@ -71,14 +72,13 @@ class ReadTask:
         (self.folder / FOLDER).mkdir(exist_ok=True)
         with NewFile(self.rejects) as rejects:
             told = _Told(rejects, self.limits)
-            examples = read_examples(
-                self.files(),
-                max_examples=self.max_examples,
-                strict=self.strict,
-                on_reject=told.reject,
-                spool=str(self.folder),
-                limits=self.limits,
+            on_reject = stop_at_reject if self.strict else told.reject
+            found = (
+                example
+                for file in self.files()
+                for example in read_examples(file, on_reject, limits=self.limits, spool=str(self.folder))
             )
+            examples = itertools.islice(found, self.max_examples)
             records = list(_write_parts(self.folder, examples, told, report))
             if told.rejected:
                 rejects.commit()

@@ -74,7 +74,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several parts."""
+    """Several chunks."""
     return write_examples(tmp_path_factory.mktemp("many") / "many.jsonl", 3300, length=400)
 
 
@@ -433,9 +433,9 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
 
 
 def recorded(out: Path) -> int:
-    """Finished units of a run, and one for the reading."""
-    made = out / "run" / "made.jsonl"
-    return (out / "run" / "read.json").exists() + (made.read_bytes().count(b"\n") if made.exists() else 0)
+    """Finished units of a run, and files that were read."""
+    records = (out / "run" / name for name in ("read.jsonl", "made.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
 
 
 def has_progressed(out: Path, before: int) -> bool:
@@ -467,7 +467,7 @@ def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Pa
         run_milldam(*command(many, out, "--workers", 2, "--memory", "1GB"))
         assert store_bytes(out) == store_bytes(reference)
         assert leftovers(out) == []
-        assert not (out / "run" / "parts").exists()
+        assert not (out / "run" / "chunks").exists()
     assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
 
 

@@ -509,7 +509,7 @@ def test_inspect_does_not_let_a_document_steer_the_terminal(tmp_path: Path, opti
 def slow_job(tmp_path: Path) -> Callable[[Path], list[object]]:
     """A job that takes a few seconds in two workers."""
     corpus = write_corpus(tmp_path / "slow.jsonl", 3_000_000)
-    options = ["--engine", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
+    options = ["--encoder", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
     return lambda out: ["tokenize", corpus.path, "-o", out, "--tokenizer", TOKENIZER, *options]
 
 

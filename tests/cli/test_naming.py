@@ -89,8 +89,8 @@ def test_a_setting_is_an_option_on_the_command_line_and_an_argument_in_python(tm
     """The same error."""
     data = write_lines(tmp_path / "a.jsonl", ["a"])
     refused = invoke("tokenize", data, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--limit", 0)
-    assert refused.stderr == "milldam: --limit must be at least 1.\n"
-    with pytest.raises(ConfigError, match=r"^limit must be at least 1\.$"):
+    assert refused.stderr == "milldam: --limit: must be at least 1.\n"
+    with pytest.raises(ConfigError, match=r"^limit: must be at least 1\.$"):
         milldam.tokenize(data, tmp_path / "s", tokenizer=TOKENIZER, limit=0)
     config = write_config(tmp_path / "c.yaml", data)
     assert (

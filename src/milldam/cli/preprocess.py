@@ -128,8 +128,7 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
     from milldam.config.loading import load_config
 
     chosen = {name: value for name, value in options.items() if value is not None and value is not False}
-    given = [f"{name}={json.dumps(value, default=str)}" for name, value in chosen.items()]
-    loaded = load_config(path, [*overrides, *given])
+    loaded = load_config(path, overrides, chosen)
     if not quiet:
         for note in loaded.notes:
             click.echo(f"Note: {note}", err=True)

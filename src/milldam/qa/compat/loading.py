@@ -86,7 +86,7 @@ def create_dataloader(
     if num_workers < 0:
         raise ConfigError(f"num_workers: {num_workers}; use 0 or more.")
     columns = (*COLUMNS, "offset_mapping")
-    samples: Samples
+    samples: Samples[Any, Any]
     if use_time_step_major:
         strategy: Any = segment_selection_strategy
         selection = None
@@ -110,7 +110,7 @@ class FeatureLoader:
     `document_mask` is False. `state_dict()` says where it stands.
     """
 
-    def __init__(self, dataset: FeatureStore, samples: Samples, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: FeatureStore, samples: Samples[Any, Any], options: dict[str, Any]) -> None:
         self.dataset = dataset
         self._samples, self._options = samples, options
         self._batches = self._at(0)
@@ -119,10 +119,10 @@ class FeatureLoader:
         # is the end of the epoch that was set.
         self._waits, self._loaded, self._through = True, False, False
 
-    def _new(self) -> Batches:
+    def _new(self) -> Batches[Any]:
         return self._samples.batches(**self._options)
 
-    def _at(self, epoch: int) -> Batches:
+    def _at(self, epoch: int) -> Batches[Any]:
         """Batches from the begin of an epoch on."""
         batches = self._new()
         batches.load_state_dict(batches.state_dict() | {"samples_seen": epoch * len(self._samples)})
@@ -143,7 +143,7 @@ class FeatureLoader:
         self._next_epoch = self._batches.epoch + 1
         return self._loop(self._batches)
 
-    def _loop(self, batches: Batches) -> Iterator[Any]:
+    def _loop(self, batches: Batches[Any]) -> Iterator[Any]:
         convert = _converter()
         for batch in batches:
             yield convert(self._with_texts(batch))
@@ -181,7 +181,7 @@ class FeatureLoader:
         batches.load_state_dict(state)
         self._stand(batches, loaded=True)
 
-    def _stand(self, batches: Batches, *, loaded: bool) -> None:
+    def _stand(self, batches: Batches[Any], *, loaded: bool) -> None:
         self._batches, self._waits, self._loaded, self._through = batches, True, loaded, False
 
 

@@ -609,7 +609,7 @@ def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what
     memory = re.search(r"--memory (\d+MB)", refused.stderr)
     assert memory is not None
     summary = json.loads(run_milldam(*job, "--json", "--memory", memory[1]).stdout)
-    assert (summary["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
+    assert (summary["counts"]["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
 
 
 # ---- what can't be read ----

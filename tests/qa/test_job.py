@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.kit.jobs import (
     TOKENIZER,
     invoke,
@@ -24,7 +25,6 @@ from tests.kit.jobs import (
 )
 from tests.kit.qa_jobs import command, small, write_examples
 
-import tokenizers
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
 from milldam.qa.job import WINDOWS_BYTES, QARun, prepare

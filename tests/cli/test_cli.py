@@ -40,8 +40,8 @@ from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
-from milldam.run.old_folder import Run
 from milldam.run.identity import Identity
+from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
 

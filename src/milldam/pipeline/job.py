@@ -218,13 +218,13 @@ class TokenJob:
         keys = folder.units.keys().mixed(self._selected(folder, prepared, ranges))
         dedup = None
         if config.dedup_rules is not None:
-            dedup = Deduplication(config, config.dedup_rules, session, prepared, plan.fitting.cores)
+            dedup = Deduplication(config, config.dedup_rules, session, prepared, keys, plan.fitting.cores)
 
             def assign(number: int) -> Assignment:
                 unit = _unit(folder, number)
                 return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
 
-            yield from dedup.find_drops(keys, readers, assign)
+            yield from dedup.find_drops(readers, assign)
             keys = keys.mixed(dedup.verdicts())
         records = Records(folder.journal, RECORDS, folder.out, keys)
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)

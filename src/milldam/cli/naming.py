@@ -14,14 +14,19 @@ _SET = "overrides"
 def as_option(command: click.Command, setting: Setting) -> str:
     """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
     option = _options(command).get(setting.name)
-    several = isinstance(setting.value, list | tuple)
-    value = "" if setting.value is None else ",".join(setting.value) if several else str(setting.value)
+    value = _text(setting.value)
     if option is not None:
         long = max(option.opts, key=len)
         return long if option.is_flag or not value else f"{long} {shlex.quote(value)}"
     if _SET not in _options(command):
         return str(setting)
     return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def explained(error: click.NoSuchOption) -> click.NoSuchOption:

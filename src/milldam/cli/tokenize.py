@@ -39,9 +39,7 @@ from milldam.errors import ConfigError
 @click.option(
     "--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write."
 )
-@click.option(
-    "--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]"
-)
+@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB]")
 @job_options()
 def tokenize(
     inputs: tuple[str, ...],
@@ -63,8 +61,8 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
     from milldam.config.tokenize_options import tokenize_config
+    from milldam.pipeline.job import run_job
     from milldam.pipeline.npy import npy_path, tokenize_to_npy
-    from milldam.pipeline.stages import run_job
 
     if format == "npy":
         config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)

@@ -107,10 +107,19 @@ def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
 
     planned = plan_job(config, nodes=nodes)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(planned)))
+        click.echo(json.dumps({one.name: _plain(getattr(planned, one.name)) for one in dataclasses.fields(planned)}))
         return
     for line in _plan_lines(planned, config):
         click.echo(line)
+
+
+def _plain(told: Any) -> Any:
+    """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
+    from milldam.run.planning import WorkPlan
+
+    if isinstance(told, WorkPlan):
+        return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}
+    return dataclasses.asdict(told) if dataclasses.is_dataclass(told) and not isinstance(told, type) else told
 
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:

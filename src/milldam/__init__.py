@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
     from milldam.loader.streams import Streams
-    from milldam.loader.types import XY, Labelled, PackedBatch, PackedRow
+    from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
     from milldam.loader.views import Part
     from milldam.loader.windows import Windows
     from milldam.mapping import map
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from milldam.stores.table import Table
 
 __all__ = [
-    "XY",
     "Batches",
     "Budget",
     "ConfigError",
@@ -71,6 +70,7 @@ __all__ = [
     "Streams",
     "Table",
     "TextEncoder",
+    "TokenPair",
     "Windows",
     "WorkerError",
     "__version__",
@@ -101,7 +101,7 @@ _HOMES = {
     "loader.packed": "PackedRows",
     "loader.stores": "Store",
     "loader.streams": "Streams",
-    "loader.types": "Labelled PackedBatch PackedRow XY",
+    "loader.types": "Labelled PackedBatch PackedRow TokenPair",
     "loader.views": "Part",
     "loader.windows": "Windows",
     "mapping": "map",

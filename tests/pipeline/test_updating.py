@@ -24,7 +24,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "near": {"dedup": NEAR},
     "dropped": {"dedup": "exact", "write_dropped": True},
     "tokens": {"splits": {"val_tokens": 300}},
-    "packed": {"packing": {"strategy": "best_fit", "write": True}, "sequence_len": 64},
+    "packed": {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 64},
     "limit": {"limit": 400},
 }
 

@@ -19,10 +19,8 @@ import pyarrow as pa
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, FunctionError, ResultError, Results
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
-from milldam.mapping.places import Places
-from milldam.mapping.reading import require_unchanged
-from milldam.mapping.rows import Rows, byte_size, column, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
 from milldam.mapping.turns import PeakMeter, this_process
 from milldam.mapping.unit_list import read_units
@@ -31,6 +29,8 @@ from milldam.mapping.working import FAILED, BatchRules, call_batch, explained, p
 from milldam.memory import release, usage
 from milldam.run.tasks import PART, Report, Work
 from milldam.sources.batch import Reject
+from milldam.sources.places import Places
+from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema
 
 MOST_UNITS = 4

@@ -19,13 +19,11 @@ from milldam.errors import InputError
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, Results, row_by_row
 from milldam.mapping.carrying import Carried
+from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.holding import Holding
 from milldam.mapping.kept_results import KeptResults
-from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
-from milldam.mapping.reading import require_unchanged
 from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
 from milldam.mapping.turns import Turns, this_process
@@ -35,6 +33,8 @@ from milldam.pipeline.aside import RejectFile
 from milldam.pipeline.assignments import REPORT_SECONDS
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.batch import Reject
+from milldam.sources.places import Place, Places, shown
+from milldam.sources.rows import Rows, byte_size, column_names, row_count
 from milldam.stores.table.manifest import MadeUnit, TableSchema
 
 FAILED = "function_failed"

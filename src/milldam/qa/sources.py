@@ -411,7 +411,7 @@ def _read_parquet(file: InputFile, spool: str | None, largest: int = LARGEST_VAL
         row = 0
         try:
             for group in range(metadata.num_row_groups):
-                rows = min(_ROWS, rows_at_a_time(metadata.row_group(group), "context"))
+                rows = min(_ROWS, rows_at_a_time(metadata.row_group(group), ["context"]))
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                     yield from table_records(batch, row, largest)
                     row += batch.num_rows

@@ -273,11 +273,12 @@ def _arrow_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[
         count = getattr(reader, "num_record_batches", None)
         batches = iter(reader) if count is None else map(reader.get_batch, range(count))
         for number, batch in enumerate(itertools.islice(batches, slice.stop)):
-            ready = [(row, _selected(batch, columns))] if number >= slice.start else []
-            row += batch.num_rows
+            ready = [_selected(batch, columns)] if number >= slice.start else []
+            first, row = row, row + batch.num_rows
             del batch
             if ready:
-                yield ready.pop()
+                ready[0].validate()
+                yield first, ready.pop()
 
 
 def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:

@@ -12,12 +12,14 @@ near it, and no others. Streams: holds one group.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import xxhash
 
+from milldam.files import hash_bytes
 from milldam.sources.listing import InputFile
 
 SHARD_SIZE = 64 * 10**6
@@ -45,6 +47,8 @@ class Slice:
     """Bytes of input, for progress."""
     unpacking: int = 0
     """Bytes of memory that reading takes besides batches, where the format can't be read in small parts."""
+    state: str = ""
+    """Changes when the file changes."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
@@ -52,7 +56,7 @@ class Slice:
         return fields | {"unpacking": self.unpacking} if self.unpacking else fields
 
 
-_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size")
+_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,12 @@ class Unit:
     @property
     def size(self) -> int:
         return sum(slice.size for slice in self.slices)
+
+    @property
+    def key(self) -> str:
+        """What it is made from: the same wherever it stands in a plan, and wherever its files lie."""
+        made_from = [[s.state, s.format, s.compression, s.start, s.stop] for s in self.slices]
+        return hash_bytes(json.dumps([self.dataset, self.copy, made_from]).encode())[:16]
 
     @property
     def unpacked_bytes(self) -> float:
@@ -113,7 +123,7 @@ def plan_units(
     copy: int = 0,
 ) -> Iterator[Unit]:
     """Cut the files of a data set into slices and gather slices into units of about `shard_size`."""
-    slices = (slice for file in files for slice in slice_file(file, shard_size))
+    slices = (replace(slice, state=file.state) for file in files for slice in slice_file(file, shard_size))
     for index, group in enumerate(gather(slices, shard_size, lambda one: one), start=first_index):
         yield Unit(index, tuple(group), dataset, copy)
 

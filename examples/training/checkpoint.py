@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
-
 from milldam.torch import TensorBatches
+from torch import nn
 
 
 def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, batches: TensorBatches, step: int) -> None:

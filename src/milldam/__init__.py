@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from milldam import qa
     from milldam.api import open, preprocess, tokenize
     from milldam.errors import MilldamError
-    from milldam.exporters import export
+    from milldam.formats import export, import_tokens
     from milldam.hub import pull, push
-    from milldam.importers import import_tokens
     from milldam.loader.mixing import mix
     from milldam.loader.stores import Store
     from milldam.mapping import map
@@ -54,8 +53,8 @@ _HOMES = {
     "Store": "milldam.loader.stores",
     "Table": "milldam.stores.table",
     "TextEncoder": "milldam.mapping.text_encoder",
-    "export": "milldam.exporters",
-    "import_tokens": "milldam.importers",
+    "export": "milldam.formats",
+    "import_tokens": "milldam.formats",
     "map": "milldam.mapping",
     "mix": "milldam.loader.mixing",
     "open": "milldam.api",

@@ -11,11 +11,11 @@ import click
 
 from milldam.cli.interrupting import as_interrupt
 from milldam.cli.terminal import visible
-from milldam.importers import FORMATS
+from milldam.formats import FORMATS
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.importers.job import ImportSummary
+    from milldam.formats.importing import ImportSummary
 
 
 @click.command("import")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", metavar="DTYPE", help="Of .bin files and columns of bytes. [default: uint16]")
 @click.option("--split", metavar="NAME", help="Which split, and its name in the store. [default: all, or train]")
 @click.option("--vocab-size", type=int, metavar="N", help="Without a tokenizer. [default: the largest id + 1]")
-@click.option("--shard-size", metavar="SIZE", help="Of the store's files. [default: 256MB]")
+@click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the store's files.")
 @click.option("--overwrite", is_flag=True, help="Replace what was made from another source or with other options.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def import_(sources: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
@@ -45,11 +45,13 @@ def import_(sources: tuple[str, ...], out: str, as_json: bool, **options: Any) -
     milldam import train.bin -o owt.milldam --eos 50256 --tokenizer gpt2/
     milldam import tokenized_dataset/ -o corpus.milldam --column input_ids
     """
-    from milldam.importers.job import run_import
-    from milldam.importers.settings import settings_of
+    from milldam.formats.importing import ImportSettings, run_import
+    from milldam.memory import parse_size
 
     signal.signal(signal.SIGTERM, as_interrupt)
-    summary = run_import(settings_of(sources, out, options))
+    options["shard_size"] = parse_size(options["shard_size"])
+    paths = tuple(Path(source).expanduser() for source in sources)
+    summary = run_import(ImportSettings(paths, Path(out), **options))
     if as_json:
         click.echo(json.dumps(summary.as_json()))
         return

@@ -10,9 +10,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import torch.utils.data
 
+import torch
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import Batches

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
+import torch
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
 from milldam.loader.samples import Array, Batch

@@ -1,8 +1,9 @@
-"""An import from end to end: find the pieces, settle the vocabulary, write shards, then the manifest.
+"""An import from end to end: find the files, settle the vocabulary, write shards, then the manifest.
 
-A shard ends with the document that fills it, and is recorded together with what was taken of the source by then; a
-killed import goes on behind the last recorded shard and makes the same bytes. A piece that was left half way is read
-again from its begin, and what was taken of it dropped.
+Documents are the rows of the source, or one stream that is cut behind, or before, each of an id, which stays with the
+document that it ends or begins. A shard ends with the document that fills it, and is recorded together with what was
+taken of the source by then; a killed import goes on behind the last recorded shard and makes the same bytes. A file
+that was left half way is read again from its begin, and what was taken of it dropped.
 
 Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
 the vocabulary is what `vocab_size` says, or one more than the largest id: for that the source is read once more first.
@@ -15,19 +16,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from milldam.errors import ConfigError, InputError
-from milldam.files import hash_bytes
-from milldam.importers.documents import Border, documents_of, read_piece
-from milldam.importers.finding import find_pieces
-from milldam.importers.pieces import Piece, ReadRules, listed, no_tokens
-from milldam.importers.settings import ImportSettings
+from milldam.errors import ConfigError, InputError, Setting
+from milldam.files import hash_bytes, stays_in_folder
+from milldam.formats import load_format
+from milldam.formats.finding import find_files
+from milldam.formats.foreign import token_dtype_of
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.input_files import version_of
 from milldam.run.folder import FINISHED, NEW, UNFINISHED, Run
 from milldam.run.identity import Identity
 from milldam.run.records import PartRecord, shards_in_order
@@ -45,6 +49,39 @@ _POSITIONS, _VOCABULARY = "positions.jsonl", "vocabulary.json"
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSettings:
+    """What the user asks for."""
+
+    sources: tuple[Path, ...]
+    out: Path
+    format: str | None = None
+    """None: seen from the files."""
+    tokenizer: str | None = None
+    column: str | None = None
+    eos: int | None = None
+    bos: int | None = None
+    dtype: str | None = None
+    split: str | None = None
+    vocab_size: int | None = None
+    shard_size: int = 256_000_000
+    overwrite: bool = False
+
+    @property
+    def border(self) -> Border | None:
+        id = self.bos if self.eos is None else self.eos
+        return None if id is None else Border(id, begins=self.eos is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a stream is cut."""
+
+    id: int
+    begins: bool
+    """Before the id, not behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +113,61 @@ class _Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """How much of the source is in shards: rows, or tokens of a stream, of a piece, and all pieces before it."""
+    """How much of the source is in shards: rows, or tokens of a stream, of a file, and all files before it."""
 
-    piece: int = 0
+    file: int = 0
     taken: int = 0
 
 
 def run_import(settings: ImportSettings) -> ImportSummary:
     """Do the import, or what is left of it."""
     started = time.monotonic()
-    pieces = find_pieces(settings)
+    _check(settings)
+    files = find_files(settings.sources, settings.format, settings.split)
     tokenizer = _look_up_tokenizer(settings)
     with Run(settings.out) as run:
-        asked = _identity_settings(settings, tokenizer, pieces)
-        identity = Identity(asked, _list_input(run, pieces), tokenizer.facts["name"])
+        asked = _identity_settings(settings, tokenizer, files)
+        identity = Identity(asked, _list_input(run, files), tokenizer.facts["name"])
         begin = _where_to_begin(run, identity, overwrite=settings.overwrite)
         if begin != FINISHED:
             resumed = begin == UNFINISHED and run.has_results()
             _begin(run, begin, identity, tokenizer)
-            manifest = _Import(settings, run, pieces, tokenizer, identity).do()
-            summary = _summary(settings, pieces, manifest)
+            manifest = _Import(settings, run, files, tokenizer, identity).do()
+            summary = _summary(settings, files, manifest)
             run.write_status({"stage": "finished", "units": 1, "units_done": 1})
             return dataclasses.replace(summary, up_to_date=False, resumed=resumed, seconds=time.monotonic() - started)
-        return _summary(settings, pieces, Manifest.read(run.out))
+        return _summary(settings, files, Manifest.read(run.out))
+
+
+def _check(settings: ImportSettings) -> None:
+    if not settings.sources:
+        raise ConfigError("import: name at least one file or folder.")
+    if settings.format is not None:
+        load_format(settings.format)
+    if settings.shard_size < 1:
+        raise ConfigError(Setting("shard_size"), ": a size such as 256MB is wanted.")
+    if settings.split is not None and not stays_in_folder(settings.split, hidden=False):
+        raise ConfigError(Setting("split", settings.split), ": no name for files. Use letters and digits.")
+    if settings.dtype is not None:
+        token_dtype_of(settings.dtype)
+    _check_ids_given(settings)
+
+
+def _check_ids_given(settings: ImportSettings) -> None:
+    for name, id in (("eos", settings.eos), ("bos", settings.bos)):
+        if id is not None and id < 0:
+            raise ConfigError(Setting(name, id), ": the id of a token is wanted, 0 or more.")
+    if settings.eos is not None and settings.bos is not None:
+        told = ": documents are cut behind one id, or before one. Leave one out."
+        raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
+    if settings.vocab_size is not None and not 1 <= settings.vocab_size <= 2**31:
+        raise ConfigError(Setting("vocab_size", settings.vocab_size), ": from 1 to 2**31.")
+    if settings.dtype is not None:
+        token_dtype_of(settings.dtype)
+    if settings.tokenizer is not None and settings.vocab_size is not None:
+        raise ConfigError(
+            Setting("vocab_size"), " and ", Setting("tokenizer"), ": the tokenizer says it. Leave one out."
+        )
 
 
 def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
@@ -118,21 +187,41 @@ def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
 def _token_of(loaded: LoadedTokenizer, name: str, id: int) -> str:
     token = loaded.huggingface.id_to_token(id)
     if token is None:
-        raise ConfigError(f"--{name} {id}: the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}.")
+        told = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+        raise ConfigError(Setting(name, id), told)
     return str(token)
 
 
-def _identity_settings(settings: ImportSettings, tokenizer: _Tokenizer, pieces: list[Piece]) -> dict[str, Any]:
+def _identity_settings(settings: ImportSettings, tokenizer: _Tokenizer, files: list[SourceFile]) -> dict[str, Any]:
     """Everything that changes the result. The files are in the input's identity, what they are taken for is here."""
-    layout = hash_bytes(json.dumps([(piece.kind, piece.split, piece.facts) for piece in pieces]).encode())
+    layout = hash_bytes(json.dumps([(file.format, file.split, file.facts) for file in files]).encode())
     asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size", "shard_size")}
     if settings.bos is not None:
         asked["bos"] = settings.bos
     return {"import": asked | {"tokenizer": tokenizer.facts["xxh3"], "layout": layout}}
 
 
-def _list_input(run: Run, pieces: list[Piece]) -> dict[str, Any]:
-    return run.write_inputs((0, file) for piece in pieces for file in listed(piece))
+def _list_input(run: Run, files: list[SourceFile]) -> dict[str, Any]:
+    return run.write_inputs((0, listed) for file in files for listed in _listed(file))
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedFile:
+    """A file as the run folder lists it."""
+
+    path: str
+    size: int
+    version: str
+
+
+def _listed(file: SourceFile) -> Iterator[_ListedFile]:
+    """What a file is read from, as it is now."""
+    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+        yield _ListedFile(str(path), status.st_size, version_of(status))
 
 
 def _where_to_begin(run: Run, identity: Identity, *, overwrite: bool) -> str:
@@ -161,17 +250,57 @@ def _positions(run: Run) -> dict[int, _Position]:
     return {line.pop("part"): _Position(**line) for line in run.appended(_POSITIONS)}
 
 
+_NOTHING = Tokens(np.empty(0, np.int64), np.zeros(1, np.int64))
+"""Ends an open document."""
+
+
+def _documents(file: SourceFile, rules: ReadRules, border: Border | None, taken: int) -> Iterator[Tokens]:
+    """The documents of a file without those that were taken; those of a stream go on in the next file."""
+    blocks = load_format(file.format).read(file, rules)
+    return _rows_behind(blocks, taken) if border is None else _cut(_tokens_behind(blocks, taken), border)
+
+
+def _rows_behind(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
+    for tokens in blocks:
+        closed = len(tokens.lengths) - tokens.open
+        if taken > closed:
+            taken -= closed
+            continue
+        if taken:
+            begin = int(tokens.lengths[:taken].sum())
+            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open)
+            taken = 0
+        if len(tokens.lengths):
+            yield tokens
+
+
+def _tokens_behind(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
+    for tokens in blocks:
+        dropped = min(taken, len(tokens.flat))
+        taken -= dropped
+        if dropped < len(tokens.flat):
+            yield Tokens(tokens.flat[dropped:], np.array([len(tokens.flat) - dropped]))
+
+
+def _cut(blocks: Iterator[Tokens], border: Border) -> Iterator[Tokens]:
+    """A document that is open is ended by what comes next, even when that begins with a border: by nothing, then."""
+    for tokens in blocks:
+        ends = np.flatnonzero(tokens.flat == border.id) + (not border.begins)
+        open_end = not len(ends) or ends[-1] < len(tokens.flat)
+        edges = np.concatenate(([0], ends, [len(tokens.flat)] if open_end else []))
+        yield Tokens(tokens.flat, np.diff(edges).astype(np.int64), open=bool(open_end))
+
+
 class _Import:
     """The work itself, behind the shards that are recorded."""
 
     def __init__(
-        self, settings: ImportSettings, run: Run, pieces: list[Piece], tokenizer: _Tokenizer, identity: Identity
+        self, settings: ImportSettings, run: Run, files: list[SourceFile], tokenizer: _Tokenizer, identity: Identity
     ) -> None:
-        self._settings, self._run, self._pieces = settings, run, pieces
+        self._settings, self._run, self._files = settings, run, files
         self._tokenizer, self._identity = tokenizer, identity
         self._rules = ReadRules(settings.column, settings.dtype, run.folder)
-        id = settings.bos if settings.eos is None else settings.eos
-        self._border = None if id is None else Border(id, begins=settings.eos is None)
+        self._border = settings.border
         self._writer: ShardWriter | None = None
         self._open = False
         """The document at the writer's end goes on."""
@@ -189,7 +318,7 @@ class _Import:
                 self._leave()
             run.add(PartRecord(0, self._made, [], {}, self._made, last=True))
         run.tidy()
-        if _list_input(run, self._pieces) != self._identity.input:
+        if _list_input(run, self._files) != self._identity.input:
             raise InputError("The source changed while it was read. Run the same command again with --overwrite.")
         shards = shards_in_order(run.records())
         if not shards:
@@ -208,9 +337,9 @@ class _Import:
         path = self._run.folder / _VOCABULARY
         if read_sealed(path) is None:
             largest = -1
-            for piece in self._pieces:
-                for tokens in read_piece(piece, self._rules):
-                    largest = max(largest, _largest(tokens, piece))
+            for file in self._files:
+                for tokens in load_format(file.format).read(file, self._rules):
+                    largest = max(largest, _largest(tokens, file))
             if largest >= _LARGEST_BELIEVED:
                 raise InputError(_unbelievable(largest, self._settings))
             write_sealed(path, {"vocab_size": max(largest, 0 if self._border is None else self._border.id) + 1})
@@ -221,30 +350,30 @@ class _Import:
     def _write_shards(self, vocab_size: int) -> None:
         position = self._recorded_position()
         split: str | None = None
-        for number in range(position.piece, len(self._pieces)):
-            piece = self._pieces[number]
-            if piece.split != split:
+        for number in range(position.file, len(self._files)):
+            file = self._files[number]
+            if file.split != split:
                 self._finish_split(number)
-            split = piece.split
-            taken = position.taken if number == position.piece else 0
-            for tokens in documents_of(piece, self._rules, self._border, taken):
-                _check_ids(tokens, piece, vocab_size)
+            split = file.split
+            taken = position.taken if number == position.file else 0
+            for tokens in _documents(file, self._rules, self._border, taken):
+                _check_ids(tokens, file, vocab_size)
                 taken = self._add(tokens, number, taken)
-        self._finish_split(len(self._pieces))
+        self._finish_split(len(self._files))
 
     def _recorded_position(self) -> _Position:
         self._made = self._run.done_so_far(0)[0]
         return _positions(self._run)[self._made - 1] if self._made else _Position()
 
-    def _add(self, tokens: Tokens, piece: int, taken: int) -> int:
-        """Write documents, and end the shard with the one that fills it; what is taken of the piece then."""
+    def _add(self, tokens: Tokens, file: int, taken: int) -> int:
+        """Write documents, and end the shard with the one that fills it; what is taken of the file then."""
         flat, lengths = tokens.flat, tokens.lengths
         in_rows = self._border is None
         if not in_rows and not self._open and lengths[0] == 0:
             # A border before which there is nothing.
             lengths = lengths[1:]
         while len(lengths):
-            writer = self._shard_of(self._pieces[piece])
+            writer = self._shard_of(str(self._files[file].split))
             closed = len(lengths) - tokens.open
             ends = lengths.cumsum()
             last = int(ends[:closed].searchsorted(self._shard_tokens - writer.tokens))
@@ -256,22 +385,21 @@ class _Import:
             taken += (stop if full else closed) if in_rows else count
             flat, lengths = flat[count:], lengths[stop:]
             if full:
-                self._commit(_Position(piece, taken))
+                self._commit(_Position(file, taken))
         return taken
 
-    def _shard_of(self, piece: Piece) -> ShardWriter:
+    def _shard_of(self, split: str) -> ShardWriter:
         if self._writer is None:
-            name = f"{piece.split}-{self._made:05d}"
-            self._writer = ShardWriter(self._run.out, name, str(piece.split), self._dtype)
+            self._writer = ShardWriter(self._run.out, f"{split}-{self._made:05d}", split, self._dtype)
         return self._writer
 
-    def _finish_split(self, next_piece: int) -> None:
+    def _finish_split(self, next_file: int) -> None:
         """End the document that is open and the shard."""
         if self._writer is not None:
             if self._open:
-                self._writer.append(no_tokens())
+                self._writer.append(_NOTHING)
                 self._open = False
-            self._commit(_Position(next_piece, 0))
+            self._commit(_Position(next_file, 0))
 
     def _commit(self, position: _Position) -> None:
         assert self._writer is not None
@@ -289,36 +417,36 @@ class _Import:
             self._writer = None
 
 
-def _largest(tokens: Tokens, piece: Piece) -> int:
+def _largest(tokens: Tokens, file: SourceFile) -> int:
     """The largest id of a block, which must be one; -1 when it is empty."""
     if not len(tokens.flat):
         return -1
     smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
     if smallest < 0 or largest > _LARGEST_ID:
         wrong = smallest if smallest < 0 else largest
-        raise InputError(f"{piece.path}: {wrong} is no token id. Is it of another dtype, or another column?")
+        raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
     return largest
 
 
 def _unbelievable(largest: int, settings: ImportSettings) -> str:
     sources = ", ".join(map(str, settings.sources))
-    asked = "the dtype" if settings.dtype is None else f"--dtype {settings.dtype}"
+    asked = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
     return (
         f"{sources}: the largest token id is {largest:,}, and no vocabulary is that large. "
-        f"Is {asked} right, and the column? If it is, say --vocab-size."
+        f"Is {asked} right, and the column? If it is, say vocab_size."
     )
 
 
-def _check_ids(tokens: Tokens, piece: Piece, vocab_size: int) -> None:
-    largest = _largest(tokens, piece)
+def _check_ids(tokens: Tokens, file: SourceFile, vocab_size: int) -> None:
+    largest = _largest(tokens, file)
     if largest >= vocab_size:
         raise InputError(
-            f"{piece.path}: token id {largest} outside the vocabulary of {vocab_size:,}. "
+            f"{file.path}: token id {largest} outside the vocabulary of {vocab_size:,}. "
             "Is it of another tokenizer, or of another dtype?"
         )
 
 
-def _summary(settings: ImportSettings, pieces: list[Piece], manifest: Manifest) -> ImportSummary:
+def _summary(settings: ImportSettings, files: list[SourceFile], manifest: Manifest) -> ImportSummary:
     splits: dict[str, dict[str, int]] = {}
     for shard in manifest.shards:
         counted = splits.setdefault(shard.split, {"documents": 0, "tokens": 0})
@@ -326,8 +454,8 @@ def _summary(settings: ImportSettings, pieces: list[Piece], manifest: Manifest) 
         counted["tokens"] += shard.tokens
     return ImportSummary(
         out=settings.out,
-        formats=tuple(dict.fromkeys(piece.kind for piece in pieces)),
-        files=len(pieces),
+        formats=tuple(dict.fromkeys(file.format for file in files)),
+        files=len(files),
         up_to_date=True,
         documents=manifest.documents,
         tokens=manifest.tokens,

@@ -18,8 +18,7 @@ from tests.kit.document_stores import Documents, documents_of, random_documents,
 from tests.kit.jobs import TOKENIZER
 
 from milldam.errors import ConfigError, InputError, MismatchError
-from milldam.exporters import export
-from milldam.importers import import_tokens
+from milldam.formats import export, import_tokens
 from milldam.stores.tokens import blocks
 from milldam.stores.tokens.verify import verify
 
@@ -241,7 +240,7 @@ def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, m
 
     holds()
     np.save(tmp_path / "a.npy", np.array([1]))
-    with pytest.raises(ConfigError, match="--eos and --bos"):
+    with pytest.raises(ConfigError, match="eos and bos"):
         import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
 
 
@@ -285,7 +284,7 @@ def test_a_second_import_says_what_differs(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "store") == [[1, 7], [2]]
     with pytest.raises(ConfigError, match="is a store of milldam already"):
         import_tokens(tmp_path / "store", tmp_path / "other")
-    with pytest.raises(ConfigError, match="--dtype float32: tokens are integers"):
+    with pytest.raises(ConfigError, match="dtype='float32': tokens are integers"):
         import_tokens(tmp_path / "tokens.npy", tmp_path / "other", dtype="float32")
 
 
@@ -337,7 +336,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from milldam.importers import import_tokens
+from milldam.formats import import_tokens
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 real = os.fsync
 for number in range(2, kills, 2):

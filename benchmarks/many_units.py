@@ -42,13 +42,13 @@ from milldam.memory import Budget
 from milldam.pipeline.assignments import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source, planned_units
-from milldam.run.folder import FINISHED, Run
 from milldam.run.identity import Identity
+from milldam.run.old_folder import FINISHED, Run
+from milldam.run.old_records import PartRecord
+from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Quiet
-from milldam.run.records import PartRecord
 from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
@@ -219,7 +219,7 @@ def finish(run: Run, units: int, clock: Clock) -> None:
         clock("gather")
         summary = end.wind_up(manifest)
         clock("manifest")
-    assert summary.read == 9_050 * units
+    assert summary.counts["read"] == 9_050 * units
 
 
 def again(run: Run, units: int, clock: Clock) -> None:

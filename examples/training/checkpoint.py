@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from milldam.torch import TensorBatches
 from torch import nn
+
+from milldam.torch import TensorBatches
 
 
 def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, batches: TensorBatches, step: int) -> None:

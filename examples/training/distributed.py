@@ -12,15 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 
+import torch
 import torch.distributed as dist
 from checkpoint import load, save
 from tiny_gpt import TinyGPT
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import milldam
-import torch
 from milldam.torch import tensors
-from torch import nn
 
 
 def parse() -> argparse.Namespace:

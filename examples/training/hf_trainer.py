@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import milldam
-import torch
 from milldam.torch import MapDataset
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 
 import lightning
+import torch
 from tiny_gpt import TinyGPT
+from torch import Tensor
 
 import milldam
-import torch
 from milldam.torch import TensorBatches, tensors
-from torch import Tensor
 
 
 def parse() -> argparse.Namespace:

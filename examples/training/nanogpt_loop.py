@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 
+import torch
 from checkpoint import load, save
 from tiny_gpt import TinyGPT
 
 import milldam
-import torch
 from milldam.torch import TensorBatches, tensors
 
 

@@ -13,14 +13,14 @@ import argparse
 from functools import partial
 from typing import Any
 
+import torch
 from tiny_gpt import Attend, TinyGPT
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import milldam
-import torch
 from milldam.torch import tensors
-from torch import Tensor
 
 
 def parse() -> argparse.Namespace:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
 from tests.kit.jobs import invoke, kill_group, run_milldam, started, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
@@ -26,11 +27,10 @@ from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, ShareHeldError
 from milldam.memory import Budget
-from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
-from milldam.pipeline.stages import plan_job
+from milldam.pipeline.job import plan_job
 from milldam.run.array_jobs import ArraySettings, slurm_script
-from milldam.run.folder import Run
-from milldam.run.shares import Share
+from milldam.run.old_folder import Run
+from milldam.run.old_shares import Share
 from milldam.run.tasks import cores
 
 run_units = importlib.import_module("milldam.cli.run_units")

@@ -14,9 +14,9 @@ from tests.kit.jobs import wait_until
 from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
 
 from milldam.errors import ConfigError, InputError, WorkerError
-from milldam.run.array_task import ShareCrew, ShareDone
-from milldam.run.crews import LocalCrew, Staff
 from milldam.run.local import LocalExecutor
+from milldam.run.old_array_task import ShareCrew, ShareDone
+from milldam.run.pools import LocalCrew, Staff
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 

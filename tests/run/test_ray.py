@@ -19,7 +19,7 @@ from tests.kit.worker_tasks import Deadly, Failing, Hoarder, Square
 import milldam
 from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
 from milldam.run import ray_cluster
-from milldam.run.crews import Staff
+from milldam.run.pools import Staff
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Report, Work
 
 ray = pytest.importorskip("ray")
@@ -260,9 +260,9 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
     """A worker that dies between its last part and its end is made up for, and the record is there once."""
-    from milldam.run.folder import Run
     from milldam.run.identity import Identity
-    from milldam.run.records import PartRecord
+    from milldam.run.old_folder import Run
+    from milldam.run.old_records import PartRecord
 
     records = [PartRecord(0, part, [], {}, part + 1, last=part == 1) for part in range(2)]
     with Run(tmp_path / "out") as made:
@@ -286,7 +286,7 @@ def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) ->
         monitor.sample()
         monitor.note("b", 1, 0)
         monitor.sample()
-    assert monitor.summary()["machines"] == {"a": pytest.approx(10**9 + usage().anonymous, rel=0.1), "b": 7 * 10**9}
+    assert monitor.use(10**9)["machines"] == {"a": pytest.approx(10**9 + usage().anonymous, rel=0.1), "b": 7 * 10**9}
     assert monitor.peak.anonymous == 7 * 10**9 and monitor.now.anonymous == 4 * 10**9
     rows = (tmp_path / "memory.csv").read_text()
     assert ",a:1,1000000000," in rows and ",b:2,4000000000," in rows

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.run.folder import FINISHED, NEW, RECORDS, UNFINISHED, Run, require_complete
 from milldam.run.identity import Identity
-from milldam.run.records import PartRecord, UnitSet, in_plan_order, shards_in_order
-from milldam.run.shares import Share
+from milldam.run.old_folder import FINISHED, NEW, RECORDS, UNFINISHED, Run, require_complete
+from milldam.run.old_records import PartRecord, UnitSet, in_plan_order, shards_in_order
+from milldam.run.old_shares import Share
 from milldam.sources.units import Slice, Unit
 from milldam.stores.tokens.manifest import Manifest
 

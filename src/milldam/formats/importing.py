@@ -32,9 +32,9 @@ from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.reading import ReadRules, SourceFile
 from milldam.input_files import version_of
-from milldam.run.folder import FINISHED, NEW, UNFINISHED, Run
 from milldam.run.identity import Identity
-from milldam.run.records import PartRecord, shards_in_order
+from milldam.run.old_folder import FINISHED, NEW, UNFINISHED, Run
+from milldam.run.old_records import PartRecord, shards_in_order
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest

@@ -14,6 +14,7 @@ def to_tensors(batch: Any, device: Any = None) -> Any:
     ...     for step in to_tensors(steps, "cuda"): ...
     """
     import torch
+
     from milldam.torch.tensors import converted
 
     return converted(batch, lambda array: torch.from_numpy(array).to(device or "cpu"))

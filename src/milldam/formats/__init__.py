@@ -121,6 +121,10 @@ def import_tokens(
     split: str | None = None,
     vocab_size: int | None = None,
     shard_size: str | int = "256MB",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     overwrite: bool = False,
 ) -> Store:
     """Make a store of tokens that are there already, and open it; what `milldam import` does.
@@ -135,32 +139,24 @@ def import_tokens(
     split        which one of a source that has several, and what it is called; default: all of them, or train
     vocab_size   where there is no tokenizer; default: the largest id and one
     shard_size   of the store's files
-    overwrite    replace what was made from another source or with other options
+    memory       limit for the whole process tree; default: half of what is free
+    workers      cores to use; default all
+    engine       local, or ray: where files are worked on; `address` of the Ray cluster
+    overwrite    replace what was made with other options
 
-    Finds finished work and goes on from there; a store that is up to date is opened as it is.
+    Finds finished work and goes on from there; of a source that changed, the files that changed are imported again. A
+    store that is up to date is opened as it is.
 
     >>> milldam.import_tokens("fineweb/", "fineweb.milldam", eos=50256, tokenizer="gpt2")     # doctest: +SKIP
     Store('fineweb.milldam': 14,868,862 documents, 10,311,871,044 tokens, uint16)
     """
+    from milldam.config.checking import checked_settings
     from milldam.formats.importing import ImportSettings, run_import
     from milldam.loader.stores import Store
-    from milldam.memory import parse_size
 
-    sources = (source,) if isinstance(source, str | Path) else tuple(source)
-    run_import(
-        ImportSettings(
-            sources=tuple(Path(one).expanduser() for one in sources),
-            out=Path(out),
-            format=format,
-            tokenizer=None if tokenizer is None else str(tokenizer),
-            column=column,
-            eos=eos,
-            bos=bos,
-            dtype=dtype,
-            split=split,
-            vocab_size=vocab_size,
-            shard_size=parse_size(shard_size),
-            overwrite=overwrite,
-        )
-    )
+    given = {"source": [source] if isinstance(source, str | Path) else list(source), "out": out, "format": format}
+    given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
+    given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
+    given |= {"engine": engine, "address": address, "overwrite": overwrite}
+    run_import(checked_settings(ImportSettings, given))
     return Store(Path(out))

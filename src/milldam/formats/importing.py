@@ -1,12 +1,15 @@
-"""An import from end to end: find the files, settle the vocabulary, write shards, then the manifest.
+"""The job of `milldam import`: tokens of other tools -> a store, in the frame of run/job.py.
 
-Documents are the rows of the source, or one stream that is cut behind, or before, each of an id, which stays with the
-document that it ends or begins. A shard ends with the document that fills it, and is recorded together with what was
-taken of the source by then; a killed import goes on behind the last recorded shard and makes the same bytes. A file
-that was left half way is read again from its begin, and what was taken of it dropped.
+A unit is a file of the source. Documents are its rows; or all rows are joined to one stream that is cut behind, or
+before, each of an id: then documents go over files, and all files of a split are one unit. A shard ends with the document
+that fills it, or with its unit. It is recorded together with what was taken of the unit by then, where a killed import
+goes on; the file that was left half way is read again from its begin.
+
+    scan      only where neither a tokenizer nor the user says the vocabulary: the largest id of each unit
+    import    shards of each unit
 
 Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
-the vocabulary is what `vocab_size` says, or one more than the largest id: for that the source is read once more first.
+the vocabulary is what `vocab_size` says, or one more than the largest id.
 
 Memory: blocks of a million tokens, and what the formats need besides (a row group's column of Parquet; 16 bytes for
 each sample of an MDS shard or a litdata chunk).
@@ -14,38 +17,49 @@ each sample of an MDS shard or a litdata chunk).
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.formats import load_format
+from milldam.formats.documents import Border, Position, cut_shards
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.reading import ReadRules, SourceFile
 from milldam.input_files import version_of
+from milldam.memory import parse_size, usage
+from milldam.run import job as frame
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
-from milldam.run.old_folder import FINISHED, NEW, UNFINISHED, Run
-from milldam.run.old_records import PartRecord, shards_in_order
-from milldam.sealed import read_sealed, write_sealed
+from milldam.run.planning import SMALL_INPUT, WorkPlan, cores, fit_workers, make_plan
+from milldam.run.pools import Workers
+from milldam.run.progress import Observer
+from milldam.run.records import Record, Records, sweep
+from milldam.run.session import Session, Stage
+from milldam.run.summary import Summary
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.units import key_of
+from milldam.stores.kinds import TOKENS
+from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
-if TYPE_CHECKING:
-    from milldam.tokenizers.loading import LoadedTokenizer
-
+RECORDS, SCANS = "records.jsonl", "scans.jsonl"
+OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
 NO_TOKENIZER = "none"
-ENGINE = "imported"
-_POSITIONS, _VOCABULARY = "positions.jsonl", "vocabulary.json"
+REPORT_SECONDS = 0.25
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
@@ -55,19 +69,39 @@ _LARGEST_BELIEVED = 2**24
 class ImportSettings:
     """What the user asks for."""
 
-    sources: tuple[Path, ...]
-    out: Path
-    format: str | None = None
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
+
+    source: tuple[str, ...]
+    out: str
+    format: Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"] | None = None
     """None: seen from the files."""
     tokenizer: str | None = None
     column: str | None = None
-    eos: int | None = None
-    bos: int | None = None
+    eos: Annotated[int, Ge(0)] | None = None
+    bos: Annotated[int, Ge(0)] | None = None
     dtype: str | None = None
     split: str | None = None
-    vocab_size: int | None = None
-    shard_size: int = 256_000_000
+    vocab_size: Annotated[int, Ge(1), Le(2**31)] | None = None
+    shard_size: Size = "256MB"
+    memory: Size | None = None
+    workers: AtLeastOne | None = None
+    engine: Executor = "local"
+    address: str | None = None
     overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ConfigError(Setting("source"), ": name at least one file or folder.")
+        if self.eos is not None and self.bos is not None:
+            told = ": documents are cut behind one id, or before one. Leave one out."
+            raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
+        if self.split is not None and not stays_in_folder(self.split, hidden=False):
+            raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
+        if self.dtype is not None:
+            token_dtype_of(self.dtype)
+        if self.tokenizer is not None and self.vocab_size is not None:
+            told = ": the tokenizer says it. Leave one out."
+            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), told)
 
     @property
     def border(self) -> Border | None:
@@ -75,134 +109,58 @@ class ImportSettings:
         return None if id is None else Border(id, begins=self.eos is None)
 
 
-@dataclass(frozen=True, slots=True)
-class Border:
-    """Where a stream is cut."""
+class ImportFacts(TypedDict):
+    """What only an import tells."""
 
-    id: int
-    begins: bool
-    """Before the id, not behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportSummary:
-    out: Path
     formats: tuple[str, ...]
-    files: int
-    up_to_date: bool
-    documents: int
-    tokens: int
-    vocab_size: int
     dtype: str
+    vocab_size: int
     splits: dict[str, dict[str, int]]
-    seconds: float = 0.0
-    resumed: bool = False
+
+
+ImportSummary = Summary[ImportFacts]
+
+
+def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
+    """Do the import, or what is left of it."""
+    chosen = settings.memory, settings.engine, settings.address, settings.overwrite
+    return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
+
+
+# ---- what is imported ----
+
+
+@dataclass(frozen=True, slots=True)
+class ImportUnit:
+    """Files that are read one after the other."""
+
+    split: str
+    files: tuple[SourceFile, ...]
+    size: int
+    state: str
+    """Changes when a file changes, or what is said of it."""
+
+    @classmethod
+    def of(cls, files: list[SourceFile]) -> ImportUnit:
+        listed = [list(_listed(file)) for file in files]
+        told = [[_named(one) for one in each] for each in listed]
+        said = [(file.format, file.facts) for file in files]
+        size = sum(one.size for each in listed for one in each)
+        return cls(str(files[0].split), tuple(files), size, key_of(told, said))
+
+    @property
+    def key(self) -> str:
+        return key_of(self.split, self.state)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"out": str(self.out)}
+        files = [{"format": file.format, "path": str(file.path), "facts": file.facts} for file in self.files]
+        return {"split": self.split, "files": files, "size": self.size, "state": self.state}
 
-
-@dataclass(frozen=True, slots=True)
-class _Tokenizer:
-    """What of a tokenizer goes into a store."""
-
-    json: str | None
-    vocab_size: int | None
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """How much of the source is in shards: rows, or tokens of a stream, of a file, and all files before it."""
-
-    file: int = 0
-    taken: int = 0
-
-
-def run_import(settings: ImportSettings) -> ImportSummary:
-    """Do the import, or what is left of it."""
-    started = time.monotonic()
-    _check(settings)
-    files = find_files(settings.sources, settings.format, settings.split)
-    tokenizer = _look_up_tokenizer(settings)
-    with Run(settings.out) as run:
-        asked = _identity_settings(settings, tokenizer, files)
-        identity = Identity(asked, _list_input(run, files), tokenizer.facts["name"])
-        begin = _where_to_begin(run, identity, overwrite=settings.overwrite)
-        if begin != FINISHED:
-            resumed = begin == UNFINISHED and run.has_results()
-            _begin(run, begin, identity, tokenizer)
-            manifest = _Import(settings, run, files, tokenizer, identity).do()
-            summary = _summary(settings, files, manifest)
-            run.write_status({"stage": "finished", "units": 1, "units_done": 1})
-            return dataclasses.replace(summary, up_to_date=False, resumed=resumed, seconds=time.monotonic() - started)
-        return _summary(settings, files, Manifest.read(run.out))
-
-
-def _check(settings: ImportSettings) -> None:
-    if not settings.sources:
-        raise ConfigError("import: name at least one file or folder.")
-    if settings.format is not None:
-        load_format(settings.format)
-    if settings.shard_size < 1:
-        raise ConfigError(Setting("shard_size"), ": a size such as 256MB is wanted.")
-    if settings.split is not None and not stays_in_folder(settings.split, hidden=False):
-        raise ConfigError(Setting("split", settings.split), ": no name for files. Use letters and digits.")
-    if settings.dtype is not None:
-        token_dtype_of(settings.dtype)
-    _check_ids_given(settings)
-
-
-def _check_ids_given(settings: ImportSettings) -> None:
-    for name, id in (("eos", settings.eos), ("bos", settings.bos)):
-        if id is not None and id < 0:
-            raise ConfigError(Setting(name, id), ": the id of a token is wanted, 0 or more.")
-    if settings.eos is not None and settings.bos is not None:
-        told = ": documents are cut behind one id, or before one. Leave one out."
-        raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
-    if settings.vocab_size is not None and not 1 <= settings.vocab_size <= 2**31:
-        raise ConfigError(Setting("vocab_size", settings.vocab_size), ": from 1 to 2**31.")
-    if settings.dtype is not None:
-        token_dtype_of(settings.dtype)
-    if settings.tokenizer is not None and settings.vocab_size is not None:
-        raise ConfigError(
-            Setting("vocab_size"), " and ", Setting("tokenizer"), ": the tokenizer says it. Leave one out."
-        )
-
-
-def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
-    facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
-    if settings.tokenizer is None:
-        return _Tokenizer(None, settings.vocab_size, {"name": NO_TOKENIZER, "xxh3": None} | facts)
-    from milldam.tokenizers.loading import load_tokenizer
-
-    loaded = load_tokenizer(settings.tokenizer)
-    for name in ("bos", "eos"):
-        if facts[name] is not None:
-            facts[f"{name}_token"] = _token_of(loaded, name, facts[name])
-    named = {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())}
-    return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
-
-
-def _token_of(loaded: LoadedTokenizer, name: str, id: int) -> str:
-    token = loaded.huggingface.id_to_token(id)
-    if token is None:
-        told = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
-        raise ConfigError(Setting(name, id), told)
-    return str(token)
-
-
-def _identity_settings(settings: ImportSettings, tokenizer: _Tokenizer, files: list[SourceFile]) -> dict[str, Any]:
-    """Everything that changes the result. The files are in the input's identity, what they are taken for is here."""
-    layout = hash_bytes(json.dumps([(file.format, file.split, file.facts) for file in files]).encode())
-    asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size", "shard_size")}
-    if settings.bos is not None:
-        asked["bos"] = settings.bos
-    return {"import": asked | {"tokenizer": tokenizer.facts["xxh3"], "layout": layout}}
-
-
-def _list_input(run: Run, files: list[SourceFile]) -> dict[str, Any]:
-    return run.write_inputs((0, listed) for file in files for listed in _listed(file))
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
+        split = value["split"]
+        files = tuple(SourceFile(one["format"], Path(one["path"]), split, one["facts"]) for one in value["files"])
+        return cls(split, files, value["size"], value["state"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +170,11 @@ class _ListedFile:
     path: str
     size: int
     version: str
+
+
+def _named(file: _ListedFile) -> tuple[str, int, str]:
+    """By its name: data that moves to another folder is still the same data."""
+    return Path(file.path).name, file.size, file.version
 
 
 def _listed(file: SourceFile) -> Iterator[_ListedFile]:
@@ -224,197 +187,328 @@ def _listed(file: SourceFile) -> Iterator[_ListedFile]:
         yield _ListedFile(str(path), status.st_size, version_of(status))
 
 
-def _where_to_begin(run: Run, identity: Identity, *, overwrite: bool) -> str:
-    """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
-    state = run.state()
-    same = run.agrees(identity, overwrite=overwrite)
-    if state == NEW or (overwrite and not same) or (state == UNFINISHED and not same and not run.has_results()):
-        return NEW
-    run.require_same(identity)
-    return state
+def _units(files: list[SourceFile], *, joined: bool) -> list[ImportUnit]:
+    if not joined:
+        return [ImportUnit.of([file]) for file in files]
+    splits = dict.fromkeys(file.split for file in files)
+    return [ImportUnit.of([file for file in files if file.split == split]) for split in splits]
 
 
-def _begin(run: Run, begin: str, identity: Identity, tokenizer: _Tokenizer) -> None:
-    if begin == NEW:
-        run.stage([])
-        run.start(identity, {} if tokenizer.json is None else {"tokenizer.json": tokenizer.json.encode()})
-    if tokenizer.json is None:
-        # That of a store that was replaced by this one.
-        (run.out / "tokenizer.json").unlink(missing_ok=True)
-    positions = _positions(run)
-    run.resume(lambda record: record.last or record.part in positions)
+# ---- the tokenizer ----
 
 
-def _positions(run: Run) -> dict[int, _Position]:
-    """How much of the source each part goes up to."""
-    return {line.pop("part"): _Position(**line) for line in run.appended(_POSITIONS)}
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """What of a tokenizer goes into a store."""
+
+    json: str | None
+    vocab_size: int | None
+    """None: it has to be found."""
+    facts: dict[str, Any]
 
 
-_NOTHING = Tokens(np.empty(0, np.int64), np.zeros(1, np.int64))
-"""Ends an open document."""
+def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
+    facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
+    if settings.tokenizer is None:
+        return _Tokenizer(None, settings.vocab_size, {"name": NO_TOKENIZER, "xxh3": None} | facts)
+    from milldam.tokenizers.loading import load_tokenizer
 
-
-def _documents(file: SourceFile, rules: ReadRules, border: Border | None, taken: int) -> Iterator[Tokens]:
-    """The documents of a file without those that were taken; those of a stream go on in the next file."""
-    blocks = load_format(file.format).read(file, rules)
-    return _rows_behind(blocks, taken) if border is None else _cut(_tokens_behind(blocks, taken), border)
-
-
-def _rows_behind(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
-    for tokens in blocks:
-        closed = len(tokens.lengths) - tokens.open
-        if taken > closed:
-            taken -= closed
+    loaded = load_tokenizer(settings.tokenizer)
+    for name in ("bos", "eos"):
+        if facts[name] is None:
             continue
-        if taken:
-            begin = int(tokens.lengths[:taken].sum())
-            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open)
-            taken = 0
-        if len(tokens.lengths):
-            yield tokens
+        token = loaded.huggingface.id_to_token(facts[name])
+        if token is None:
+            told = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+            raise ConfigError(Setting(name, facts[name]), told)
+        facts[f"{name}_token"] = str(token)
+    named = {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())}
+    return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
 
 
-def _tokens_behind(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
-    for tokens in blocks:
-        dropped = min(taken, len(tokens.flat))
-        taken -= dropped
-        if dropped < len(tokens.flat):
-            yield Tokens(tokens.flat[dropped:], np.array([len(tokens.flat) - dropped]))
+# ---- the job ----
 
 
-def _cut(blocks: Iterator[Tokens], border: Border) -> Iterator[Tokens]:
-    """A document that is open is ended by what comes next, even when that begins with a border: by nothing, then."""
-    for tokens in blocks:
-        ends = np.flatnonzero(tokens.flat == border.id) + (not border.begins)
-        open_end = not len(ends) or ends[-1] < len(tokens.flat)
-        edges = np.concatenate(([0], ends, [len(tokens.flat)] if open_end else []))
-        yield Tokens(tokens.flat, np.diff(edges).astype(np.int64), open=bool(open_end))
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    identity: Identity
+    files: list[SourceFile]
+    units: list[ImportUnit]
+    tokenizer: _Tokenizer
 
 
-class _Import:
-    """The work itself, behind the shards that are recorded."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    records: Records
+    vocab_size: int
 
-    def __init__(
-        self, settings: ImportSettings, run: Run, files: list[SourceFile], tokenizer: _Tokenizer, identity: Identity
-    ) -> None:
-        self._settings, self._run, self._files = settings, run, files
-        self._tokenizer, self._identity = tokenizer, identity
-        self._rules = ReadRules(settings.column, settings.dtype, run.folder)
-        self._border = settings.border
-        self._writer: ShardWriter | None = None
-        self._open = False
-        """The document at the writer's end goes on."""
-        self._made = 0
 
-    def do(self) -> Manifest:
-        run = self._run
-        vocab_size = self._settled_vocabulary()
-        if 0 not in run.progress.complete:
-            self._dtype = token_dtype(vocab_size)
-            self._shard_tokens = max(1, self._settings.shard_size // np.dtype(self._dtype).itemsize)
-            try:
-                self._write_shards(vocab_size)
-            finally:
-                self._leave()
-            run.add(PartRecord(0, self._made, [], {}, self._made, last=True))
-        run.tidy()
-        if _list_input(run, self._files) != self._identity.input:
-            raise InputError("The source changed while it was read. Run the same command again with --overwrite.")
-        shards = shards_in_order(run.records())
-        if not shards:
-            raise InputError(f"No documents in {', '.join(map(str, self._settings.sources))}: nothing to import.")
-        identity, tokenizer = self._identity, self._tokenizer.facts
-        manifest = Manifest(
-            token_dtype(vocab_size), vocab_size, tokenizer, ENGINE, identity.settings, identity.input, shards
+class ImportJob:
+    """Tokens of other tools to a store."""
+
+    kind = TOKENS
+
+    def __init__(self, settings: ImportSettings) -> None:
+        self._settings = settings
+
+    def prepare(self, session: Session) -> _Prepared:
+        settings = self._settings
+        sources = [Path(source).expanduser() for source in settings.source]
+        files = find_files(sources, settings.format, settings.split)
+        tokenizer = _look_up_tokenizer(settings)
+        units = _units(files, joined=settings.border is not None)
+        asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
+        asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": tokenizer.facts["xxh3"]}
+        asked |= {} if settings.bos is None else {"bos": settings.bos}
+        identity = Identity({"import": asked}, self._input(session.folder, files, units), tokenizer.facts["name"])
+        return _Prepared(identity, files, units, tokenizer)
+
+    def _input(self, folder: RunFolder, files: list[SourceFile], units: list[ImportUnit]) -> dict[str, Any]:
+        """The input's state: its files, and what they are taken for."""
+        listed = folder.inputs.write((0, one) for file in files for one in _listed(file))
+        return listed | {"fingerprint": hash_bytes(f"{listed['fingerprint']} {[unit.key for unit in units]}".encode())}
+
+    def has_results(self, folder: RunFolder) -> bool:
+        return next(folder.journal.read(RECORDS), None) is not None
+
+    def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
+        folder, identity = session.folder, prepared.identity
+        units, size = len(prepared.units), identity.input["bytes"]
+        useful = 1 if size < SMALL_INPUT else min(units, self._settings.workers or session.pool.cores)
+        workers = fit_workers(session.budget, usage().anonymous, 0, useful)
+        if begin == NEW or (folder.task is None and folder.needs_replan(identity)):
+            folder.stage(prepared.units)
+            if begin == NEW:
+                text = prepared.tokenizer.json
+                folder.start(identity, {} if text is None else {"tokenizer.json": text.encode()}, OUTPUTS)
+            else:
+                folder.replan(identity)
+        stages = ("import",) if prepared.tokenizer.vocab_size is not None else ("scan", "import")
+        return make_plan(
+            session.budget,
+            kind=WorkPlan,
+            workers=workers,
+            useful=useful,
+            cores=cores(),
+            held_bytes=usage().anonymous,
+            units=units,
+            input_bytes=size,
+            shard_size=parse_size(self._settings.shard_size),
+            engine="",
+            engine_note="",
+            stages=stages,
+            pieces=dict.fromkeys(stages, units),
         )
-        manifest.write(run.out)
-        return manifest
 
-    def _settled_vocabulary(self) -> int:
-        """The tokenizer's, or what was said, or from the largest id, looked for once."""
-        if self._tokenizer.vocab_size is not None:
-            return self._tokenizer.vocab_size
-        path = self._run.folder / _VOCABULARY
-        if read_sealed(path) is None:
-            largest = -1
-            for file in self._files:
-                for tokens in load_format(file.format).read(file, self._rules):
-                    largest = max(largest, _largest(tokens, file))
-            if largest >= _LARGEST_BELIEVED:
-                raise InputError(_unbelievable(largest, self._settings))
-            write_sealed(path, {"vocab_size": max(largest, 0 if self._border is None else self._border.id) + 1})
-        found = read_sealed(path)
-        assert found is not None
-        return int(found["vocab_size"])
+    def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
+        folder = session.folder
+        keys, vocab_size = folder.units.keys(), prepared.tokenizer.vocab_size
+        rules = ReadRules(self._settings.column, self._settings.dtype, folder.folder)
+        if vocab_size is None:
+            scans = Records(folder.journal, SCANS, folder.out, keys)
+            yield self._stage("scan", ScanTask(rules), folder, scans, plan)
+            vocab_size = self._vocabulary(scans)
+        dtype = token_dtype(vocab_size)
+        width = np.dtype(dtype).itemsize
+        # Ids beyond 65,536 that come with a new file make all shards wider.
+        records = Records(folder.journal, RECORDS, folder.out, keys.mixed(np.full(len(keys), width, np.uint64)))
+        shard_tokens = max(1, plan.shard_size // width)
+        task = ImportTask(folder.out, rules, self._settings.border, dtype, vocab_size, shard_tokens)
+        yield self._stage("import", task, folder, records, plan)
+        return _Done(records, vocab_size)
 
-    def _write_shards(self, vocab_size: int) -> None:
-        position = self._recorded_position()
-        split: str | None = None
-        for number in range(position.file, len(self._files)):
-            file = self._files[number]
-            if file.split != split:
-                self._finish_split(number)
-            split = file.split
-            taken = position.taken if number == position.file else 0
-            for tokens in _documents(file, self._rules, self._border, taken):
-                _check_ids(tokens, file, vocab_size)
-                taken = self._add(tokens, number, taken)
-        self._finish_split(len(self._files))
+    def _stage(
+        self, name: str, task: ScanTask | ImportTask, folder: RunFolder, records: Records, plan: WorkPlan
+    ) -> Stage:
+        def assign(number: int) -> _Assignment:
+            begun = records.begun(number)
+            unit = folder.units.at(number, ImportUnit.from_json)
+            if begun is None:
+                return _Assignment(unit, records.keys[number], 0, Position())
+            return _Assignment(unit, records.keys[number], begun.part + 1, Position(**begun.facts["position"]))
 
-    def _recorded_position(self) -> _Position:
-        self._made = self._run.done_so_far(0)[0]
-        return _positions(self._run)[self._made - 1] if self._made else _Position()
+        return Stage(
+            name,
+            task,
+            records.pending(),
+            assign,
+            Workers(plan.workers, 1),
+            records.add,
+            total=plan.units,
+            done=records.complete,
+            input_bytes=records.pending_bytes(folder.units.sizes()),
+        )
 
-    def _add(self, tokens: Tokens, file: int, taken: int) -> int:
-        """Write documents, and end the shard with the one that fills it; what is taken of the file then."""
-        flat, lengths = tokens.flat, tokens.lengths
-        in_rows = self._border is None
-        if not in_rows and not self._open and lengths[0] == 0:
-            # A border before which there is nothing.
-            lengths = lengths[1:]
-        while len(lengths):
-            writer = self._shard_of(str(self._files[file].split))
-            closed = len(lengths) - tokens.open
-            ends = lengths.cumsum()
-            last = int(ends[:closed].searchsorted(self._shard_tokens - writer.tokens))
-            full = last < closed
-            stop = last + 1 if full else len(lengths)
-            count = int(ends[stop - 1])
-            writer.append(Tokens(flat[:count], lengths[:stop], open=tokens.open and not full))
-            self._open = tokens.open and not full
-            taken += (stop if full else closed) if in_rows else count
-            flat, lengths = flat[count:], lengths[stop:]
-            if full:
-                self._commit(_Position(file, taken))
-        return taken
+    def _vocabulary(self, scans: Records) -> int:
+        """One more than the largest id."""
+        largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
+        settings, border = self._settings, self._settings.border
+        if largest >= _LARGEST_BELIEVED:
+            asked = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
+            raise InputError(
+                f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that large. "
+                f"Is {asked} right, and the column? If it is, say ",
+                Setting("vocab_size"),
+                ".",
+            )
+        return max(largest, 0 if border is None else border.id) + 1
 
-    def _shard_of(self, split: str) -> ShardWriter:
-        if self._writer is None:
-            self._writer = ShardWriter(self._run.out, f"{split}-{self._made:05d}", split, self._dtype)
-        return self._writer
+    def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> ImportSummary:
+        folder, identity = session.folder, prepared.identity
+        folder.tidy()
+        units = _units(prepared.files, joined=self._settings.border is not None)
+        if self._input(folder, prepared.files, units) != identity.input:
+            raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
+        shards = ShardSpool(folder.folder)
+        told = (record.facts.get("shards", ()) for _, record in done.records.in_plan_order())
+        shards.fill(Shard(**shard) for each in told for shard in each)
+        if not shards.splits:
+            raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
+        facts = Manifest(
+            token_dtype(done.vocab_size),
+            done.vocab_size,
+            prepared.tokenizer.facts,
+            "imported",
+            identity.settings,
+            identity.input,
+            shards=(),
+        )
+        summary = self._summary(folder, prepared, facts, shards.splits)
+        shards.write(facts, folder.out)
+        shards.remove()
+        named = ManifestText.at(Folder(folder.out)).shards()
+        sweep(folder.out, ("*.bin", "*.idx"), (f"{shard.name}.{kind}" for shard in named for kind in ("bin", "idx")))
+        records = done.records
+        summary = session.measured(
+            replace(
+                summary,
+                up_to_date=False,
+                units=plan.units,
+                reused=records.reused,
+                changed=plan.changes,
+                workers=plan.workers,
+            )
+        )
+        summary.write(folder.folder)
+        return summary
 
-    def _finish_split(self, next_file: int) -> None:
-        """End the document that is open and the shard."""
-        if self._writer is not None:
-            if self._open:
-                self._writer.append(_NOTHING)
-                self._open = False
-            self._commit(_Position(next_file, 0))
+    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary:
+        manifest = ManifestText.at(Folder(session.folder.out))
+        return self._summary(session.folder, prepared, manifest.facts(), totals_by_split(manifest.shards()))
 
-    def _commit(self, position: _Position) -> None:
-        assert self._writer is not None
-        with self._writer as writer:
-            shard = writer.commit()
-        self._writer = None
-        # The position first: a record without it could not be gone on from.
-        self._run.append(_POSITIONS, {"part": self._made} | asdict(position))
-        self._run.add(PartRecord(0, self._made, [asdict(shard)], {}, self._made + 1, last=False))
-        self._made += 1
+    def _summary(
+        self, folder: RunFolder, prepared: _Prepared, manifest: Manifest, splits: dict[str, Totals]
+    ) -> ImportSummary:
+        documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
+        counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
+        return Summary(
+            job="import",
+            out=str(folder.out),
+            up_to_date=True,
+            counts=counts | {"files": len(prepared.files)},
+            facts={
+                "formats": tuple(dict.fromkeys(file.format for file in prepared.files)),
+                "dtype": manifest.dtype,
+                "vocab_size": manifest.vocab_size,
+                "splits": documents,
+            },
+        )
 
-    def _leave(self) -> None:
-        if self._writer is not None:
-            self._writer.__exit__(None, None, None)
-            self._writer = None
+
+# ---- the work on a unit ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """A unit, and how much of it is done already."""
+
+    unit: ImportUnit
+    key: str
+    part: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """Finds the largest id of a unit."""
+
+    rules: ReadRules
+
+    def start(self) -> Work:
+        return self._scan
+
+    def _scan(self, given: _Assignment, report: Report) -> None:
+        largest, told = -1, _Told(report, given.unit.size)
+        for file in given.unit.files:
+            for tokens in load_format(file.format).read(file, self.rules):
+                largest = max(largest, _largest(tokens, file))
+                told.add(tokens)
+        report(PART, Record(given.key, facts={"largest": largest}))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTask:
+    """Writes the shards of a unit, from where an earlier run stopped; the record that ends it names none."""
+
+    out: Path
+    rules: ReadRules
+    border: Border | None
+    dtype: str
+    vocab_size: int
+    shard_tokens: int
+
+    def start(self) -> Work:
+        return self._import
+
+    def _import(self, given: _Assignment, report: Report) -> None:
+        part, told = given.part, _Told(report, given.unit.size)
+        blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
+        for block in blocks:
+            name = f"{given.unit.split}-{given.key}-{part:05d}"
+            with ShardWriter(self.out, name, given.unit.split, self.dtype) as writer:
+                for filled in chain([block], blocks):
+                    self._check(filled.tokens, filled.file)
+                    writer.append(filled.tokens)
+                    told.add(filled.tokens)
+                    block = filled
+                    if filled.full:
+                        break
+                report(PART, _record(given.key, part, writer.commit(), block.position))
+            part += 1
+        report(PART, Record(given.key, part))
+
+    def _check(self, tokens: Tokens, file: SourceFile) -> None:
+        largest = _largest(tokens, file)
+        if largest >= self.vocab_size:
+            raise InputError(
+                f"{file.path}: token id {largest} outside the vocabulary of {self.vocab_size:,}. "
+                "Is it of another tokenizer, or of another dtype?"
+            )
+
+
+def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
+    outputs = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
+    facts = {"shards": [asdict(shard)], "position": asdict(position)}
+    return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
+
+
+class _Told:
+    """Tells now and then how a unit gets on."""
+
+    def __init__(self, report: Report, size: int) -> None:
+        self._report, self._size = report, size
+        self._counts = dict.fromkeys(("documents", "tokens", "input_bytes"), 0)
+        self._last = time.monotonic()
+
+    def add(self, tokens: Tokens) -> None:
+        counts = self._counts
+        counts["documents"] += len(tokens.lengths) - tokens.open
+        counts["tokens"] += len(tokens.flat)
+        # Of what is compressed it is more.
+        counts["input_bytes"] = min(self._size, counts["input_bytes"] + tokens.flat.nbytes)
+        if time.monotonic() - self._last > REPORT_SECONDS:
+            self._last = time.monotonic()
+            self._report(PROGRESS, {"counts": dict(counts), "seconds": {}, "anonymous_bytes": usage().anonymous})
 
 
 def _largest(tokens: Tokens, file: SourceFile) -> int:
@@ -426,40 +520,3 @@ def _largest(tokens: Tokens, file: SourceFile) -> int:
         wrong = smallest if smallest < 0 else largest
         raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
     return largest
-
-
-def _unbelievable(largest: int, settings: ImportSettings) -> str:
-    sources = ", ".join(map(str, settings.sources))
-    asked = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
-    return (
-        f"{sources}: the largest token id is {largest:,}, and no vocabulary is that large. "
-        f"Is {asked} right, and the column? If it is, say vocab_size."
-    )
-
-
-def _check_ids(tokens: Tokens, file: SourceFile, vocab_size: int) -> None:
-    largest = _largest(tokens, file)
-    if largest >= vocab_size:
-        raise InputError(
-            f"{file.path}: token id {largest} outside the vocabulary of {vocab_size:,}. "
-            "Is it of another tokenizer, or of another dtype?"
-        )
-
-
-def _summary(settings: ImportSettings, files: list[SourceFile], manifest: Manifest) -> ImportSummary:
-    splits: dict[str, dict[str, int]] = {}
-    for shard in manifest.shards:
-        counted = splits.setdefault(shard.split, {"documents": 0, "tokens": 0})
-        counted["documents"] += shard.documents
-        counted["tokens"] += shard.tokens
-    return ImportSummary(
-        out=settings.out,
-        formats=tuple(dict.fromkeys(file.format for file in files)),
-        files=len(files),
-        up_to_date=True,
-        documents=manifest.documents,
-        tokens=manifest.tokens,
-        vocab_size=manifest.vocab_size,
-        dtype=manifest.dtype,
-        splits=splits,
-    )

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from milldam.cli.engine import engine_options
-from milldam.cli.tokenize import run_and_show
+from milldam.cli.options import job_options
+from milldam.cli.running import run_and_show
 from milldam.formats import FORMATS
 
 
@@ -29,12 +29,7 @@ from milldam.formats import FORMATS
 @click.option("--split", metavar="NAME", help="Which split, and its name in the store. [default: all, or train]")
 @click.option("--vocab-size", type=int, metavar="N", help="Without a tokenizer. [default: the largest id + 1]")
 @click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the store's files.")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
-@click.option("--workers", type=int, help="Cores to use. [default: all]")
-@engine_options
-@click.option("--overwrite", is_flag=True, help="Replace what was made with other options.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+@job_options()
 def import_(sources: tuple[str, ...], out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Make a store of tokens that another tool wrote.
 
@@ -51,4 +46,4 @@ def import_(sources: tuple[str, ...], out: Path, as_json: bool, quiet: bool, **o
     from milldam.formats.importing import ImportSettings, run_import
 
     settings = checked_settings(ImportSettings, {"source": sources, "out": out, **options})
-    run_and_show(partial(run_import, settings), out, as_json=as_json, quiet=quiet)
+    run_and_show(partial(run_import, settings), as_json=as_json, quiet=quiet)

@@ -154,7 +154,7 @@ def import_tokens(
     from milldam.formats.importing import ImportSettings, run_import
     from milldam.loader.stores import Store
 
-    given = {"source": [source] if isinstance(source, str | Path) else list(source), "out": out, "format": format}
+    given: dict[str, object] = {"source": source, "out": out, "format": format}
     given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
     given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
     given |= {"engine": engine, "address": address, "overwrite": overwrite}

@@ -1,9 +1,9 @@
 """The job of `milldam import`: tokens of other tools -> a store, in the frame of run/job.py.
 
 A unit is a file of the source. Documents are its rows; or all rows are joined to one stream that is cut behind, or
-before, each of an id: then documents go over files, and all files of a split are one unit. A shard ends with the document
-that fills it, or with its unit. It is recorded together with what was taken of the unit by then, where a killed import
-goes on; the file that was left half way is read again from its begin.
+before, each of an id: then documents go over files, and all files of a split are one unit. A shard ends with the
+document that fills it, or with its unit. It is recorded together with what was taken of the unit by then, where a
+killed import goes on; the file that was left half way is read again from its begin.
 
     scan      only where neither a tokenizer nor the user says the vocabulary: the largest id of each unit
     import    shards of each unit

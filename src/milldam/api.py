@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from milldam.errors import ConfigError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
-from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
+from milldam.stores.kinds import TOKENS, store_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,23 +56,13 @@ def open(
     kind = store_kind(path)
     if kind is TOKENS and not asked:
         return Store(path, split=split)
-    if kind in (TABLE, FEATURES):
+    if kind is not None and kind is not TOKENS:
         for name in asked if split is None else ("split", *asked):
             raise ConfigError(f"{path}: {kind.phrase} has no {name} to choose. Leave it out.")
-        return _open_other(kind, path)
+        return kind.open(path)
     from milldam.loader.opening import open_data
 
     return open_data(path, split=split, **asked)
-
-
-def _open_other(kind: Kind, path: str | Path) -> Any:
-    if kind is TABLE:
-        from milldam.stores.table import Table
-
-        return Table(path)
-    from milldam.qa import FeatureStore
-
-    return FeatureStore(path)
 
 
 def tokenize(

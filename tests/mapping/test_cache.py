@@ -145,6 +145,19 @@ def test_tables_that_were_not_used_for_longest_go_first(corpus: Path, monkeypatc
     assert len(keys()) == 1
 
 
+def test_what_killed_processes_left_half_made_goes_and_what_is_being_copied_stays(corpus: Path) -> None:
+    """A folder that nobody holds is a leftover; one that is held is somebody's copy."""
+    map_rows(corpus, lengths)
+    left, held = (cache.cache_folder() / f".key.{number}.tmp" for number in (1, 2))
+    for folder in (left, held):
+        (folder / "run").mkdir(parents=True)
+    with cache._exclusive(held):
+        map_rows(corpus, lengths, batch_size=7)
+    assert not left.exists() and held.exists()
+    invoke("cache", "--clear")
+    assert not held.exists()
+
+
 def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
     """By the beginning of a key, or all; what is in use is refused."""
     (tmp_path / "script.py").write_text("def f(rows):\n    return None\n")

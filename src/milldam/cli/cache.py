@@ -38,6 +38,7 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
             raise ResourceError(f"{chosen.path}: in use. It can be removed when what reads or makes it has ended.")
         click.echo(f"{chosen.path} is removed.", err=True)
     if clear:
+        tables.remove_leftovers()
         gone = [tables.remove(one) for one in tables.cached_tables()]
         rest = "" if all(gone) else "; the others are in use"
         click.echo(f"{sum(gone)} of {len(gone)} tables are removed{rest}.", err=True)

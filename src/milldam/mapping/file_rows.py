@@ -7,6 +7,7 @@ Standard input is copied to the spool first, since workers could not read it.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -90,7 +91,6 @@ class FilePlan:
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         self.has_indices = options.numbered
         self.left_out = ""
-        self._hashes = Hashes(spool / HASHES)
         self.columns = self._columns()
         self._counted: list[int] = []
 
@@ -128,6 +128,11 @@ class FilePlan:
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
         return list(wanted) if wanted is not None else there or None
+
+    def moved_to(self, spool: Path) -> FilePlan:
+        moved = copy.copy(self)
+        moved._spool = spool
+        return moved
 
     @property
     def reader(self) -> FileReader:
@@ -174,7 +179,7 @@ class FilePlan:
     def _groups(self) -> Iterator[list[Piece]]:
         options = self._options
         if options.shards is None:
-            return gather(self._pieces(options.shard_size, self._hashes), options.shard_size)
+            return gather(self._pieces(options.shard_size, Hashes(self._spool / HASHES)), options.shard_size)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
         count = total = 0
         for piece in self._pieces(stride, None):

@@ -13,38 +13,35 @@ there are follows from the budget and the probe; what they make from function, s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from milldam.errors import ConfigError, InputError, ResourceError, Setting
-from milldam.files import hash_bytes
+from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address, without_secrets
-from milldam.mapping.cache import ONCE, cached_out
+from milldam.mapping.cache import cached_out
 from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
-from milldam.mapping.identity import identify
+from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.memory_gate import MemoryGate, this_process
-from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.preparing import Prepared, prepare, source_options
 from milldam.mapping.probing import Probed, ProbeTask
 from milldam.mapping.reading import can_be_checked
-from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
+from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import FAILED, Assigned, MapTask
-from milldam.memory import Budget, format_size, usage
+from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run.folder import NEW, UNFINISHED
-from milldam.run.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
+from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
 from milldam.run.progress import Observer, Quiet, log
 from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import read_sealed, write_sealed
@@ -53,11 +50,6 @@ from milldam.sources.opening import STDIN
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema
 from milldam.stores.table.summary import MapSummary
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-VERSION = 1
-"""Of the way from rows to rows: another one makes other keys."""
 SUMMARY = "summary.json"
 _CHANGES_SHOWN = 6
 _GATE_SHARE = 0.9
@@ -65,61 +57,30 @@ _GATE_SHARE = 0.9
 
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
-    """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    if settings.out is None:
-        with cached_out(_cache_key(settings)) as out:
-            return run_map(replace(settings, out=str(out)), observer, held_bytes=held_bytes)
-    with (
-        MapRun(Path(settings.out)) as run,
-        contextlib.closing(_Job(settings, run, observer or Quiet(), held_bytes)) as job,
-    ):
+    """Make the table, or what is left to make of it. `held_bytes`: memory that the calling program holds already."""
+    budget = Budget.of(settings.memory, held_bytes)
+    room = Room(budget.limit_bytes, held_bytes, this_process(), settings.format)
+    if settings.out is not None:
+        out = Path(settings.out)
+        with MapRun(out) as run:
+            return _run(prepare(settings, room, run.folder / SPOOL), run, observer or Quiet(), budget, room)
+    with tempfile.TemporaryDirectory() as spool:
+        prepared = prepare(settings, room, Path(spool))
+        key = prepared.cache_key
+    with cached_out(key) as out, MapRun(out) as run:
+        return _run(prepared.moved_to(run.folder / SPOOL), run, observer or Quiet(), budget, room)
+
+
+def _run(prepared: Prepared, run: MapRun, observer: Observer, budget: Budget, room: Room) -> MapSummary:
+    with contextlib.closing(_Job(prepared, run, observer, budget, room)) as job:
         return job.run()
 
 
-def _cache_key(settings: MapSettings) -> str:
-    """What a table is called in the cache: its function and settings, then its input. Of what can't be identified
-    nothing is found again."""
-    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-    with tempfile.TemporaryDirectory() as spool:
-        source = plan_source(settings.source, _source_options(settings), Path(spool))
-        if function.unhashable or source.unidentified is not None:
-            return f"{ONCE}{uuid.uuid4().hex[:16]}"
-        schema = _given_schema(settings)
-        how = [VERSION, function.hash, settings.parameters, settings.cuts, None if schema is None else schema.ipc]
-        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, source.identity))
-
-
-def _source_options(settings: MapSettings, room: Room | None = None) -> SourceOptions:
-    return SourceOptions(
-        columns=settings.columns,
-        **settings.cuts,
-        split=settings.split,
-        subset=settings.subset,
-        input_format=settings.input_format,
-        documents=settings.documents,
-        separator=settings.separator,
-        invalid_utf8=settings.invalid_utf8,
-        strict=settings.strict,
-        source_key=settings.source_key,
-        numbered=settings.with_indices,
-        room=room,
-    )
-
-
-def _given_schema(settings: MapSettings) -> TableSchema | None:
-    if settings.schema is None:
-        return None
-    from milldam.mapping.schema import given_schema
-
-    schema: pa.Schema = given_schema(settings.schema)
-    return TableSchema.of(schema)
-
-
 class _Job:
-    def __init__(self, settings: MapSettings, run: MapRun, observer: Observer, held_bytes: int) -> None:
-        self._settings, self._run, self._observer = settings, run, observer
-        self._budget, self._held = Budget.of(settings.memory, held_bytes), held_bytes
-        self._room = Room(self._budget.limit_bytes, held_bytes, this_process(), settings.format)
+    def __init__(self, prepared: Prepared, run: MapRun, observer: Observer, budget: Budget, room: Room) -> None:
+        self._prepared, self._settings, self._source = prepared, prepared.settings, prepared.source
+        self._run, self._observer, self._budget, self._room = run, observer, budget, room
+        self._changed: list[str] = []
         self._kept: KeptResults | None = None
 
     def close(self) -> None:
@@ -131,7 +92,8 @@ class _Job:
         where = self._settings.engine, self._settings.address
         with at_work(run, self._observer, self._budget, *where) as self._workforce:
             self._monitor = self._workforce.monitor
-            self._prepare()
+            for doubt in self._prepared.doubts:
+                self._observer.warn(doubt)
             table = self._up_to_date()
             if table is not None:
                 run.clear_up(table)
@@ -145,52 +107,15 @@ class _Job:
             self._workforce.enter("finish")
             return self._finish(schema, probed, made)
 
-    # ---- prepare ----
-
-    def _prepare(self) -> None:
-        settings = self._settings
-        self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-        self._source = self._plan_source()
-        if settings.with_indices and not self._source.has_indices:
-            raise ConfigError(Setting("with_indices"), ": the rows of this source have no numbers. Leave it out.")
-        self._given = _given_schema(settings)
-        self._reusable = self._is_known()
-        self._recipe = hash_bytes(json.dumps([VERSION, self._function.hash, settings.parameters]).encode())
-        self._changed: list[str] = []
-
-    def _plan_source(self) -> SourcePlan:
-        options = _source_options(self._settings, self._room)
-        return plan_source(self._settings.source, options, self._run.folder / SPOOL)
-
-    def _is_known(self) -> bool:
-        """Whether equal keys mean equal rows. Says what stands against it, and how to name it."""
-        unhashable, unidentified = self._function.unhashable, self._source.unidentified
-        if unhashable:
-            self._observer.warn(
-                f"What {self._function.name} depends on can't be hashed: {'; '.join(unhashable)}. Nothing is reused "
-                'from an earlier run. Name it yourself by the setting "key", and change the name whenever it changes.'
-            )
-        if unidentified is not None:
-            self._observer.warn(
-                f"The source can't be identified: {unidentified}. Nothing is reused from an earlier run."
-            )
-        return not unhashable and unidentified is None
-
-    def _describe(self) -> dict[str, Any]:
-        """What this run is made from, for the manifest and for naming changes."""
-        schema = None if self._given is None else self._given.columns
-        settings = {**self._settings.parameters, **self._settings.cuts, "schema": schema}
-        return {"function": self._function.as_json(), "settings": settings, "input": self._source.identity}
-
     def _up_to_date(self) -> TableManifest | None:
         """The table, if it is what this call would make. What is spooled is known by its source."""
-        if self._settings.overwrite or not self._reusable:
+        if self._settings.overwrite or not self._prepared.is_known:
             return None
         table = self._run.table()
-        description = self._describe()
+        description = self._prepared.description
         if table is None or {name: getattr(table, name) for name in description} != description:
             return None
-        if self._given is not None and self._given.ipc != table.schema.ipc:
+        if self._prepared.schema is not None and self._prepared.schema.ipc != table.schema.ipc:
             return None
         if not self._source.needs_spooling and list(self._keys(table.schema)) != [unit.key for unit in table.units]:
             return None
@@ -198,17 +123,17 @@ class _Job:
 
     def _keys(self, schema: TableSchema) -> Iterator[str]:
         for unit in self._source.units():
-            yield unit_key(self._recipe, schema.hash, unit.numbered_key)
+            yield unit_key(self._prepared.recipe, schema.hash, unit.numbered_key)
 
     # ---- begin ----
 
     def _begin(self) -> None:
         """Say what changed. What is in the folder stays as it is until the function has worked on a batch."""
         run = self._run
-        self._description = self._describe()
+        self._description = self._prepared.description
         run.write_inputs((0, file) for file in outside(self._source.files(), run.out, run.folder / SPOOL))
         self._changed = run.changes(self._description)
-        self._anew = not self._reusable or (self._settings.overwrite and not self._goes_on())
+        self._anew = not self._prepared.is_known or (self._settings.overwrite and not self._goes_on())
         if run.state() != UNFINISHED:
             self._monitor.restart()
         self._made: dict[str, MadeUnit] | None = None
@@ -265,8 +190,8 @@ class _Job:
 
     def _probe_identity(self, units: int) -> list[Any]:
         """What its figures depend on: those of this process say little of a worker."""
-        given = None if self._given is None else self._given.ipc
-        return [self._recipe, given, self._units.keys[:units], self._settings.engine, self._probes_apart]
+        given = None if self._prepared.schema is None else self._prepared.schema.ipc
+        return [self._prepared.recipe, given, self._units.keys[:units], self._settings.engine, self._probes_apart]
 
     @cached_property
     def _probes_apart(self) -> bool:
@@ -278,12 +203,18 @@ class _Job:
         run, found = self._run, list[Probed]()
         self._kept = None if self._probes_apart else KeptResults(run.folder)
         task = ProbeTask(
-            run.folder / UNITS, self._carried(), self._rules(), self._room, self._given, this_process(), self._kept
+            run.folder / UNITS,
+            self._carried(),
+            self._rules(),
+            self._room,
+            self._prepared.schema,
+            this_process(),
+            self._kept,
         )
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
-        if probed.schema is not None and self._reusable:
+        if probed.schema is not None and self._prepared.is_known:
             known = asdict(probed) | {"made_from": self._probe_identity(probed.units)}
             write_sealed(run.folder / SCHEMA, known)
         return probed
@@ -323,7 +254,7 @@ class _Job:
         """Every unit made, in plan order."""
         run, units, made = self._run, self._units, self._made
         assert made is not None
-        keys = [unit_key(self._recipe, schema.hash, key) for key in units.keys]
+        keys = [unit_key(self._prepared.recipe, schema.hash, key) for key in units.keys]
         # Equal units, of an input that is named twice, are made once.
         todo = list({key: number for number, key in reversed(list(enumerate(keys))) if key not in made}.values())[::-1]
         self._cached = sum(key in made for key in keys)
@@ -336,7 +267,7 @@ class _Job:
             run.add(one)
             made[one.key] = one
 
-        first = (probed.batch_bytes, int(MARGIN * probed.work_bytes))
+        first = self._needs(probed).first_batch
         limit = int(_GATE_SHARE * self._budget.limit_bytes)
         gate = MemoryGate(run.folder, limit, first, this_process(), probed.worker_bytes)
         facts = (self._carried(), self._rules(), self._room, schema, gate, self._plan.share_bytes)
@@ -356,10 +287,11 @@ class _Job:
 
     def _plan_work(self, probed: Probed, todo: list[int]) -> WorkPlan:
         units, wanted = self._units, self._settings.workers or self._workforce.crew.cores
+        name = self._prepared.function.name
         elsewhere = self._works_elsewhere(todo)
         useful = max(1, min(wanted, len(todo))) if elsewhere else 1
         parent = usage().anonymous
-        workers = self._fit_workers(parent, probed, useful)
+        workers = self._needs(probed).workers(parent, useful)
         self._elsewhere = elsewhere and workers > 0
         return make_plan(
             self._budget,
@@ -372,7 +304,7 @@ class _Job:
             input_bytes=units.bytes,
             shard_size=units.bytes // max(1, len(units)),
             engine="python",
-            engine_note=f"{self._function.name}; cached: {self._cached} of {len(units)} units{self._because()}",
+            engine_note=f"{name}; cached: {self._cached} of {len(units)} units{self._because()}",
             stages=("probe", "map"),
             left_out=self._source.left_out,
         )
@@ -393,51 +325,19 @@ class _Job:
         more = len(self._changed) - _CHANGES_SHOWN
         return f"; changed: {shown}" + (f"; and {more} more" if more > 0 else "")
 
-    def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
-        """How many workers the budget holds, beside this process; 0: this process has to do it."""
-        most, took = self._settings.most_batch_bytes, int(MARGIN * probed.work_bytes) + ROOM_BYTES
-        work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
-        idle = max(WORKER_BYTES, probed.worker_bytes)
-        # What the function loads and keeps is loaded here, too, where this process works.
-        alone = parent + idle - WORKER_BYTES + work
-        if limit < alone:
-            # What the program held before comes on top of what is given.
-            smallest = max(0, alone * 103 // 100 - self._held) // 10**6 + 1
-            raise ResourceError(
-                f"A budget of {format_size(limit - self._held)} is too small: {self._function.name} takes about "
-                f"{format_size(work)} on a batch, beside {format_size(max(0, alone - work - self._held))} that stay. "
-                "It takes at least ",
-                Setting("memory", f"{smallest}MB"),
-                ", or a smaller ",
-                Setting("batch_bytes"),
-                f" (now {format_size(self._settings.most_batch_bytes)}) or ",
-                Setting("batch_size"),
-                f" (now {self._settings.batch_size}).",
-            )
-        if limit < parent + idle + work:
-            return 0
-        usual = max(WORK_BYTES, 4 * most, self._usually(took, probed))
-        # While one works on a row as large as the first, each of the others may have read one, too.
-        others = (limit - parent - idle - work) // (idle + probed.reading_bytes)
-        return min(useful, 1 + others, max(1, (limit - parent) // (idle + usual)))
-
-    def _usually(self, taken: int, probed: Probed) -> int:
-        """What a batch takes where the first one took so much. A row larger than a batch may be is an exception: there
-        are workers for the others, which wait for it."""
-        most = self._settings.most_batch_bytes
-        return taken * most // max(most, probed.batch_bytes)
+    def _needs(self, probed: Probed) -> WorkerNeeds:
+        return WorkerNeeds(self._prepared, probed, self._room)
 
     def _staff(self, probed: Probed) -> Staff:
-        """A worker that holds so much after a unit that the next batch would not fit is replaced by a fresh one."""
-        most = self._plan.share_bytes - self._usually(probed.work_bytes, probed) if probed.apart else None
+        most = self._needs(probed).most_idle_bytes(self._plan.share_bytes)
         alone = self._elsewhere and self._plan.workers == 1 and not self._workforce.crew.machine
         return Staff(self._plan.workers, self._plan.threads, apart=alone, worker_bytes=most)
 
     # ---- finish ----
 
     def _finish(self, schema: TableSchema, probed: Probed, made: list[MadeUnit]) -> MapSummary:
-        run, description = self._run, self._describe()
-        if not self._source.needs_spooling and self._plan_source().identity != description["input"]:
+        run, description = self._run, self._prepared.description
+        if not self._source.needs_spooling and self._look_again() != description["input"]:
             self._drop_unchecked()
             raise InputError(
                 "The input changed while it was mapped. Run the same call again: finished units of files that did not "
@@ -457,6 +357,11 @@ class _Job:
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
         return summary
 
+    def _look_again(self) -> dict[str, Any]:
+        """The identity of the source as it is now."""
+        options = source_options(self._settings, self._room)
+        return plan_source(self._settings.source, options, self._run.folder / SPOOL).identity
+
     def _drop_unchecked(self) -> None:
         """Forget the units of this run that may have read something else than their keys say."""
         dropped = {key for key, number in self._fresh.items() if not can_be_checked(self._units[number])}
@@ -464,7 +369,7 @@ class _Job:
         self._run.record_only([unit for unit in made if unit.key not in dropped])
 
     def _nothing_left(self, read: int, rejected: dict[str, int]) -> str:
-        what = f"No rows came out of {self._function.name}" if read else "No rows in the input"
+        what = f"No rows came out of {self._prepared.function.name}" if read else "No rows in the input"
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
         return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
 

@@ -89,7 +89,9 @@ def _begin(out: Path) -> None:
     new = _hidden(out)
     try:
         new.mkdir()
-        with _exclusive(new):
+        with _exclusive(new) as is_ours:
+            if not is_ours:
+                raise OSError("taken for a leftover")
             shutil.copytree(newest, new, copy_function=_link, ignore=shutil.ignore_patterns(*_OWN), dirs_exist_ok=True)
             new.rename(out)
     except OSError:  # the old one was removed meanwhile, or another process was faster

@@ -23,7 +23,7 @@ from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.cutting import Piece, gather, gather_evenly
 from milldam.mapping.pieces import Hashes, pieces_of
-from milldam.mapping.plan import HASHES, Report, SourceOptions
+from milldam.mapping.plan import Report, SourceOptions
 from milldam.mapping.reading import TEXT_COLUMNS, FileReader, csv_columns, json_columns
 from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
@@ -179,7 +179,7 @@ class FilePlan:
     def _groups(self) -> Iterator[list[Piece]]:
         options = self._options
         if options.shards is None:
-            return gather(self._pieces(options.shard_size, Hashes(self._spool / HASHES)), options.shard_size)
+            return gather(self._pieces(options.shard_size, Hashes(self._spool)), options.shard_size)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
         count = total = 0
         for piece in self._pieces(stride, None):

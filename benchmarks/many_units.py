@@ -219,7 +219,7 @@ def finish(run: Run, units: int, clock: Clock) -> None:
         clock("gather")
         summary = end.wind_up(manifest)
         clock("manifest")
-    assert summary.read == 9_050 * units
+    assert summary.counts["read"] == 9_050 * units
 
 
 def again(run: Run, units: int, clock: Clock) -> None:

@@ -42,14 +42,14 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from milldam.loader.stores import Store
 from milldam.stores.tokens.manifest import Manifest, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.torch import tensors
 from tiny_transformer import GPT, Shape
-from torch import Tensor
 
 VOCABULARY = 50_257
 END_TOKEN = 50_256

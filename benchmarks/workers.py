@@ -65,7 +65,8 @@ def measure(name: str, corpus: str, tokenizer: str) -> None:
         with mock.patch.object(workforce.Workforce, "_executor", lambda *_: EXECUTORS[name]()):
             summary = run_job(config, report=False)
         seconds = time.monotonic() - started
-    rate, peak = summary.text_bytes / seconds / 1e6, summary.memory["peak"] / 1e6
+    assert summary.memory is not None
+    rate, peak = summary.counts["text_bytes"] / seconds / 1e6, summary.memory["peak"] / 1e6
     print(f"{name:<10} {seconds:6.1f} s  {rate:6.0f} MB/s  {peak:5.0f} MB", flush=True)
 
 

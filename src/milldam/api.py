@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.errors import ConfigError, did_you_mean
+from milldam.errors import ConfigError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
@@ -15,6 +15,7 @@ from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
 
 log = logging.getLogger("milldam")
 
@@ -75,7 +76,27 @@ def _open_other(kind: Kind, path: str | Path) -> Any:
 
 
 def tokenize(
-    inputs: str | Path | Sequence[str | Path], out: str | Path, *, tokenizer: str | Path, **options: Any
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    tokenizer: str | Path,
+    text_column: str | None = None,
+    documents: Documents = "file",
+    separator: str | None = None,
+    input_format: InputFormat | None = None,
+    bos: str = "none",
+    eos: str = "auto",
+    special_text: SpecialText = "special",
+    invalid_utf8: InvalidUtf8 = "reject",
+    strict: bool = False,
+    limit: int | None = None,
+    shard_size: str | int | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    encoder: Encoder = "auto",
+    engine: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
@@ -85,14 +106,12 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.config.tokenize_options import OPTIONS, tokenize_config
+    given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
+    from milldam.config.tokenize_options import tokenize_config
     from milldam.pipeline.stages import run_job
 
-    for name in options:
-        if name not in OPTIONS:
-            raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, OPTIONS)}')
     release()
-    run_job(tokenize_config(inputs, out, tokenizer, options), held_bytes=usage().anonymous, report=False)
+    run_job(tokenize_config(inputs, out, tokenizer, given), held_bytes=usage().anonymous, report=False)
     return Store(out)
 
 
@@ -105,12 +124,12 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "gpt2", "out": "books.milldam"})   # doctest: +SKIP
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
-    from milldam.config.loading import load_config, parse_config
+    from milldam.config.loading import load_config
     from milldam.pipeline.stages import run_job
 
     release()
     held = usage().anonymous
-    loaded = parse_config(config, overrides) if isinstance(config, Mapping) else load_config(config, overrides)
+    loaded = load_config(config, overrides)
     for note in loaded.notes:
         log.info(note)
     run_job(loaded.config, held_bytes=held)

@@ -259,18 +259,19 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     """--json prints one object with the figures of the store, up to date or not."""
     made = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
     opened = milldam.open(tmp_path / "s")
-    assert (made["documents"], made["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
+    assert (made["counts"]["documents"], made["counts"]["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
     assert made["out"] == str(tmp_path / "s")
     assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
-    assert set(made["stages"]) == {"read", "filter", "encode", "write"}
-    assert set(made["wall"]) >= {"prepare", "tokenize"}
-    flow = {stage["stage"]: (stage["documents_in"], stage["documents_out"], stage["dropped"]) for stage in made["flow"]}
+    assert set(made["work"]) == {"read", "filter", "encode", "write"}
+    assert set(made["stages"]) >= {"prepare", "tokenize"}
+    facts = made["facts"]
+    flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
     assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
     assert set(map(str, flow.values())) == {"(4, 4, {})"}
-    assert made["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
-    assert (made["read"], made["dropped"], made["report"]) == (4, {}, None)
+    assert facts["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
+    assert (made["job"], made["counts"]["read"], made["dropped"], "report" in facts) == ("tokenize", 4, {}, False)
     again = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
-    assert (again["up_to_date"], again["tokens"]) == (True, opened.tokens)
+    assert (again["up_to_date"], again["counts"]["tokens"]) == (True, opened.tokens)
 
 
 def test_dropped_documents_are_in_the_summary(tmp_path: Path) -> None:
@@ -509,7 +510,7 @@ def test_inspect_does_not_let_a_document_steer_the_terminal(tmp_path: Path, opti
 def slow_job(tmp_path: Path) -> Callable[[Path], list[object]]:
     """A job that takes a few seconds in two workers."""
     corpus = write_corpus(tmp_path / "slow.jsonl", 3_000_000)
-    options = ["--engine", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
+    options = ["--encoder", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
     return lambda out: ["tokenize", corpus.path, "-o", out, "--tokenizer", TOKENIZER, *options]
 
 

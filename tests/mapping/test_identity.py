@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torch
 from milldam.errors import ConfigError
 from milldam.mapping.identity import FunctionIdentity, identify
 

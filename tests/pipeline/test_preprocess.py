@@ -730,7 +730,7 @@ def test_the_command_prints_its_summary_as_json(tmp_path: Path) -> None:
     done = invoke("preprocess", config, "--set", "dedup=off", "-o", tmp_path / "t", "--json", "-q")
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["documents"] == 3 and told["out"] == str(tmp_path / "t") and done.stderr == ""
+    assert told["counts"]["documents"] == 3 and told["out"] == str(tmp_path / "t") and done.stderr == ""
     assert not (tmp_path / "s").exists()
 
 

@@ -138,7 +138,7 @@ def test_workers_and_memory_do_not_change_a_byte(
 
 def test_engines_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
     """The slow engine makes the same token files and indexes as the fast one."""
-    tokenize(corpus.path, tmp_path / "s", shard_size="100KB", engine="huggingface")
+    tokenize(corpus.path, tmp_path / "s", shard_size="100KB", encoder="huggingface")
     assert "gigatoken" in milldam.open(reference).manifest.engine
     shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
     assert len(shards) > 20
@@ -609,7 +609,7 @@ def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what
     memory = re.search(r"--memory (\d+MB)", refused.stderr)
     assert memory is not None
     summary = json.loads(run_milldam(*job, "--json", "--memory", memory[1]).stdout)
-    assert (summary["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
+    assert (summary["counts"]["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
 
 
 # ---- what can't be read ----
@@ -900,7 +900,7 @@ def test_the_library_leaves_the_environment_as_it_was(
     monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     before = dict(os.environ)
-    tokenize(lines, tmp_path / "s", engine="huggingface")
+    tokenize(lines, tmp_path / "s", encoder="huggingface")
     assert dict(os.environ) == before
 
 

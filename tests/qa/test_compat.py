@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import tokenizers
+
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.qa.compat import (
     StreamingSquadProcessor,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.kit.jobs import (
     TOKENIZER,
     demo_texts,
@@ -24,7 +25,6 @@ from tests.kit.jobs import (
     wait_until,
 )
 
-import tokenizers
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
 from milldam.qa.job import WINDOWS_BYTES, QARun, prepare
@@ -415,7 +415,7 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
     told = invoke("qa", tmp_path / "qa.yaml")
     assert told.exit_code == 2 and 'qa.yaml:4: overlapp: no such key. Did you mean "overlap"?' in told.stderr
     (tmp_path / "qa.yaml").write_text("tokenizer: t\n")
-    assert "inputs, out: missing" in invoke("qa", tmp_path / "qa.yaml").stderr
+    assert "inputs and out are missing" in invoke("qa", tmp_path / "qa.yaml").stderr
     assert "say it with --tokenizer" in invoke("qa", "a.json", "-o", "x").stderr
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
-import tokenizers
 from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import Features

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import (
@@ -22,7 +23,6 @@ from tests.kit.qa_recipe import (
     windower_of,
 )
 
-import tokenizers
 from milldam.errors import ConfigError, InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import COLUMNS, Features

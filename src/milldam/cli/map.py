@@ -13,7 +13,7 @@ import click
 
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.memory_lines import memory_lines
+from milldam.cli.summaries import memory_lines
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 from milldam.markup import counted

@@ -46,9 +46,9 @@ def _hint(word: str, command: click.Command) -> str:
 
 def _of_a_job(word: str, meant: str | None, *, by_file: bool) -> str:
     """Of what a job that makes tokens does, but has no option for: it is elsewhere, or in a file."""
+    from milldam.config.checking import keys_of
     from milldam.config.other_words import said_of
     from milldam.config.settings import Config
-    from milldam.config.shape import keys_of
 
     key = word.lstrip("-").replace("-", "_")
     path = meant or (key if key in keys_of(Config) else None)

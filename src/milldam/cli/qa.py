@@ -11,7 +11,7 @@ import click
 
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.memory_lines import memory_lines
+from milldam.cli.summaries import memory_lines
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 from milldam.markup import counted
@@ -88,26 +88,13 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
         return settings_of({"inputs": inputs, **options})
     if len(inputs) > 1:
         raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
-    found = _read_file(Path(inputs[0]))
-    if any(name in options for name in ("overlap", "hop", "doc_stride")):
-        found = {name: value for name, value in found.items() if name not in ("overlap", "hop", "doc_stride")}
-    return settings_of(found | options)
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    from milldam.config.lines import read_yaml
-    from milldam.config.shape import fit
+    from milldam.config.loading import load_settings
     from milldam.qa.settings import QASettings
 
-    try:
-        document = read_yaml(path.read_text(encoding="utf-8-sig"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read ({error}).") from None
-    if not isinstance(document.data, dict):
-        raise ConfigError(f"{path}: keys are wanted: at least inputs, tokenizer and out.")
-    found = fit(document, QASettings)
-    document.raise_problems()
-    return found
+    steps = ("overlap", "hop", "doc_stride")
+    # One of them takes the place of any other in the file.
+    taken_away = dict.fromkeys(steps) if any(name in options for name in steps) else {}
+    return load_settings(QASettings, Path(inputs[0]), taken_away | options)
 
 
 def _explain_interrupt(out: Path) -> NoReturn:

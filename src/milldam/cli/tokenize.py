@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -14,14 +12,13 @@ import click
 
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.memory_lines import memory_lines
-from milldam.cli.source_lines import source_lines
-from milldam.cli.terminal import visible
+from milldam.cli.summaries import show_summary
 from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.run.progress import Observer, Summary
+    from milldam.pipeline.finishing import TextSummary
+    from milldam.run.progress import Observer
 
 
 @click.command()
@@ -130,7 +127,7 @@ def tokenize(
     run_and_show(partial(run_job, config, report=False), out, as_json=as_json, quiet=quiet)
 
 
-def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: bool, quiet: bool) -> Summary:
+def run_and_show(job: Callable[[Observer], TextSummary], work: Path, *, as_json: bool, quiet: bool) -> TextSummary:
     """Run a job with its progress shown; then its summary, or after an interruption how to go on."""
     from milldam.cli.progress import make_observer
 
@@ -140,7 +137,7 @@ def run_and_show(job: Callable[[Observer], Summary], work: Path, *, as_json: boo
             summary = job(observer)
     except KeyboardInterrupt:
         _explain_interrupt(work)
-    _show(summary, as_json=as_json, quiet=quiet)
+    show_summary(summary, as_json=as_json, quiet=quiet)
     return summary
 
 
@@ -150,80 +147,3 @@ def _explain_interrupt(work: Path) -> NoReturn:
     done = len({record.unit for record in Run(work).records() if record.last})
     units = counted(done, "unit")
     end_interrupted(f"Every finished shard is safe.\n{units} done, and what the stages before them finished.")
-
-
-def _show(summary: Summary, *, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(summary) | {"out": str(summary.out)}))
-    elif not quiet:
-        click.echo(visible("\n".join(summary_lines(summary))))
-
-
-def summary_lines(summary: Summary) -> list[str]:
-    """The closing lines: what was made, at what rate, in how much memory."""
-    from milldam.cli.progress import column_lines
-    from milldam.memory import format_size
-
-    made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}"
-    if summary.up_to_date:
-        up_to_date = f"{summary.out} is up to date: {made}."
-        return [up_to_date, *column_lines(summary.text_columns), *_packing_lines(summary)]
-    ratio = summary.characters / max(1, summary.tokens)
-    lines = [
-        f"{summary.out}: {made}, {format_size(summary.output_bytes)} on disk",
-        f"from {format_size(summary.text_bytes)} of text, {counted(summary.characters, 'character')}"
-        f" ({ratio:.2f} characters a token)",
-        *column_lines(summary.text_columns),
-        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.engine}",
-    ]
-    total = sum(summary.stages.values()) or 1.0
-    lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.stages.items()))
-    lines += memory_lines(summary.memory)
-    lines += _document_lines(summary)
-    beside = summary.out.with_name(f"{summary.out.name}.rejects.jsonl")
-    rejects = summary.out / "rejects.jsonl" if summary.out.is_dir() else beside
-    if rejects.exists():
-        lines.append(f"Rejected records are in {rejects}")
-    if summary.inexact_cuts:
-        cuts = counted(summary.inexact_cuts, "cut")
-        lines.append(f"Warning: {cuts} in giant documents could not be proved exact.")
-    if summary.report is not None:
-        lines.append(f"Report: {summary.report}")
-    return lines
-
-
-def _speed(summary: Summary) -> str:
-    """The time of this session, and the rate at what it did: a run that went on had done the rest before."""
-    from milldam.memory import format_size
-
-    seconds, done = summary.seconds, summary.session_text_bytes
-    if not done:
-        return f"{seconds:.1f} s"
-    left = f" for {format_size(done)} that were left" if done < summary.text_bytes else ""
-    return f"{seconds:.1f} s{left}, {format_size(done / max(seconds, 1e-9))}/s"
-
-
-def _document_lines(summary: Summary) -> list[str]:
-    """What became of the records: lost, by stage and reason; kept, by source and split; packed."""
-    dropped, rejected = sum(summary.dropped.values()), sum(summary.rejected.values())
-    kept = f"{summary.documents:,} kept, {dropped:,} dropped, {rejected:,} rejected"
-    lines = [f"Read {counted(summary.read, 'record')}: {kept}"]
-    for stage in (stage for stage in summary.flow if stage["dropped"]):
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in stage["dropped"].items())
-        lines.append(f"  {stage['stage']}: {reasons}")
-    lines += source_lines(summary.sources)
-    if len(summary.splits) > 1:
-        splits = (
-            f"{name} {one['documents']:,} ({counted(one['tokens'], 'token')})" for name, one in summary.splits.items()
-        )
-        lines.append(f"Splits: {', '.join(splits)}")
-    return lines + _packing_lines(summary)
-
-
-def _packing_lines(summary: Summary) -> list[str]:
-    return [
-        f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
-        f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
-        f"{counted(packed['tail'], 'token')} at the end left out"
-        for name, packed in summary.packing.items()
-    ]

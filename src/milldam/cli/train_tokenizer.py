@@ -26,7 +26,7 @@ def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, a
     from milldam.config.loading import load_config
     from milldam.pipeline.tokenizer_training import train_from_config
 
-    loaded = load_config(config, [*overrides, *(["overwrite=true"] if overwrite else [])])
+    loaded = load_config(config, overrides, {"overwrite": True} if overwrite else {})
     for note in loaded.notes:
         click.echo(f"Note: {note}", err=True)
     trained = train_from_config(loaded.config)

@@ -389,7 +389,7 @@ class _Job:
             seconds=self._workforce.elapsed,
             wall=self._workforce.wall,
             stages=dict(self._workforce.seconds),
-            memory=self._monitor.summary() | {"budget": self._budget.limit_bytes},
+            memory=dict(self._monitor.use(self._budget.limit_bytes)),
             workers=self._plan.workers,
         )
 

@@ -7,31 +7,29 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import platform
 import shutil
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError
 from milldam.files import NewFile, names_matching, remove_matching
 from milldam.markup import counted
-from milldam.memory import Monitor, format_size
+from milldam.memory import Monitor
 from milldam.packing.rows import pack
 from milldam.pipeline.arranging import RECORDS as ARRANGED
 from milldam.pipeline.preparing import Preparation, Prepared
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.pipeline.shelf import STAGED
 from milldam.run.folder import DEDUP_FOLDER, PACKED_FOLDER, RECORDS, Run, require_complete
-from milldam.run.planning import WorkPlan, cores
-from milldam.run.progress import Summary
+from milldam.run.planning import WorkPlan
 from milldam.run.records import PartRecord, in_plan_order
+from milldam.run.summary import SUMMARY, Summary, describe_machine, package_versions
 from milldam.run.workforce import Workforce
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens.drafting import ShardSpool
@@ -40,11 +38,38 @@ from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals
 from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.tally import READ, Tally, total
 
-DROPPED, REPORT, SUMMARY = "dropped.jsonl.zst", "report.html", "summary.json"
+DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
 _DROPPED_PARTS = "dropped-*.jsonl.zst"
 _BLOCK = 1 << 20
 _REASONS_SHOWN = 10
-_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
+
+
+class TextFacts(TypedDict, total=False):
+    """What only tokenize and preprocess tell; without a run's own part when the store was up to date."""
+
+    engine: str
+    inexact_cuts: int
+    damaged_files: int
+    flow: list[dict[str, Any]]
+    """Records into and out of each stage, with the reasons of what was lost there."""
+    sources: tuple[Tally, ...]
+    """The same figures by data set."""
+    splits: dict[str, dict[str, int]]
+    """Documents and tokens of each."""
+    text_columns: dict[str, str | None]
+    """The field that was read, by data set; None: plain text."""
+    packing: dict[str, Any]
+    """Figures of the rows, by split."""
+    session_text_bytes: int
+    """Text that was tokenized in `seconds`: what a run that was resumed had done before is not in it."""
+    dedup: dict[str, Any]
+    near: dict[str, Any]
+    config: dict[str, Any]
+    report: str
+    """Where the report is."""
+
+
+TextSummary = Summary[TextFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +114,24 @@ class Finish:
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
-    def wind_up(self, draft: Draft) -> Summary:
+    def wind_up(self, draft: Draft) -> TextSummary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
         # Before the manifest: what it tells can't be found out again once the folder is a store.
         summary = self._summary(draft)
-        self._write(summary)
+        summary.write(self.run.folder)
         draft.gathered.shards.write(draft.facts, self.run.out)
         draft.gathered.shards.remove()
-        summary = dataclasses.replace(summary, packing=self._pack(), **self._measured())
-        self._write(summary)
+        summary = self._measured(summary, {"packing": self._pack()})
+        summary.write(self.run.folder)
         remove_intermediate(self.run)
-        summary = dataclasses.replace(summary, output_bytes=_output_bytes(self.run))
-        self._write(summary)
+        summary = replace(summary, output_bytes=_output_bytes(self.run))
+        summary.write(self.run.folder)
         if self.report:
             self.workforce.enter("report")
             make_report(self.run)
             # Once more: what the report took is part of the figures.
-            summary = dataclasses.replace(summary, **self._measured(), report=str(self.run.folder / REPORT))
-            self._write(summary)
+            summary = self._measured(summary, {"report": str(self.run.folder / REPORT)})
+            summary.write(self.run.folder)
         self.run.write_status({"stage": "finished", "units": self.plan.units, "units_done": self.plan.units})
         return summary
 
@@ -116,50 +141,56 @@ class Finish:
         self.workforce.enter("pack")
         return pack_store(self.config, self.run.out)
 
-    def _write(self, summary: Summary) -> None:
-        write_sealed(self.run.folder / SUMMARY, dataclasses.asdict(summary) | {"out": str(summary.out)})
-
-    def _measured(self) -> dict[str, Any]:
-        return {
-            "seconds": self.workforce.elapsed,
-            "stages": dict(self.workforce.seconds),
-            "wall": self.workforce.wall,
-            "memory": self.monitor.summary() | {"budget": self.plan.budget.limit_bytes},
-            "finished": time.time(),
-        }
-
-    def _summary(self, draft: Draft) -> Summary:
-        summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
-        asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
-        none = {"documents": 0, "tokens": 0}
-        return dataclasses.replace(
+    def _measured(self, summary: TextSummary, facts: TextFacts) -> TextSummary:
+        """With more facts, and time and memory as they are now."""
+        return replace(
             summary,
-            up_to_date=False,
-            splits=summary.splits | {name: dict(none) for name in asked if name not in summary.splits},
-            workers=self.plan.workers,
-            dedup=self.workforce.dedup,
-            near=self.workforce.near,
-            config=_plain(dataclasses.asdict(self.config)),
-            machine=_machine(),
-            versions=_versions(),
-            started=self.run.plan()["started"],
-            session_text_bytes=self.run.progress.text_bytes - self.plan.done_text_bytes,
-            **self._measured(),
+            facts=summary.facts | facts,
+            seconds=self.workforce.elapsed,
+            stages=self.workforce.wall,
+            work=dict(self.workforce.seconds),
+            memory=self.monitor.use(self.plan.budget.limit_bytes),
+            finished=time.time(),
         )
 
+    def _summary(self, draft: Draft) -> TextSummary:
+        summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
+        asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
+        splits = summary.facts["splits"]
+        facts: TextFacts = {
+            "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
+            "session_text_bytes": self.run.progress.text_bytes - self.plan.done_text_bytes,
+            "dedup": self.workforce.dedup,
+            "near": self.workforce.near,
+            "config": _plain(dataclasses.asdict(self.config)),
+        }
+        summary = replace(
+            summary,
+            job="preprocess" if self.report else "tokenize",
+            up_to_date=False,
+            units=self.plan.units,
+            reused=self.plan.done,
+            workers=self.plan.workers,
+            machine=describe_machine(),
+            versions=package_versions(),
+            started=self.run.plan()["started"],
+        )
+        return self._measured(summary, facts)
 
-def complete(config: Config, run: Run, *, report: bool) -> Summary:
+
+def complete(config: Config, run: Run, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     # A run that was killed while it wrote the report left a part of it.
     run.tidy()
     manifest = ManifestText.at(Folder(run.out))
     summary = finished_summary(run.out, manifest.facts(), totals_by_split(manifest.shards()))
+    told = read_sealed(run.folder / SUMMARY) or {}
     if config.packing_rules is not None:
-        summary = dataclasses.replace(summary, packing=_packing_told(config, run) or pack_store(config, run.out))
-    if report and (_note_packing(run, summary.packing) or not (run.folder / REPORT).exists()):
+        summary.facts["packing"] = _packing_told(config, told) or pack_store(config, run.out)
+    if report and (_note_packing(run, told, summary.facts["packing"]) or not (run.folder / REPORT).exists()):
         make_report(run)
     remove_intermediate(run)
-    return dataclasses.replace(summary, output_bytes=_output_bytes(run))
+    return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(run))
 
 
 def _output_bytes(run: Run) -> int:
@@ -169,48 +200,46 @@ def _output_bytes(run: Run) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _packing_told(config: Config, run: Run) -> dict[str, Any]:
+def _packing_told(config: Config, told: dict[str, Any]) -> dict[str, Any]:
     """The figures of rows that are not written, where the summary has them for these rules."""
-    path, rules = run.folder / SUMMARY, config.packing_rules
-    told: dict[str, Any] = (read_sealed(path) or {}).get("packing", {})
+    rules, packing = config.packing_rules, told.get("facts", {}).get("packing", {})
     wanted = rules and (rules.strategy, config.sequence_len)
-    same = all((one["strategy"], one["sequence_len"]) == wanted for one in told.values())
-    return told if rules is not None and not rules.write and same else {}
+    same = all((one["strategy"], one["sequence_len"]) == wanted for one in packing.values())
+    return packing if rules is not None and not rules.write and same else {}
 
 
-def _note_packing(run: Run, packing: dict[str, Any]) -> bool:
+def _note_packing(run: Run, told: dict[str, Any], packing: dict[str, Any]) -> bool:
     """Put the figures of rows that were made later into the summary; whether anything changed."""
-    path = run.folder / SUMMARY
-    told = read_sealed(path) or {}
-    if not told or told.get("packing") == packing:
+    if not told or told["facts"].get("packing") == packing:
         return False
-    write_sealed(path, told | {"packing": packing})
+    write_sealed(run.folder / SUMMARY, told | {"facts": told["facts"] | {"packing": packing}})
     return True
 
 
-def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> Summary:
+def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:
     """What the manifest alone tells: its facts, and the sums over its shards."""
     totals = Totals()
     for split in splits.values():
         totals.add(split)
-    tally = manifest.tally
+    tally, cuts = manifest.tally, manifest.inexact_cuts
     return Summary(
-        out=out,
+        job="",
+        out=str(out),
         up_to_date=True,
-        documents=totals.documents,
-        tokens=totals.tokens,
-        text_bytes=totals.text_bytes,
-        characters=totals.characters,
-        read=tally.read,
+        counts=dataclasses.asdict(totals) | {READ: tally.read},
         rejected=tally.rejected,
         dropped=tally.reasons,
-        flow=tally.flow(),
-        sources=manifest.sources,
-        engine=manifest.engine,
-        inexact_cuts=manifest.inexact_cuts,
-        damaged_files=manifest.damaged_files,
-        text_columns=text_columns(manifest.settings),
-        splits={name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
+        warnings=(f"{counted(cuts, 'cut')} in giant documents could not be proved exact.",) if cuts else (),
+        facts={
+            "engine": manifest.engine,
+            "inexact_cuts": cuts,
+            "damaged_files": manifest.damaged_files,
+            "flow": tally.flow(),
+            "sources": manifest.sources,
+            "splits": {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
+            "text_columns": text_columns(manifest.settings),
+            "packing": {},
+        },
     )
 
 
@@ -334,37 +363,6 @@ def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:
             reasons = [f"{reason.splitlines()[0][:60]} {count:,}" for reason, count in stage["dropped"].items()]
             more = f" and {len(reasons) - _REASONS_SHOWN:,} reasons more" if len(reasons) > _REASONS_SHOWN else ""
             yield f"{stage['stage']}: {', '.join(reasons[:_REASONS_SHOWN])}{more}"
-
-
-# ---- where and with what ----
-
-
-def _machine() -> dict[str, str]:
-    return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": _memory()}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _memory() -> str:
-    import psutil
-
-    return format_size(psutil.virtual_memory().total)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _engine_version(engine: str) -> str:

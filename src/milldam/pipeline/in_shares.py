@@ -7,10 +7,11 @@ from pathlib import Path
 
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError
+from milldam.pipeline.finishing import TextSummary
 from milldam.pipeline.stages import Job
 from milldam.run.array_task import ShareDone
 from milldam.run.folder import Run
-from milldam.run.progress import Observer, Quiet, Summary
+from milldam.run.progress import Observer, Quiet
 from milldam.run.shares import Share
 from milldam.sources.opening import STDIN
 
@@ -39,7 +40,7 @@ def work_share(config: Config, share: Share, observer: Observer | None = None) -
             raise
 
 
-def finish_job(config: Config, observer: Observer | None = None) -> Summary:
+def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
     """Make the store of what shares have done. Raises NotReadyError when something of theirs is left."""
     require_shareable(config)
     # What shares have done is never replaced: only who prepares may.

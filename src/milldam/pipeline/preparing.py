@@ -118,10 +118,6 @@ class Preparation:
         """Every unit in plan order."""
         return planned_units(self._run, prepared.sources, prepared.shard_size)
 
-    def sample(self, prepared: Prepared, some: list[Unit]) -> list[Unit]:
-        """Units to learn from what the input holds, when some of its own are given."""
-        return some
-
     def _resolve_all(self) -> list[list[Resolved]]:
         return [_resolve(one) for one in self._config.sources]
 

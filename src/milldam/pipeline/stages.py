@@ -28,12 +28,11 @@ from milldam.pipeline.arranging import ArrangeTask, Staged, find_boundaries, fin
 from milldam.pipeline.assignments import Assignment
 from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.deduplicating import Deduplication
-from milldam.pipeline.estimating import TYPICAL, Estimate, Samples, Survey, estimate, measure, require_disk, typical
-from milldam.pipeline.finishing import Finish, complete
-from milldam.pipeline.needs import Machines
+from milldam.pipeline.estimating import TYPICAL, Samples, Survey, estimate, free_bytes, measure, require_disk
+from milldam.pipeline.finishing import Finish, TextSummary, complete
+from milldam.pipeline.needs import Machines, Needs
 from milldam.pipeline.preparing import Preparation, pick_engine, planned_units
 from milldam.pipeline.resolving import check_index, steps_of
-from milldam.pipeline.simulating import SimulatedPreparation
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
 from milldam.run.array_task import FinishCrew, ShareCrew, ShareDone
 from milldam.run.crews import Crew, LocalCrew
@@ -51,10 +50,9 @@ from milldam.run.planning import (
     make_plan,
     require_room_for_grouping,
 )
-from milldam.run.progress import Observer, Quiet, Summary
+from milldam.run.progress import Observer, Quiet
 from milldam.run.records import PartRecord, in_plan_order
 from milldam.run.workforce import Staff, Stage, at_work
-from milldam.sources.listed import Listing
 from milldam.sources.opening import STDIN
 from milldam.sources.tables import unpacking_place
 from milldam.sources.units import Slice, Unit
@@ -69,7 +67,7 @@ def run_job(
     name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
-) -> Summary:
+) -> TextSummary:
     """Do the job, or what is left of it.
 
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
@@ -84,24 +82,23 @@ class PlannedJob:
     """What a job would do and take."""
 
     plan: WorkPlan
-    estimate: Estimate
+    estimate: Needs
+    free_bytes: int
+    """On the disk that the result will be on."""
     state: str
     """What is in the output folder."""
     machines: Machines
     memory_bytes: int
     """The smallest budget of each machine for its workers."""
-    simulated: tuple[str, ...] = ()
-    """What is not there but supposed."""
 
 
-def plan_job(config: Config, *, nodes: int = 1, listing: Listing | None = None) -> PlannedJob:
+def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
     """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder.
 
-    `nodes`: how many machines like this plan's will work on it. `listing`: plan on the files that it lists, which need
-    not be there.
+    `nodes`: how many machines like this plan's will work on it.
     """
     with tempfile.TemporaryDirectory(prefix="milldam-plan-") as folder, Run(Path(folder) / "plan") as run:
-        return Job(config, run, Quiet(), 0).look_ahead(nodes, listing)
+        return Job(config, run, Quiet(), 0).look_ahead(nodes)
 
 
 class Job:
@@ -116,7 +113,7 @@ class Job:
         self._crew: Crew = LocalCrew(self._budget.limit_bytes)
         self._dearest: tuple[int, Slice] | None = None
 
-    def run(self, *, report: bool) -> Summary:
+    def run(self, *, report: bool) -> TextSummary:
         with self._at_work() as monitor:
             preparation = Preparation(self._config, self._run)
             if not self._begin(preparation, monitor):
@@ -177,36 +174,21 @@ class Job:
             self._workforce.hire(FinishCrew(self._crew, in_shares))
         return True
 
-    def look_ahead(self, nodes: int, listing: Listing | None) -> PlannedJob:
-        config = self._config
-        simulated = None if listing is None else SimulatedPreparation(config, self._run, listing)
-        preparation = simulated or Preparation(config, self._run)
+    def look_ahead(self, nodes: int) -> PlannedJob:
+        config, preparation = self._config, Preparation(self._config, self._run)
         self._prepared, self._left_out = preparation.prepare(), str(preparation.left_out)
-        state = "simulated" if simulated else _state_of(config, self._prepared.identity)
+        state = _state_of(config, self._prepared.identity)
         choice = self._choose_engine()
         survey = Survey.of(preparation.units(self._prepared))
         self._dearest = survey.dearest
         plan = self._plan_work(choice, survey.units)
         machines = Machines(nodes, plan.workers)
-        samples = self._samples(preparation.sample(self._prepared, survey.some), plan.engine, simulated)
-        documents = simulated.documents if simulated else {}
-        needed = estimate(
-            config, self._prepared, survey, samples, plan.stages, machines, documents=documents, here=simulated is None
-        )
-        if simulated is None:
-            require_disk(needed, config.out)
-        told = simulated.told() if simulated else ()
+        samples = measure(config, self._prepared, survey.some, plan.engine)
+        needs = estimate(config, self._prepared, survey, samples, plan.stages, machines)
+        require_disk(needs, config.out)
         each = WORKER_BYTES + self._loaded_bytes + self._unpacking_bytes + WORK_BYTES
         memory = usage().anonymous + plan.workers * each
-        return PlannedJob(plan, needed, state, machines, memory, told)
-
-    def _samples(self, units: list[Unit], engine: str, simulated: SimulatedPreparation | None) -> Samples:
-        """What some units of each data set hold; without any, typical text."""
-        if units or simulated is None:
-            return measure(self._config, self._prepared, units, engine)
-        documents = simulated.documents.total()
-        size = self._prepared.identity.input["bytes"]
-        return Samples(typical(size, documents) if documents else TYPICAL)
+        return PlannedJob(plan, needs, free_bytes(config.out), state, machines, memory)
 
     # ---- prepare and plan ----
 
@@ -294,8 +276,7 @@ class Job:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
         job = (self._config, self._prepared, survey)
         stages = self._stages(self._pieces(units))
-        first = estimate(*job, Samples(TYPICAL), stages, Machines())
-        if first.disk_bytes > first.free_bytes:
+        if estimate(*job, Samples(TYPICAL), stages, Machines()).peak[1] > free_bytes(self._config.out):
             samples = measure(self._config, self._prepared, survey.some, engine)
             require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 

@@ -74,6 +74,11 @@ class Facts:
     dropped_samples: tuple[Sample, ...]
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What the run told beside what every kind of job tells."""
+        return as_dict(self.summary.get("facts"))
+
+    @property
     def sessions(self) -> int:
         """How many times the run was begun; 1 unless it was ended and resumed."""
         return 1 + (len(self.timeline.restarts) if self.timeline else 0)
@@ -115,14 +120,14 @@ class Facts:
     @property
     def packing(self) -> tuple[Packing, ...]:
         """Rows by split, or of all splits together: as the run told it."""
-        told = as_dict(self.summary.get("packing"))
+        told = as_dict(self.told.get("packing"))
         by_split = {"all": told} if "rows" in told else told
         found = (_packing(split, as_dict(one)) for split, one in by_split.items())
         return tuple(one for one in found if one is not None)
 
     @property
     def clusters(self) -> tuple[Clusters, ...]:
-        found = (_clusters(kind, as_dict(self.summary.get(key))) for key, kind in _DEDUP_KINDS.items())
+        found = (_clusters(kind, as_dict(self.told.get(key))) for key, kind in _DEDUP_KINDS.items())
         return tuple(one for one in found if one is not None)
 
 

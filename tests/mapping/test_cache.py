@@ -80,7 +80,7 @@ def test_an_edited_file_makes_another_table_of_the_units_of_the_first(corpus: Pa
     first = map_rows(corpus, lengths, shard_size=1)
     write(corpus, 5, "longer")
     second = map_rows(corpus, lengths, shard_size=1)
-    assert (report_of(second).cached, report_of(second).units) == (FILES - 1, FILES)
+    assert (report_of(second).reused, report_of(second).units) == (FILES - 1, FILES)
     assert any("5.jsonl" in line for line in report_of(second).changed)
     assert first.path != second.path and first[101]["n"] == 5 and second[101]["n"] == 7
     assert list(verify(first.path)) == [] == list(verify(second.path))

@@ -13,13 +13,12 @@ import click
 
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.summaries import memory_lines
-from milldam.cli.terminal import visible
+from milldam.cli.summaries import show_summary
 from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.stores.table.summary import MapSummary
+    from milldam.mapping.job import MapSummary
 
 
 @click.command()
@@ -89,11 +88,11 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     said = {"source": list(inputs), "function": function, **_said(options)}
     splits = each_split(said)
     made = {name: _summary_of(one, quiet=quiet) for name, one in (splits or {"": said}).items()}
-    if as_json:
-        told = {name: summary.as_json() for name, summary in made.items()}
-        click.echo(json.dumps(told if splits is not None else told[""]))
-    elif not quiet:
-        click.echo(visible("\n".join(line for summary in made.values() for line in summary_lines(summary))))
+    if as_json and splits is not None:
+        click.echo(json.dumps({name: summary.as_json() for name, summary in made.items()}))
+        return
+    for summary in made.values():
+        show_summary(summary, as_json=as_json, quiet=quiet)
 
 
 def _summary_of(said: dict[str, Any], *, quiet: bool) -> MapSummary:
@@ -145,26 +144,3 @@ def _explain_interrupt(out: str | None) -> NoReturn:
 
     done = "" if out is None else f"\n{counted(len(MapRun(Path(out)).made()), 'unit')} done."
     end_interrupted(f"Every finished unit is safe.{done}")
-
-
-def summary_lines(summary: MapSummary) -> list[str]:
-    """The closing lines: what was made, what was reused and why not more, at what rate, in how much memory."""
-    from milldam.memory import format_size
-
-    if summary.up_to_date:
-        return [f"{summary.out} is up to date: {counted(summary.rows, 'row')}; {summary.reuse}."]
-    counts = counted(summary.rows, "row")
-    if summary.read != summary.rows:
-        counts = f"{counted(summary.read, 'row')} in, {summary.rows:,} out"
-    columns = ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items())
-    lines = [
-        f"{summary.out}: {counts}, {format_size(summary.bytes)}; {summary.reuse}",
-        f"Columns: {columns}",
-        f"{summary.seconds:.1f} s, {counted(summary.workers, 'worker')}",
-    ]
-    lines += [f"Changed: {what}" for what in summary.changed]
-    if summary.rejected:
-        lines.append(f"Rejected: {summary.set_aside}")
-    if summary.over_budget:
-        lines.append(f"Warning: {summary.over_budget}")
-    return lines + memory_lines(summary.memory)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address, without_secrets
@@ -38,19 +39,26 @@ from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.unit_list import UnitList, unit_key
 from milldam.mapping.working import FAILED, Assigned, MapTask
+from milldam.markup import counted
 from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run.folder import NEW, UNFINISHED
 from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
 from milldam.run.progress import Observer, Quiet, log
+from milldam.run.summary import Summary, describe_machine, package_versions
 from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema
-from milldam.stores.table.summary import MapSummary
 
-SUMMARY = "summary.json"
+
+class MapFacts(TypedDict):
+    columns: dict[str, str]
+    """Name -> type."""
+
+
+MapSummary: TypeAlias = Summary[MapFacts]
 _CHANGES_SHOWN = 6
 _GATE_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
@@ -97,6 +105,7 @@ class _Job:
             table = self._up_to_date()
             if table is not None:
                 run.clear_up(table)
+                log.info("%s is up to date; %s", run.out, _reused(len(table.units), len(table.units)))
                 return _told_by(table, run.out)
             self._begin()
             self._units = self._list_units()
@@ -261,7 +270,7 @@ class _Job:
         self._fresh = {keys[number]: number for number in todo}
         self._plan = self._plan_work(probed, todo)
         self._observer.planned(self._plan)
-        log.info("%s: cached: %d of %d units%s", run.out, self._cached, len(units), self._because())
+        log.info("%s: %s%s", run.out, _reused(self._cached, len(units)), self._because())
 
         def keep(one: MadeUnit) -> None:
             run.add(one)
@@ -304,7 +313,7 @@ class _Job:
             input_bytes=units.bytes,
             shard_size=units.bytes // max(1, len(units)),
             engine="python",
-            engine_note=f"{name}; cached: {self._cached} of {len(units)} units{self._because()}",
+            engine_note=f"{name}; {_reused(self._cached, len(units))}{self._because()}",
             stages=("probe", "map"),
             left_out=self._source.left_out,
         )
@@ -351,7 +360,7 @@ class _Job:
         if rejected and read == rejected.get(FAILED, 0):
             raise InputError(self._nothing_left(read, rejected) + first_reject(run.out))
         summary = self._summary(table)
-        write_sealed(run.folder / SUMMARY, summary.as_json())
+        summary.write(run.folder)
         table.write(run.out)
         run.clear_up(table)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
@@ -374,23 +383,21 @@ class _Job:
         return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
 
     def _summary(self, table: TableManifest) -> MapSummary:
-        counts = table.counts
-        return MapSummary(
-            self._run.out,
-            False,
-            table.rows,
-            counts["read"],
-            len(table.units),
-            self._cached,
-            self._changed,
-            counts["rejected"],
-            table.schema.columns,
-            table.bytes,
-            seconds=self._workforce.elapsed,
-            wall=self._workforce.wall,
-            stages=dict(self._workforce.seconds),
-            memory=dict(self._monitor.use(self._budget.limit_bytes)),
+        work = self._workforce
+        return replace(
+            _told_by(table, self._run.out),
+            up_to_date=False,
+            reused=self._cached,
+            changed=tuple(self._changed),
+            seconds=work.elapsed,
+            stages=work.wall,
+            work=dict(work.seconds),
+            memory=self._monitor.use(self._budget.limit_bytes),
             workers=self._plan.workers,
+            machine=describe_machine(),
+            versions=package_versions(),
+            started=time.time() - work.elapsed,
+            finished=time.time(),
         )
 
 
@@ -420,8 +427,20 @@ def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inpu
 
 
 def _told_by(table: TableManifest, out: Path) -> MapSummary:
+    """Of a table that is up to date."""
     counts, units = table.counts, len(table.units)
-    log.info("%s is up to date; cached: %d of %d units", out, units, units)
-    return MapSummary(
-        out, True, table.rows, counts["read"], units, units, [], counts["rejected"], table.schema.columns, table.bytes
+    return Summary(
+        "map",
+        str(out),
+        {"columns": table.schema.columns},
+        up_to_date=True,
+        units=units,
+        reused=units,
+        counts={"rows": table.rows, "read": counts["read"]},
+        rejected=counts["rejected"],
+        output_bytes=table.bytes,
     )
+
+
+def _reused(reused: int, units: int) -> str:
+    return f"{reused} of {counted(units, 'unit')} reused"

@@ -15,7 +15,6 @@ import pytest
 import tokenizers
 from tests.kit.jobs import (
     TOKENIZER,
-    demo_texts,
     invoke,
     kill_group,
     leftovers,
@@ -24,6 +23,7 @@ from tests.kit.jobs import (
     store_bytes,
     wait_until,
 )
+from tests.kit.qa_jobs import command, small, write_examples
 
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
@@ -34,37 +34,7 @@ from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
 from milldam.stores.features import FeatureStore, verify
 
-SIZES = ("--max-seq-length", 64, "--overlap", 16)
 KILLS = 5
-
-
-def write_examples(path: Path, count: int, *, seed: int = 0, length: int = 300) -> Path:
-    """Made-up questions on stretches of the demo texts, in HF's form: a third without an answer, some misaligned."""
-    rng = random.Random(seed)
-    sources = [text for text in demo_texts() if len(text) > 50]
-    with path.open("w", encoding="utf-8") as file:
-        context = ""
-        for number in range(count):
-            if number % 3 == 0:
-                source = rng.choice(sources)
-                begin = rng.randrange(len(source) - 40)
-                context = f"{rng.randrange(10**6)} {source[begin : begin + rng.randrange(40, length)]}"
-            begin = rng.randrange(len(context) - 5)
-            text = context[begin : begin + 5]
-            stated = begin + (3 if number % 50 == 1 else 0)
-            answers = {"text": [text], "answer_start": [stated]} if number % 3 else {"text": [], "answer_start": []}
-            record = {"id": f"q{number}", "title": "", "context": context, "question": f"What is {number}?"}
-            file.write(json.dumps(record | {"answers": answers}, ensure_ascii=False) + "\n")
-    return path
-
-
-def command(path: Path, out: Path, *options: object) -> list[object]:
-    return ["qa", path, "-o", out, "--tokenizer", TOKENIZER, *SIZES, *options]
-
-
-def small(path: Path, out: Path, **options: Any) -> FeatureStore:
-    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "workers": 1}
-    return prepare(path, out, **settings | options)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +44,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several parts."""
+    """Several chunks."""
     return write_examples(tmp_path_factory.mktemp("many") / "many.jsonl", 3300, length=400)
 
 
@@ -433,9 +403,9 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
 
 
 def recorded(out: Path) -> int:
-    """Finished units of a run, and one for the reading."""
-    made = out / "run" / "made.jsonl"
-    return (out / "run" / "read.json").exists() + (made.read_bytes().count(b"\n") if made.exists() else 0)
+    """Finished units of a run, and files that were read."""
+    records = (out / "run" / name for name in ("read.jsonl", "made.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
 
 
 def has_progressed(out: Path, before: int) -> bool:
@@ -467,7 +437,7 @@ def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Pa
         run_milldam(*command(many, out, "--workers", 2, "--memory", "1GB"))
         assert store_bytes(out) == store_bytes(reference)
         assert leftovers(out) == []
-        assert not (out / "run" / "parts").exists()
+        assert not (out / "run" / "chunks").exists()
     assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
 
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from tests.kit.jobs import TOKENIZER, leftovers, recorded, run_milldam, started, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, summary_of, texts_with_copies, write_config
+from tests.kit.qa_jobs import write_examples
 from tests.kit.ray_clusters import NODE, hands, two_nodes
-from tests.qa.test_job import write_examples
 
 import milldam
 from milldam.errors import ConfigError, InputError

@@ -42,11 +42,11 @@ from milldam.mapping.working import FAILED, Assigned, MapTask
 from milldam.markup import counted
 from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
-from milldam.run.folder import NEW, UNFINISHED
+from milldam.run.old_folder import NEW, UNFINISHED
+from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
 from milldam.run.progress import Observer, Quiet, log
 from milldam.run.summary import Summary, describe_machine, package_versions
-from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN
@@ -304,6 +304,7 @@ class _Job:
         self._elsewhere = elsewhere and workers > 0
         return make_plan(
             self._budget,
+            kind=WorkPlan,
             workers=max(1, workers),
             useful=useful,
             cores=wanted,
@@ -353,7 +354,7 @@ class _Job:
                 "change are reused; what came from an address or a data set meanwhile is made again."
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
-        damage = gather_rejects(run, rejects_of(run.folder, made))
+        damage = gather_rejects(run.out, rejects_of(run.folder, made), lambda: (file["path"] for file in run.inputs()))
         if damage.files:
             self._observer.warn(str(damage))
         read, rejected = table.counts["read"], table.counts["rejected"]

@@ -28,8 +28,8 @@ from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
 from milldam.mapping.unit_list import UnitList
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
-from milldam.run.folder import FINISHED, PLAN, Run
-from milldam.run.folder import TABLE_RECORDS as RECORDS
+from milldam.run.old_folder import FINISHED, PLAN, Run
+from milldam.run.old_folder import TABLE_RECORDS as RECORDS
 from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
 from milldam.stores.table.manifest import NAME as MANIFEST
 from milldam.stores.table.manifest import MadeUnit, TableManifest

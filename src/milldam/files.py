@@ -76,14 +76,19 @@ class NewFile:
             self._file.truncate(self.size)
             self._file.seek(self.size)
 
-    def commit(self) -> dict[str, Any]:
-        """Make it durable under its name; its size and hash."""
+    @property
+    def record(self) -> dict[str, Any]:
+        """Size and hash of what was written so far."""
+        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
+
+    def commit(self, name: str | None = None) -> dict[str, Any]:
+        """Make it durable under its name, or under another one in its folder; its size and hash."""
         with explain_os_errors(self.path):
             os.fsync(self._file.fileno())
             self._file.close()
-            self._temporary.rename(self.path)
+            self._temporary.rename(self.path if name is None else self.path.with_name(name))
             sync_folder(self.path.parent)
-        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
+        return self.record
 
     def discard(self) -> None:
         self._file.close()

@@ -219,7 +219,7 @@ def test_splits_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("def f(rows):\n    return {'n': [len(text) for text in rows['text']]}\n")
     command = ["map", f"{tmp_path}/script.py:f", tmp_path / "saved", "-o", tmp_path / "out"]
     told = json.loads(invoke(*command, "--json").stdout)
-    assert {name: one["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
+    assert {name: one["counts"]["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
     assert Table(tmp_path / "out/test")["n"].to_pylist() == [1, 2]
     assert "out/train is up to date" in invoke(*command).output
     assert (

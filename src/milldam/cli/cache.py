@@ -59,7 +59,11 @@ def _described(table: CachedTable) -> dict[str, object]:
     told: dict[str, object] = {"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used}
     try:
         manifest = TableManifest.read(table.path)
-        facts: dict[str, object] = {"function": manifest.function["name"], "rows": manifest.rows, "finished": True}
+        facts: dict[str, object] = {
+            "function": manifest.settings["function"]["name"],
+            "rows": manifest.rows,
+            "finished": True,
+        }
     except StoreError:
         facts = {"function": None, "rows": None, "finished": False}
     return told | facts | {"in_use": table.in_use}

@@ -140,7 +140,11 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 def _explain_interrupt(out: str | None) -> NoReturn:
-    from milldam.mapping.map_run import MapRun
+    from milldam.mapping.job import RECORDS
+    from milldam.run.folder import RUN_FOLDER
+    from milldam.run.journal import Journal
+    from milldam.run.records import safe_counts
 
-    done = "" if out is None else f"\n{counted(len(MapRun(Path(out)).made()), 'unit')} done."
+    safe = {} if out is None else safe_counts(Journal(Path(out) / RUN_FOLDER), RECORDS)
+    done = f"\n{counted(safe['units_done'], 'unit')} done." if safe else ""
     end_interrupted(f"Every finished unit is safe.{done}")

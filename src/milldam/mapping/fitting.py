@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from milldam.errors import ResourceError, Setting
 from milldam.mapping.preparing import Prepared
 from milldam.mapping.probing import Probed
-from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
+from milldam.mapping.room import MARGIN, ROOM_BYTES
 from milldam.memory import format_size
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
 
@@ -18,7 +18,6 @@ class WorkerNeeds:
 
     prepared: Prepared
     probed: Probed
-    room: Room
 
     @property
     def _batch_bytes(self) -> int:
@@ -34,7 +33,7 @@ class WorkerNeeds:
 
         Raises ResourceError with the smallest budget that would do when it can't do it either.
         """
-        probed, limit = self.probed, self.room.limit_bytes
+        probed, limit = self.probed, self.prepared.room.limit_bytes
         took = self.first_batch[1] + ROOM_BYTES
         work = max(WORK_BYTES, 4 * self._batch_bytes, took)
         idle = max(WORKER_BYTES, probed.worker_bytes)
@@ -60,12 +59,12 @@ class WorkerNeeds:
 
     def _too_small(self, work: int, alone: int) -> ResourceError:
         # What the program held before comes on top of what is given.
-        held, settings = self.room.held_bytes, self.prepared.settings
+        room, settings = self.prepared.room, self.prepared.settings
+        held, name = room.held_bytes, self.prepared.function.name
         smallest = max(0, alone * 103 // 100 - held) // 10**6 + 1
         return ResourceError(
-            f"A budget of {format_size(self.room.limit_bytes - held)} is too small: {self.prepared.function.name} "
-            f"takes about {format_size(work)} on a batch, beside {format_size(max(0, alone - work - held))} that stay. "
-            "It takes at least ",
+            f"A budget of {format_size(room.limit_bytes - held)} is too small: {name} takes about {format_size(work)} "
+            f"on a batch, beside {format_size(max(0, alone - work - held))} that stay. It takes at least ",
             Setting("memory", f"{smallest}MB"),
             ", or a smaller ",
             Setting("batch_bytes"),

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, Setting
 from milldam.files import hash_bytes
 from milldam.mapping.cache import ONCE
+from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
+from milldam.run.identity import Identity
 from milldam.stores.table.manifest import TableSchema
 
 VERSION = 1
@@ -32,6 +34,21 @@ class Prepared:
     source: SourcePlan
     schema: TableSchema | None
     """The columns, where the user gave them."""
+    room: Room
+
+    @property
+    def call_rules(self) -> CallRules:
+        settings = self.settings
+        return CallRules(
+            settings.batched,
+            settings.batch_size,
+            settings.most_batch_bytes,
+            settings.format,
+            settings.with_indices,
+            settings.input_columns,
+            settings.remove_columns,
+            settings.on_error,
+        )
 
     @property
     def recipe(self) -> str:
@@ -56,11 +73,24 @@ class Prepared:
         return found
 
     @property
-    def description(self) -> dict[str, Any]:
-        """What the table is made from, for its manifest and for naming changes."""
-        columns = None if self.schema is None else self.schema.columns
-        settings = {**self.settings.parameters, **self.settings.cuts, "schema": columns}
-        return {"function": self.function.as_json(), "settings": settings, "input": self.source.identity}
+    def identity(self) -> Identity:
+        """What the table is made from."""
+        columns = None if self.schema is None else asdict(self.schema)
+        function = {"rows_version": VERSION, **self.function.as_json()}
+        settings = {"function": function, **self.settings.parameters, **self.settings.cuts, "schema": columns}
+        return Identity(settings, self.source.identity)
+
+    def differences(self, before: Identity) -> list[str]:
+        """What made another table of the same input, a line each."""
+        now = self.identity.settings
+        old, new = (FunctionIdentity.from_json(settings["function"]) for settings in (before.settings, now))
+        found = [f"function {new.name}: {what}" for what in old.differences(new)]
+        names = [name for name in dict.fromkeys([*before.settings, *now]) if name != "function"]
+        return found + [
+            f"{name}: {_shown(now.get(name))} (was {_shown(before.settings.get(name))})"
+            for name in names
+            if before.settings.get(name) != now.get(name)
+        ]
 
     @property
     def cache_key(self) -> str:
@@ -82,7 +112,7 @@ def prepare(settings: MapSettings, room: Room, spool: Path) -> Prepared:
     source = plan_source(settings.source, source_options(settings, room), spool)
     if settings.with_indices and not source.has_indices:
         raise ConfigError(Setting("with_indices"), ": the rows of this source have no numbers. Leave it out.")
-    return Prepared(settings, function, source, _given_schema(settings))
+    return Prepared(settings, function, source, _given_schema(settings), room)
 
 
 def source_options(settings: MapSettings, room: Room) -> SourceOptions:
@@ -108,3 +138,8 @@ def _given_schema(settings: MapSettings) -> TableSchema | None:
     from milldam.mapping.schema import given_schema
 
     return TableSchema.of(given_schema(settings.schema))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,6 +1,7 @@
 """Batches of rows to one file: an Arrow IPC stream, of record batches of about 4 MB, as `datasets` maps it too.
 
-Holds at most one such batch besides what it is given. The bytes follow from the batches alone.
+Holds at most one such batch besides what it is given. The bytes follow from the batches alone, and the file is named by
+its content: `rows-9f86d081c2a4.arrow`. So a shard is never written over by another, and equal shards are one file.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from milldam.files import FileSink, NewFile
 from milldam.stores.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
-PREFIX, SUFFIX = "rows-", ".arrow"
-
-
-def shard_name(key: str) -> str:
-    """The file of the unit with this key."""
-    return f"{PREFIX}{key[:16]}{SUFFIX}"
+SHARDS = "rows-*.arrow"
+"""The names of shards."""
 
 
 class TableShardWriter:
-    """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row."""
+    """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row.
+
+    `key`: of the unit, to tell files apart that are being written."""
 
     def __init__(self, folder: Path, key: str, schema: pa.Schema) -> None:
-        self._folder, self._name, self._schema = folder, shard_name(key), schema
+        self._unfinished, self._schema = folder / f"rows-of-{key}", schema
         self._file: NewFile | None = None
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -62,18 +61,20 @@ class TableShardWriter:
             self._write(batch.slice(middle))
             return
         if self._writer is None:
-            self._file = NewFile(self._folder / self._name)
+            self._file = NewFile(self._unfinished)
             self._writer = pa.ipc.new_stream(pa.PythonFile(FileSink(self._file), mode="w"), self._schema)
         self._writer.write_batch(batch)
 
     def commit(self) -> TableShard | None:
-        """Make it durable under its name; None when there are no rows."""
+        """Make it durable; None when there are no rows."""
         self._flush()
         if self._file is None:
             return None
         self._writer.close()
-        record = self._file.commit()
-        return TableShard(self._name, self.rows, record["bytes"], record["xxh3"])
+        record = self._file.record
+        name = SHARDS.replace("*", record["xxh3"][:12])
+        self._file.commit(name)
+        return TableShard(name, self.rows, **record)
 
     def __enter__(self) -> TableShardWriter:
         return self

@@ -72,16 +72,16 @@ def document_lengths(store: Store, split: str) -> Iterator[Int64s]:
 
 
 class Cutter:
-    """Document lengths in, pieces of at most `sequence_len` tokens out.
+    """Document lengths in, pieces of at most `seq_len` tokens out.
 
     `wrapped`: cuts lie where rows end when documents lie end to end. Otherwise each document is cut from its own start,
     into pieces of a whole row and a remainder.
     """
 
-    def __init__(self, sequence_len: int, *, wrapped: bool) -> None:
+    def __init__(self, seq_len: int, *, wrapped: bool) -> None:
         self.cut_documents = 0
         """Documents that became more than one piece, so far."""
-        self._row = sequence_len
+        self._row = seq_len
         self._wrapped = wrapped
 
     def __call__(self, documents: Iterable[Int64s]) -> Iterator[Pieces]:

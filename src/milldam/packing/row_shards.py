@@ -38,12 +38,12 @@ class RowForm:
     """What all rows have in common."""
 
     dtype: str
-    sequence_len: int
+    seq_len: int
     pad_id: int
 
     @property
     def shard_rows(self) -> int:
-        return max(1, SHARD_BYTES // (self.sequence_len * np.dtype(self.dtype).itemsize))
+        return max(1, SHARD_BYTES // (self.seq_len * np.dtype(self.dtype).itemsize))
 
 
 def write_shards(source: Store, split: str, rows: Iterator[Rows], form: RowForm, folder: Path) -> Iterator[Shard]:
@@ -52,7 +52,7 @@ def write_shards(source: Store, split: str, rows: Iterator[Rows], form: RowForm,
     writer: _RowShard | None = None
     number = 0
     try:
-        for batch in (part for several in rows for part in several.parts(max(1, _BATCH_TOKENS // form.sequence_len))):
+        for batch in (part for several in rows for part in several.parts(max(1, _BATCH_TOKENS // form.seq_len))):
             rest: Rows | None = batch
             while rest is not None:
                 writer = writer or _RowShard(folder, f"{split}-{number:05d}", split, form)
@@ -134,7 +134,7 @@ class _RowShard:
             self._counts = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
 
     def append(self, rows: Rows, stream: _Stream) -> None:
-        row_len, pieces = self.form.sequence_len, rows.pieces
+        row_len, pieces = self.form.seq_len, rows.pieces
         ends = np.cumsum(rows.counts)
         filled = np.add.reduceat(pieces.lengths, ends - rows.counts)
         padding = row_len - filled
@@ -159,7 +159,7 @@ class _RowShard:
             self._write_index(new)
             idx_record = new.commit()
         self.discard()
-        tokens = self.rows * self.form.sequence_len
+        tokens = self.rows * self.form.seq_len
         return Shard(self.name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
 
     def _write_index(self, new: NewFile) -> None:

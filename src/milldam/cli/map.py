@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.engine import engine_options
-from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.summaries import show_summary
+from milldam.cli.options import job_options, text_options
+from milldam.cli.running import run_and_show
 from milldam.errors import ConfigError
-from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.mapping.job import MapSummary
+    from milldam.mapping.settings import MapSettings
+    from milldam.run.progress import Observer
 
 
 @click.command()
@@ -43,31 +43,10 @@ if TYPE_CHECKING:
 @click.option("--key", metavar="NAME", help="Names the function where what it depends on can't be hashed.")
 @click.option("--shard-size", metavar="SIZE", help="Input of a unit, about. [default: 64MB]")
 @click.option("--shards", type=int, metavar="N", help="So many units of even size instead.")
-@click.option(
-    "--documents",
-    type=click.Choice(["file", "line", "paragraph"]),
-    help="In .txt files: what is a row. [default: file]",
-)
-@click.option("--separator", metavar="TEXT", help="In .txt files: rows end at this text. \\n and \\t are understood.")
-@click.option(
-    "--invalid-utf8",
-    type=click.Choice(["reject", "drop", "replace", "strict"]),
-    help="Records that are not UTF-8. [default: reject]",
-)
-@click.option(
-    "--input-format",
-    type=click.Choice(["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]),
-    help="What the input is, when its name does not say.",
-)
+@text_options
 @click.option("--split", metavar="NAME", help="Of a data set: which split is read.")
 @click.option("--subset", metavar="NAME", help="Of a data set on the Hub: which configuration is read.")
-@click.option("--strict", is_flag=True, help="Stop at the first record that can't be read.")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
-@click.option("--workers", type=int, help="Cores to use. [default: all]")
-@engine_options
-@click.option("--overwrite", is_flag=True, help="Do everything again, also what is up to date.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+@job_options()
 def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """Apply a Python function to every row of the input, in a fixed amount of memory; the result is a table.
 
@@ -83,35 +62,31 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     Without -o the table is in the cache (`milldam cache`). A data set with several splits becomes a table for each, in
     folders of OUT, unless --split names one.
     """
+    from milldam.mapping.settings import settings_of
     from milldam.mapping.sources import each_split
 
-    said = {"source": list(inputs), "function": function, **_said(options)}
-    splits = each_split(said)
-    made = {name: _summary_of(one, quiet=quiet) for name, one in (splits or {"": said}).items()}
-    if as_json and splits is not None:
-        click.echo(json.dumps({name: summary.as_json() for name, summary in made.items()}))
+    given = {"source": list(inputs), "function": function, **_given(options)}
+    splits = each_split(given)
+    if splits is None:
+        run_and_show(partial(_run, settings_of(given)), as_json=as_json, quiet=quiet)
         return
-    for summary in made.values():
-        show_summary(summary, as_json=as_json, quiet=quiet)
+    told = {}
+    for name, one in splits.items():
+        summary = run_and_show(partial(_run, settings_of(one)), as_json=False, quiet=quiet or as_json)
+        told[name] = summary.as_json()
+    if as_json:
+        click.echo(json.dumps(told))
 
 
-def _summary_of(said: dict[str, Any], *, quiet: bool) -> MapSummary:
-    """Make one table."""
-    from milldam.cli.progress import make_observer
+def _run(settings: MapSettings, observer: Observer) -> MapSummary:
     from milldam.mapping import run_map
-    from milldam.mapping.settings import settings_of
 
-    settings = settings_of(said)
-    signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        # What the function prints goes where that of worker processes goes: standard output is for the summary.
-        with make_observer(quiet=quiet) as observer, contextlib.redirect_stdout(sys.stderr):
-            return run_map(settings, observer)
-    except KeyboardInterrupt:
-        _explain_interrupt(settings.out)
+    # What the function prints goes where that of worker processes goes: standard output is for the summary.
+    with contextlib.redirect_stdout(sys.stderr):
+        return run_map(settings, observer)
 
 
-def _said(options: dict[str, Any]) -> dict[str, Any]:
+def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options as settings."""
     found = {"batched": options.pop("batched")}
     found |= {name: value for name, value in options.items() if value not in (None, False, ())}
@@ -120,8 +95,6 @@ def _said(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("columns", "remove_columns"):
         if name in found and found[name] != "all":
             found[name] = [one.strip() for one in found[name].split(",")]
-    if "separator" in found:
-        found["separator"] = found["separator"].replace("\\n", "\n").replace("\\t", "\t")
     return found
 
 
@@ -137,14 +110,3 @@ def _argument(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _explain_interrupt(out: str | None) -> NoReturn:
-    from milldam.mapping.job import RECORDS
-    from milldam.run.folder import RUN_FOLDER
-    from milldam.run.journal import Journal
-    from milldam.run.records import safe_counts
-
-    safe = {} if out is None else safe_counts(Journal(Path(out) / RUN_FOLDER), RECORDS)
-    done = f"\n{counted(safe['units_done'], 'unit')} done." if safe else ""
-    end_interrupted(f"Every finished unit is safe.{done}")

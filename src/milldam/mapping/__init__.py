@@ -52,7 +52,7 @@ def map(
     schema: pa.Schema | Mapping[str, object] | None = None,
     workers: int | None = None,
     memory: int | str | None = None,
-    engine: Executor = "local",
+    executor: Executor = "local",
     address: str | None = None,
     shard_size: int | str = "64MB",
     shards: int | None = None,

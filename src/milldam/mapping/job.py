@@ -88,7 +88,7 @@ def run_map(settings: MapSettings, observer: Observer | None = None, *, held_byt
 def _run(job: MapJob, out: Path, observer: Observer | None) -> MapSummary:
     given, held_bytes = job.settings, job.held_bytes
     options = frame.Options(
-        out, given.memory, given.engine, given.address, given.overwrite, held_bytes=held_bytes, adapts=True
+        out, given.memory, given.executor, given.address, given.overwrite, held_bytes=held_bytes, adapts=True
     )
     with contextlib.closing(job):
         return frame.run(job, options, observer)
@@ -217,7 +217,7 @@ class MapJob:
 
     def _wants_processes(self, pending_bytes: int) -> bool:
         """Unless what is left is small, or one worker on this machine is asked for."""
-        if self.settings.engine != "local":
+        if self.settings.executor != "local":
             return True
         return pending_bytes > SMALL_INPUT if self.settings.workers is None else self.settings.workers > 1
 

@@ -142,7 +142,7 @@ class Probe:
     def _wants_process(self) -> bool:
         settings = self._prepared.settings
         large = int(self._units.sizes().sum()) > SMALL_INPUT if settings.workers is None else settings.workers > 1
-        return large or settings.engine != "local"
+        return large or settings.executor != "local"
 
     def _can_travel(self) -> bool:
         """Whether the function reaches other processes; without that one worker, this process, does it all."""
@@ -150,7 +150,7 @@ class Probe:
         try:
             self.carried.pack()
         except ConfigError as error:
-            if (settings.workers or 1) > 1 or settings.engine != "local":
+            if (settings.workers or 1) > 1 or settings.executor != "local":
                 raise
             self._session.observer.warn(f"One worker, in this process. {error}")
             return False
@@ -183,8 +183,8 @@ class Probe:
         """What its figures depend on: those of this process say little of a worker."""
         given, keys = self._prepared.schema, self._units.keys()
         read = [keys[number] for number in range(min(units, len(keys)))]
-        engine = self._prepared.settings.engine
-        return [self._prepared.recipe, None if given is None else given.ipc, read, engine, self.apart]
+        executor = self._prepared.settings.executor
+        return [self._prepared.recipe, None if given is None else given.ipc, read, executor, self.apart]
 
     def _run(self) -> Probed:
         found: list[Probed] = []

@@ -71,7 +71,7 @@ class MapSettings:
     """Cores to use. [default: all]"""
     memory: Size | None = None
     """Limit for the whole process tree, such as 512MB. [default: half of what is free]"""
-    engine: Executor = "local"
+    executor: Executor = "local"
     """Where to run: "local", or "ray", a cluster whose machines all see `out`."""
     address: str | None = None
     """Of the Ray cluster. [default: the one that runs here]"""

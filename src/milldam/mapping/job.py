@@ -30,12 +30,12 @@ from milldam.errors import ConfigError, InputError, StoreError
 from milldam.files import NewFile
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import cached_out
+from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.memory_gate import MemoryGate, remove_gates, this_process
 from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.preparing import Prepared, prepare, source_options
 from milldam.mapping.probing import Probe, nothing_left
-from milldam.mapping.reading import can_be_checked
 from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.shards import SHARDS

@@ -88,8 +88,10 @@ def _run(settings: MapSettings, observer: Observer) -> MapSummary:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options as settings."""
-    found = {"batched": options.pop("batched")}
-    found |= {name: value for name, value in options.items() if value not in (None, False, ())}
+    batched = options.pop("batched")
+    # By identity: 0 is a value, if a wrong one.
+    found = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+    found["batched"] = batched
     if "arguments" in found:
         found["fn_kwargs"] = dict(_argument(text) for text in found.pop("arguments"))
     for name in ("columns", "remove_columns"):

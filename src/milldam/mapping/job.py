@@ -38,7 +38,7 @@ from milldam.mapping.preparing import Prepared, prepare, source_options
 from milldam.mapping.probing import Probe, nothing_left
 from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.shards import SHARDS
+from milldam.mapping.shards import ENDING, ROWS
 from milldam.mapping.sources import plan_source
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import FAILED, Assigned, MapTask, made_of, recorded, rejects_name
@@ -339,7 +339,7 @@ def _clear_up(folder: RunFolder, table: TableManifest) -> None:
     """Remove what a finished table no longer needs. What a run with another function needs again stays: hashes of
     large files, and row numbers of the data set."""
     folder.tidy()
-    sweep(folder.out, [SHARDS], (shard.name for shard in table.shards))
+    sweep(folder.out, [f"{ROWS}-*{ENDING}"], (shard.name for shard in table.shards))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
     sweep(folder.folder, ["rejects-*.jsonl"], rejects)
     remove_gates(folder.folder)

@@ -1,7 +1,6 @@
 """Batches of rows to one file: an Arrow IPC stream, of record batches of about 4 MB, as `datasets` maps it too.
 
-Holds at most one such batch besides what it is given. The bytes follow from the batches alone, and the file is named by
-its content: `rows-9f86d081c2a4.arrow`. So a shard is never written over by another, and equal shards are one file.
+Holds at most one such batch besides what it is given. The bytes follow from the batches alone.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.files import FileSink, NewFile
+from milldam.stores.kinds import shard_name
 from milldam.stores.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
-SHARDS = "rows-*.arrow"
-"""The names of shards."""
+ROWS, ENDING = "rows", ".arrow"
 
 
 class TableShardWriter:
-    """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row.
+    """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row."""
 
-    `key`: of the unit, to tell files apart that are being written."""
-
-    def __init__(self, folder: Path, key: str, schema: pa.Schema) -> None:
-        self._unfinished, self._schema = folder / f"rows-of-{key}", schema
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder, self._schema = folder, schema
         self._file: NewFile | None = None
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -61,20 +58,19 @@ class TableShardWriter:
             self._write(batch.slice(middle))
             return
         if self._writer is None:
-            self._file = NewFile(self._unfinished)
+            self._file = NewFile(self._folder / f"{ROWS}{ENDING}")
             self._writer = pa.ipc.new_stream(pa.PythonFile(FileSink(self._file), mode="w"), self._schema)
         self._writer.write_batch(batch)
 
     def commit(self) -> TableShard | None:
-        """Make it durable; None when there are no rows."""
+        """Make it durable under its name; None when there are no rows."""
         self._flush()
         if self._file is None:
             return None
         self._writer.close()
-        record = self._file.record
-        name = SHARDS.replace("*", record["xxh3"][:12])
-        self._file.commit(name)
-        return TableShard(name, self.rows, **record)
+        name = shard_name(ROWS, self._file.record) + ENDING
+        record = self._file.commit(name)
+        return TableShard(name, self.rows, record["bytes"], record["xxh3"])
 
     def __enter__(self) -> TableShardWriter:
         return self

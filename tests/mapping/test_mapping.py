@@ -853,7 +853,7 @@ def test_workers_refuse_a_script_that_is_edited_during_the_run(
 
     script = tmp_path / "users_script.py"
     script.write_text('def f(batch): return {"v": ["old"] * len(batch["text"])}\n')
-    make = job._Job._make
+    make = job.MapJob.stages
 
     def edited(self: Any, *given: Any) -> Any:
         script.write_text(script.read_text().replace("old", "new"))
@@ -861,7 +861,7 @@ def test_workers_refuse_a_script_that_is_edited_during_the_run(
 
     options: dict[str, Any] = {"shards": 4, "remove_columns": "all", "workers": 2}
     with monkeypatch.context() as patched, pytest.raises(ConfigError, match="not the same in a worker"):
-        patched.setattr(job._Job, "_make", edited)
+        patched.setattr(job.MapJob, "stages", edited)
         map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
     script.write_text(script.read_text().replace("new", "old"))
     table = map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
@@ -926,7 +926,7 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
     """Its units are known by their bytes: put back, they must hold the rows of those bytes."""
     from milldam.mapping import job
 
-    path, make = tmp_path / "a.jsonl", job._Job._make
+    path, make = tmp_path / "a.jsonl", job.MapJob.stages
 
     def write(word: str) -> None:
         path.write_text("".join(f'{{"t": "{word}{row:04d}"}}\n' for row in range(2000)))
@@ -941,7 +941,7 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
     write("old")
     options: dict[str, Any] = {"shard_size": "10KB", "remove_columns": "all", "workers": 1}
     with monkeypatch.context() as patched, pytest.raises(InputError, match=r"a\.jsonl: changed while it was mapped"):
-        patched.setattr(job._Job, "_make", rewritten)
+        patched.setattr(job.MapJob, "stages", rewritten)
         map_rows(path, words, tmp_path / "out", **options)
     write("old")
     assert set(map_rows(path, words, tmp_path / "out", **options)["w"].to_pylist()) == {"old"}
@@ -960,7 +960,7 @@ def test_units_that_cant_be_checked_are_dropped_when_the_input_changed(
             file.write(text)
 
     write("old")
-    finish = job._Job._finish
+    finish = job.MapJob.finish
 
     def rewritten(self: Any, *given: Any) -> Any:
         write("another")
@@ -970,9 +970,9 @@ def test_units_that_cant_be_checked_are_dropped_when_the_input_changed(
         return {"n": [len(text) for text in batch["text"]]}
 
     with monkeypatch.context() as patched, pytest.raises(InputError, match="changed while it was mapped"):
-        patched.setattr(job._Job, "_finish", rewritten)
+        patched.setattr(job.MapJob, "finish", rewritten)
         map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)
-    assert (tmp_path / "out/run/mapped.jsonl").read_text() == ""
+    assert (tmp_path / "out/run/records.jsonl").read_text() == ""
     assert map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)["n"].to_pylist() == [7]
 
 

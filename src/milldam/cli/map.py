@@ -52,7 +52,7 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
 
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Interrupted or killed,
-    the same command goes on where it stopped; after a change it does again what the change touches, and nothing else.
+    the same command resumes; after a change it does again what the change touches, and nothing else.
 
     \b
     milldam map clean.py:clean books/ -o clean.table

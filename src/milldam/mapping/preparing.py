@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,7 @@ class Prepared:
 
     @property
     def call_rules(self) -> CallRules:
-        settings = self.settings
-        return CallRules(
-            settings.batched,
-            settings.batch_size,
-            settings.most_batch_bytes,
-            settings.format,
-            settings.with_indices,
-            settings.input_columns,
-            settings.remove_columns,
-            settings.on_error,
-        )
+        return CallRules(**_shared(CallRules, self.settings) | {"batch_bytes": self.settings.most_batch_bytes})
 
     @property
     def recipe(self) -> str:
@@ -116,20 +106,13 @@ def prepare(settings: MapSettings, room: Room, spool: Path) -> Prepared:
 
 
 def source_options(settings: MapSettings, room: Room) -> SourceOptions:
-    return SourceOptions(
-        columns=settings.columns,
-        **settings.cuts,
-        split=settings.split,
-        subset=settings.subset,
-        input_format=settings.input_format,
-        documents=settings.documents,
-        separator=settings.separator,
-        invalid_utf8=settings.invalid_utf8,
-        strict=settings.strict,
-        source_key=settings.source_key,
-        numbered=settings.with_indices,
-        room=room,
-    )
+    own = {**settings.cuts, "numbered": settings.with_indices, "room": room}
+    return SourceOptions(**_shared(SourceOptions, settings) | own)
+
+
+def _shared(kind: Any, settings: MapSettings) -> dict[str, Any]:
+    """The settings that another dataclass has under the same names."""
+    return {one.name: getattr(settings, one.name) for one in fields(kind) if hasattr(settings, one.name)}
 
 
 def _given_schema(settings: MapSettings) -> TableSchema | None:

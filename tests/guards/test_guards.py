@@ -105,7 +105,7 @@ ABOVE = {
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
-    "exporters", "hub", "importers", "watching",
+    "exporters", "hub", "importers",
 }  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_configuration_files_are_read_where_users_ask() -> None:
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
     assert offences({"report"}, allowed={"errors", "files", "markup", "memory", "sealed", "stores"}) == []
-    others = {room(name) for name in MODULES} - {"report", "cli", "pipeline", "watching"}
+    others = {room(name) for name in MODULES} - {"report", "cli", "pipeline"}
     assert offences(others, forbidden={"report"}) == []
 
 

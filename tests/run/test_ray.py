@@ -276,7 +276,8 @@ def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
 
 def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
     """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
-    from milldam.memory import Monitor, usage
+    from milldam.memory import usage
+    from milldam.run.monitor import Monitor
 
     with Monitor(tmp_path / "memory.csv", here="a") as monitor:
         monitor.note("a", 1, 10**9)

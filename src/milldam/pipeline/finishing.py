@@ -20,13 +20,13 @@ from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError
 from milldam.files import NewFile, names_matching, remove_matching
 from milldam.markup import counted
-from milldam.memory import Monitor
 from milldam.packing.rows import pack
 from milldam.pipeline.arranging import RECORDS as ARRANGED
 from milldam.pipeline.preparing import Preparation, Prepared
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.pipeline.shelf import STAGED
 from milldam.run.folder import DEDUP_FOLDER, PACKED_FOLDER, RECORDS, Run, require_complete
+from milldam.run.monitor import Monitor
 from milldam.run.planning import WorkPlan
 from milldam.run.records import PartRecord, in_plan_order
 from milldam.run.summary import SUMMARY, Summary, describe_machine, package_versions

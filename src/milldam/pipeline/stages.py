@@ -22,7 +22,7 @@ from pathlib import Path
 from milldam.config.settings import Config, text_columns
 from milldam.dedup.fingerprints import partition_count
 from milldam.errors import ConfigError, NotReadyError, ResourceError
-from milldam.memory import Budget, Monitor, format_size, usage
+from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.arranging import RECORDS as ARRANGED
 from milldam.pipeline.arranging import ArrangeTask, Staged, find_boundaries, find_cap
 from milldam.pipeline.assignments import Assignment
@@ -38,6 +38,7 @@ from milldam.run.array_task import FinishCrew, ShareCrew, ShareDone
 from milldam.run.crews import Crew, LocalCrew
 from milldam.run.folder import FINISHED, NEW, RECORDS, UNFINISHED, Run, refuse_foreign
 from milldam.run.identity import Identity
+from milldam.run.monitor import Monitor
 from milldam.run.planning import (
     FILTER_BYTES,
     FUNCTION_BYTES,

@@ -175,7 +175,7 @@ def test_workers_take_turns(
     for loader in start(samples, layout, shuffle=shuffle, epochs=epochs, drop_last=drop_last):
         list(itertools.islice(loader, min(skipped, max(0, len(loader) - 1))))
         before = loader.state_dict()
-        shares = [seen(loader.every(workers, first)) for first in range(workers)]
+        shares = [seen(loader._every(workers, first)) for first in range(workers)]
         assert loader.state_dict() == before
         turns = [batch for turn in itertools.zip_longest(*shares) for batch in turn if batch is not None]
         assert turns == seen(loader)
@@ -474,7 +474,7 @@ def test_an_error_is_not_the_end_of_an_epoch(numbered: Store, prefetch: int, err
     loader = samples_of(numbered).batches(4, prefetch=prefetch)
     drawn: list[list[int]] = []
     reads = [*loader.samples.batches(4)][:5]
-    with patch.object(Windows, "read_located", side_effect=[*reads, error]), pytest.raises(error):
+    with patch.object(Windows, "_batch", side_effect=[*reads, error]), pytest.raises(error):
         for batch in loader:
             drawn += seen([batch])
     assert len(drawn) == 5

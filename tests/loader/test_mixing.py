@@ -29,15 +29,25 @@ from milldam.loader.stores import Store
 # ---- sources ----
 
 
-class Rows(Samples):
+class Listener:
+    """A reader that is told what comes next, and reads nothing."""
+
+    def __init__(self, announces: bool) -> None:
+        self.announces, self.told = announces, list[int]()
+
+    def announce(self, starts: Any, lengths: Any) -> None:
+        assert (lengths == 1).all()
+        self.told += starts.tolist()
+
+
+class Rows(Samples[Any, Any]):
     """Samples that say which they are: (source's name, number), and packed rows when asked for."""
 
     def __init__(
         self, name: int, count: int, *, tokens: int = 8, packed: bool = False, announces: bool = False
     ) -> None:
         self.name, self._count, self._tokens, self._packed = name, count, tokens, packed
-        self._announces = announces
-        self.told: list[tuple[str, list[int]]] = []
+        self.reader = Listener(announces)
 
     token_dtype = np.dtype(np.int64)
 
@@ -76,21 +86,15 @@ class Rows(Samples):
             "max_seqlen": int(np.diff(borders).max()),
         }
 
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return Shuffled(self._count, seed) if shuffle else InSequence(self._count)
 
     @property
-    def announces(self) -> bool:
-        return self._announces
+    def _readers(self) -> Any:
+        return (self.reader,)
 
-    def announce(self, numbers: Any) -> None:
-        self.told.append(("announce", numbers.tolist()))
-
-    def announce_stretches(self, stretches: Stretches) -> None:
-        self.told.append(("announce", [*stretches.firsts.tolist(), *stretches.counts.tolist()]))
-
-    def release_stretches(self, stretches: Stretches) -> None:
-        self.told.append(("release", [*stretches.firsts.tolist(), *stretches.counts.tolist()]))
+    def _spans(self, stretches: Stretches) -> Any:
+        yield self.reader, stretches.firsts, stretches.counts
 
 
 def mixed(counts: list[int], weights: list[float], **options: Any) -> MixedSamples:
@@ -272,9 +276,9 @@ def test_stop_rules_are_exact(sources: list[tuple[int, int]]) -> None:
     assert any(drawn > count for drawn, count in zip(first.drawn(first.epoch_samples + 1), counts, strict=True))
     assert all(drawn >= count for drawn, count in zip(last.drawn(last.epoch_samples), counts, strict=True))
     assert any(drawn < count for drawn, count in zip(last.drawn(last.epoch_samples - 1), counts, strict=True))
-    assert first.numbered == last.numbered == sum(counts)
+    assert first._numbered == last._numbered == sum(counts)
     assert len(marks(first.batches(7))) == len(set(marks(first.batches(7)))) == first.epoch_samples
-    assert len(set(marks(last.batches(7)))) == last.numbered
+    assert len(set(marks(last.batches(7)))) == last._numbered
 
 
 def test_a_number_of_samples_is_an_epoch() -> None:
@@ -433,7 +437,7 @@ def test_mixed_reads_are_single_reads(
     first, second = (store.windows(4, form=form) for store in stored(folder, [41, 85]))
     samples = mix({first: 1, second: 2})
     assert isinstance(samples, MixedSamples)
-    assert samples.numbered == len(first) + len(second)
+    assert samples._numbered == len(first) + len(second)
     out = samples.read(np.arange(12), np.dtype(dtype)) if reuse else None
     batch = samples.read(np.array(numbers), np.dtype(dtype), out)
     names: Any = (0, 1) if form == "xy" else ("input_ids", "labels")
@@ -503,7 +507,7 @@ def test_packed_rows_of_a_mixture_are_those_of_its_stores(tmp_path: Path, strate
     assert isinstance(mixture, Mixture)
     samples = mixture.packed(8, strategy=strategy)
     loop = samples.batches(5, copy=copy)
-    numbers = samples.order(True, 0).numbers(np.arange(samples.epoch_samples))
+    numbers = samples._order(True, 0).numbers(np.arange(samples.epoch_samples))
     for at, batch in enumerate(loop):
         borders = [0]
         for row, number in enumerate(numbers[5 * at : 5 * at + 5]):
@@ -527,17 +531,15 @@ def test_arrays_that_are_used_again_give_the_same_batches(tmp_path: Path) -> Non
     assert len(list(windows.batches(6, shuffle="block"))) == len(plain)
 
 
-def test_what_comes_next_is_told_to_the_source_it_comes_from() -> None:
-    """By the source's own numbers; a stretch is cut where a source ends."""
-    first, second = Rows(0, 5, announces=True), Rows(1, 5)
-    samples = mix({first: 1, second: 1})
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_what_comes_next_is_told_to_the_source_it_comes_from(shuffle: bool) -> None:
+    """By the source's own numbers, in the order in which they come; each once."""
+    first, second = Rows(0, 50, announces=True), Rows(1, 50)
+    samples = mix({first: 1, second: 3})
     assert isinstance(samples, MixedSamples)
-    assert samples.announces
-    samples.announce(np.array([7, 1, 5]))
-    samples.release_stretches(Stretches(np.array([3, 8]), np.array([4, 1])))
-    assert first.told == [("announce", [1]), ("release", [3, 2])]
-    assert second.told == [("announce", [2, 0]), ("release", [0, 3, 2, 1])]
-    assert len(marks(samples.batches(2, prefetch=0))) == samples.epoch_samples
+    seen = marks(samples.batches(4, shuffle=shuffle))
+    for name, source in enumerate((first, second)):
+        assert sorted(source.reader.told) == sorted(mark % 1000 for mark in seen if mark // 1000 == name)
 
 
 # ---- what is mixed ----
@@ -551,11 +553,15 @@ def test_stores_parts_and_paths_mix(tmp_path: Path) -> None:
     assert isinstance(mixture, Mixture)
     samples = mixture.windows(16, stride=8, form="hf")
     wanted = [source.windows(16, stride=8, form="hf") for source in (first, second, parts["val"])]
-    assert samples.numbered == sum(map(len, wanted))
+    assert samples._numbered == sum(map(len, wanted))
     assert [source.identity for source in samples.sources] == [source.identity for source in wanted]
     assert samples.weights == (Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))
     assert "0.25" in repr(mixture)
     assert repr(samples).endswith(f": {len(samples)} samples an epoch)")
+
+
+def announces(samples: MixedSamples[Any, Any]) -> bool:
+    return any(reader.announces for reader in samples._readers)
 
 
 def test_sources_that_fit_in_memory_only_one_by_one_are_not_mapped(
@@ -565,9 +571,9 @@ def test_sources_that_fit_in_memory_only_one_by_one_are_not_mapped(
     mixture = mix(dict.fromkeys(stored(tmp_path, [400, 400]), 1))
     assert isinstance(mixture, Mixture)
     monkeypatch.setattr(mixing, "available_bytes", lambda: (2000, "a test"))
-    assert mixture.windows(8).announces
+    assert announces(mixture.windows(8))
     monkeypatch.setattr(mixing, "available_bytes", lambda: (10**9, "a test"))
-    assert not mixture.windows(8).announces
+    assert not announces(mixture.windows(8))
 
 
 def test_a_mixture_pickles_small_and_goes_on_the_same(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_long_documents_read_the_same_in_both_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seq_len": 0}, "seq_len: 0; use 1 to"),
+        ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
         ({"strategy": "best"}, 'strategy: "best"; use wrapped or best_fit'),
         ({"form": "xy"}, 'form: "xy"; use shifted or hf'),
         ({"strategy": "best_fit", "buffer": 0}, "buffer: 0; use 1 or more"),
@@ -517,8 +517,8 @@ def test_stretches_are_announced_as_what_their_rows_are_made_of(tmp_path: Path, 
 
     stretches = Stretches(np.array([3, 0]), np.array([1, 2]))
     numbers = np.array([3, 0, 1])
-    assert covered(*rows._stretch_spans(stretches)) == covered(*rows._spans(numbers))
-    assert len(covered(*rows._spans(numbers))) == int((rows.read(numbers)["document_ids"] >= 0).sum())
+    assert covered(*rows._lie(stretches)) == covered(*rows._lie(Stretches.single(numbers)))
+    assert len(covered(*rows._lie(stretches))) == int((rows.read(numbers)["document_ids"] >= 0).sum())
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])

@@ -162,8 +162,8 @@ def test_streams_of_a_part_and_of_a_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((0, 5), {}, "batch_size 0, seq_len 5; both must be 1 or more"),
-        ((3, 0), {}, "batch_size 3, seq_len 0; both must be 1 or more"),
+        ((0, 5), {}, "batch_size: 0; use 1 or more"),
+        ((3, 0), {}, "seq_len: 0; use 1 or more"),
         ((3, 5), {"world_size": 0}, "world_size: 0; use 1 or more"),
         ((3, 5), {"world_size": 2, "rank": 2}, "the ranks of world_size=2 are 0 to 1"),
         ((3, 5), {"epochs": 0}, "epochs: 0; use 1 or more"),

@@ -165,7 +165,7 @@ def full_summary() -> dict[str, Any]:
             "packing": {
                 "train": {
                     "strategy": "best_fit",
-                    "sequence_len": 2048,
+                    "seq_len": 2048,
                     "rows": 310_441,
                     "tokens": 634_201_120,
                     "padding": 1_582_048,
@@ -316,7 +316,7 @@ def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
 def test_rows_are_shown_by_split(tmp_path: Path) -> None:
     """Each split with its own figures."""
     out = make_store(tmp_path / "s", {"train": ["one"], "val": ["two"]})
-    rows = {"strategy": "wrapped", "sequence_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
+    rows = {"strategy": "wrapped", "seq_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
     told = {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows | {"efficiency": 0.75}}
     write_run(out, {"facts": {"packing": told}})
     text = read_page(out).text

@@ -108,11 +108,11 @@ def _refuse_contradictions(options: dict[str, Any], workers: int | None) -> None
         raise ConfigError("--workers: use 0 or more, and leave --reuse out: workers hand over copies.")
 
 
-def _plain(batches: Batches) -> Iterable[Any]:
+def _plain(batches: Batches[Any]) -> Iterable[Any]:
     return batches
 
 
-def _torch(feeding: _Feeding, workers: int | None) -> Callable[[Batches], Iterable[Any]]:
+def _torch(feeding: _Feeding, workers: int | None) -> Callable[[Batches[Any]], Iterable[Any]]:
     """Batches as tensors, made in this process or in those of a DataLoader."""
     try:
         from milldam.torch import BatchDataset, tensors
@@ -139,11 +139,11 @@ class _Feeding:
     """Bytes of memory, and who leaves so many."""
     _data: Trainable | None = None
 
-    def batches(self) -> Batches:
+    def batches(self) -> Batches[Any]:
         """Open the data and make its loader: what is measured."""
         given = self.options
         data = self._data = self.open(self.path, split=given["split"], dtype=given["dtype"], cache=given["cache"])
-        samples: Samples
+        samples: Samples[Any, Any]
         if given["streams"]:
             return data.streams(given["batch_size"], given["seq_len"], read=given["read"]).batches(**self.how)
         if given["packed"]:

@@ -37,7 +37,7 @@ def summary_lines(summary: Summary[Any]) -> list[str]:
     size = f", {format_size(summary.output_bytes)} on disk" if summary.output_bytes else ""
     lines = [f"{summary.out}: {summary.made}{size}", *telling.made(summary)]
     if summary.reused:
-        new = f"; new: {', '.join(summary.changed)}" if summary.changed else ""
+        new = f"; {', '.join(summary.changed)}" if summary.changed else ""
         lines.append(f"{summary.reused} of {counted(summary.units, 'unit')} reused{new}")
     if summary.work:
         total = sum(summary.work.values()) or 1.0
@@ -126,7 +126,7 @@ def _split_lines(splits: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def _packing_lines(summary: TextSummary) -> list[str]:
     return [
-        f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
+        f"Rows of {packed['seq_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
         f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
         f"{counted(packed['tail'], 'token')} at the end left out"
         for name, packed in summary.facts["packing"].items()

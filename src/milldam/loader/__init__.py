@@ -4,6 +4,7 @@ stream        a stretch of tokens over any number of files
 reading       tokens by position: one gather from mapped files, or announced reads for data beyond memory
 permutation   a keyed permutation of [0, n), computed where it is needed
 order         shuffled, block-shuffled or in sequence: place -> number of a sample
+types         what samples and batches are made of
 samples       what every view has in common
 windows       sample k is the tokens from k * stride on
 packed        rows of documents, with their boundaries
@@ -12,11 +13,11 @@ row_index     best-fit rows, planned once and kept in a file
 streams       contiguous streams for models that carry state
 mixing        several sources by weight
 schedule      which source comes when, exact at every prefix
+looping       a loop that can be left, gone on with and moved
 batches       samples -> batches: ranks, epochs, state, reading ahead
 recycling     arrays of earlier batches for new ones
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
-foreign       files of nanoGPT, Megatron and numpy with these verbs
 opening       what a path is, and how it is opened
 freshness     whether what was prepared from an input is still what the input says
 measuring     what a loader delivers here: time to the first batch, rate, memory

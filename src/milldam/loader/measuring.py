@@ -13,11 +13,10 @@ import multiprocessing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
-from milldam.loader.samples import Batch
 from milldam.memory import Usage, release, usage
 
 _MEMORY_SECONDS = 0.25
@@ -76,10 +75,10 @@ class Figures:
 
 
 def measure(
-    make: Callable[[], Batches],
+    make: Callable[[], Batches[Any]],
     *,
     seconds: float = 5.0,
-    through: Callable[[Batches], Iterable[Batch]] = lambda batches: batches,
+    through: Callable[[Batches[Any]], Iterable[Any]] = lambda batches: batches,
 ) -> Figures:
     """Open data, ask for batches until the time is up or they end, and say what came.
 
@@ -106,7 +105,7 @@ def measure(
     return Figures(
         samples=batches.samples.epoch_samples,
         sample_tokens=batches.samples.sample_tokens,
-        announced=batches.samples.announces,
+        announced=any(reader.announces for reader in batches.samples._readers),
         first_batch_seconds=first_batch_seconds,
         batches=tally.batches + 1,
         delivered=first + steady,
@@ -127,7 +126,7 @@ class _Tally:
         self.batches, self.samples = 0, 0
         self.waited, self.slowest = 0.0, 0.0
 
-    def count(self, delivered: Iterable[Batch], seconds: float, memory: _Watch) -> Ended:
+    def count(self, delivered: Iterable[Any], seconds: float, memory: _Watch) -> Ended:
         """Ask for batches until they end, the time is up, or the user has had enough."""
         asked = perf_counter()
         deadline, look = asked + seconds, asked
@@ -145,14 +144,14 @@ class _Tally:
             return "interrupted"
         return "epochs"
 
-    def _book(self, batch: Batch, waited: float) -> None:
+    def _book(self, batch: Any, waited: float) -> None:
         self.batches += 1
         self.samples += _rows(batch)
         self.waited += waited
         self.slowest = max(self.slowest, waited)
 
 
-def _rows(batch: Batch) -> int:
+def _rows(batch: Any) -> int:
     """Samples in a batch: the rows of its first array."""
     return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
 

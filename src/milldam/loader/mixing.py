@@ -13,11 +13,12 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +30,18 @@ from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
-from milldam.loader.samples import Array, Batch, Samples, samples_of
+from milldam.loader.reading import Reader
+from milldam.loader.samples import Samples, samples_of
 from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.views import Trainable
-from milldam.loader.windows import Windows
+from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
+from milldam.loader.views import RowOptions, Trainable, WindowOptions
+from milldam.loader.windows import Form, Windows
 from milldam.memory import available_bytes
 
 Stop = Literal["first_exhausted", "all_exhausted"] | int
+Weight = float | Fraction | Decimal
+SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture")
 
 _WEIGHT, _LONGEST_WEIGHT = re.compile(r"[1-9]\d*(/[1-9]\d*)?"), 2000
 """A weight in a state, and how long it may be."""
@@ -44,7 +49,13 @@ _SOURCE_SEED = 4
 """Apart from the numbers that orders mix into their seeds."""
 
 
-def mix(sources: Mapping[Any, Any], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples:
+@overload
+def mix(
+    sources: Mapping[Samples[SampleT, BatchT], Weight], *, stop: Stop = "first_exhausted"
+) -> MixedSamples[SampleT, BatchT]: ...
+@overload
+def mix(sources: Mapping[SourceT, Weight], *, stop: Stop = "first_exhausted") -> Mixture: ...
+def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples[Any, Any]:
     """Sources by weight: {source: weight}, where a source is a store, a part of one, its path, or samples of one.
 
     Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
@@ -84,15 +95,23 @@ class Mixture:
     def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
 
-    def windows(self, seq_len: int, **options: Any) -> MixedSamples:
+    @overload
+    def windows(
+        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
+    ) -> MixedSamples[TokenPair, TokenPair]: ...
+    @overload
+    def windows(
+        self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]
+    ) -> MixedSamples[Labelled, Labelled]: ...
+    def windows(self, seq_len: int, *, form: Form = "xy", **options: Unpack[WindowOptions]) -> MixedSamples[Any, Any]:
         """Windows of every source; options as those of `store.windows`."""
-        return self._cut("windows", seq_len, options)
+        return self._cut("windows", seq_len, {"form": form, **options})
 
-    def packed(self, seq_len: int, **options: Any) -> MixedSamples:
+    def packed(self, seq_len: int, **options: Unpack[RowOptions]) -> MixedSamples[PackedRow, PackedBatch]:
         """Rows of documents of every source; options as those of `store.packed`."""
-        return self._cut("packed", seq_len, options)
+        return self._cut("packed", seq_len, {**options})
 
-    def _cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples:
+    def _cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples[Any, Any]:
         sizes = {(stream.name, stream.first): stream.size_bytes for stream in self._streams(options.get("split"))}
         if sum(sizes.values()) > available_bytes()[0] // 2:
             # Each source alone may fit in memory where all of them together do not.
@@ -114,7 +133,7 @@ class Mixture:
         return f"Mixture({_described(self.sources, self.weights)})"
 
 
-class MixedSamples(Samples):
+class MixedSamples(Samples[SampleT, BatchT]):
     """Samples of several sources by weight.
 
     `len()` is how many samples make an epoch, as `stop` says, and `mixed[k]` is sample k of the first one, in sequence.
@@ -122,13 +141,15 @@ class MixedSamples(Samples):
     anew. The numbers that `read` takes count through the sources end to end.
     """
 
-    def __init__(self, sources: Sequence[Samples], shares: Sequence[Fraction], stop: Stop) -> None:
+    def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
         # begins: (sources + 1,), the number of the first sample of each, and the end
-        counts = itertools.accumulate(source.numbered for source in self.sources)
+        counts = itertools.accumulate(source._numbered for source in self.sources)
         self._begins: Int64s = np.array([0, *counts], np.int64)
+        self._signed = any(source._signed for source in sources)
+        self._reusable = all(source._reusable for source in sources)
 
     @property
     def schedule(self) -> Schedule:
@@ -136,7 +157,7 @@ class MixedSamples(Samples):
         return schedule_of(self.weights)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         """That of every source in turn. Not the weights: those may change, when that is asked for."""
         sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
         return {"kind": "mixture", **sources}
@@ -154,10 +175,6 @@ class MixedSamples(Samples):
         common = np.result_type(*(source.token_dtype for source in self.sources))
         # Of uint64 and int64 numpy makes floats.
         return common if common.kind in "iu" else np.dtype(np.int64)
-
-    @property
-    def signed(self) -> bool:
-        return any(source.signed for source in self.sources)
 
     @cached_property
     def epoch_samples(self) -> int:
@@ -196,27 +213,27 @@ class MixedSamples(Samples):
         return self.epoch_samples
 
     @property
-    def numbered(self) -> int:
+    def _numbered(self) -> int:
         return int(self._begins[-1])
 
-    def __getitem__(self, number: int) -> Any:
-        (sample,) = samples_of(self.read(self.order(False, 0).numbers(np.array([self._number(number)]))))
-        return sample
+    def __getitem__(self, number: int) -> SampleT:
+        (sample,) = samples_of(self.read(self._order(False, 0).numbers(np.array([self._number(number)]))))
+        return cast(SampleT, sample)
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks: it would come back to the same samples in every epoch."""
         raise ConfigError(
             "mix: a sampler of torch would never get beyond the first epoch of a mixture. Use milldam.torch: "
             "DataLoader(BatchDataset(mixed, batch_size), batch_size=None)."
         )
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         groups = list(self._by_source(numbers))
         if len(groups) < 2:
             source, local = (groups[0][0], groups[0][2]) if groups else (0, numbers)
             return self.sources[source].read(local, dtype, out)
         parts = [_Part(rows, self.sources[source].read(local, dtype)) for source, rows, local in groups]
-        return _joined(parts, out)
+        return cast(BatchT, _joined(parts, out))
 
     def _by_source(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """(source, where in the numbers, numbers in the source) of each source that comes."""
@@ -224,36 +241,19 @@ class MixedSamples(Samples):
         for source, rows in _groups(sources, len(self.sources)):
             yield source, rows, numbers[rows] - self._begins[source]
 
-    def order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
+    def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
-        orders = [source.order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
+        orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
         return MixedOrder(orders, self._begins[:-1], self.weights, self._epoch_end)
 
     @property
-    def announces(self) -> bool:
-        return any(source.announces for source in self.sources)
+    def _readers(self) -> tuple[Reader, ...]:
+        return tuple(reader for source in self.sources for reader in source._readers)
 
-    def announce(self, numbers: Int64s) -> None:
-        for source, _, local in self._by_source(numbers):
-            self.sources[source].announce(local)
-
-    def announce_stretches(self, stretches: Stretches) -> None:
-        for source, local in self._stretches_by_source(stretches):
-            source.announce_stretches(local)
-
-    def release_stretches(self, stretches: Stretches) -> None:
-        for source, local in self._stretches_by_source(stretches):
-            source.release_stretches(local)
-
-    def _stretches_by_source(self, stretches: Stretches) -> Iterator[tuple[Samples, Stretches]]:
-        """Stretches cut where one source ends and the next begins."""
-        for source, (begin, end) in zip(self.sources, itertools.pairwise(self._begins.tolist()), strict=True):
-            firsts = np.maximum(stretches.firsts, begin)
-            counts = np.minimum(stretches.firsts + stretches.counts, end) - firsts
-            inside = counts > 0
-            if inside.any():
-                yield source, Stretches(firsts[inside] - begin, counts[inside])
+    def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        for source, _, local in self._by_source(stretches.numbers):
+            yield from self.sources[source]._spans(Stretches.single(local))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
@@ -266,7 +266,7 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
     return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
 
-def _refuse_unlike(sources: Sequence[Samples]) -> None:
+def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
     for other in others:
@@ -281,7 +281,7 @@ def _refuse_unlike(sources: Sequence[Samples]) -> None:
             )
 
 
-def _refuse_other_tokenizers(sources: Sequence[Samples]) -> None:
+def _refuse_other_tokenizers(sources: Sequence[Samples[object, Any]]) -> None:
     """The same number would mean another word in each."""
     known = [source for source in sources if source.tokenizer]
     for other in known[1:]:
@@ -291,11 +291,11 @@ def _refuse_other_tokenizers(sources: Sequence[Samples]) -> None:
             )
 
 
-def _form(samples: Samples) -> str:
+def _form(samples: Samples[object, Any]) -> str:
     """What a batch is, in words: its arrays, and what the labels are."""
     if isinstance(samples, MixedSamples):
         return _form(samples.sources[0])
-    sample = samples[0]
+    sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
     return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
 
@@ -315,10 +315,10 @@ class _Part:
 
     rows: Int64s
     """The rows of the batch that it is for."""
-    batch: Batch
+    batch: Any
 
 
-def _joined(parts: list[_Part], out: Batch | None) -> Batch:
+def _joined(parts: list[_Part], out: Any) -> Any:
     """The parts as one batch, every row at its place."""
     first = parts[0].batch
     if isinstance(first, tuple):

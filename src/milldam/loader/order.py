@@ -15,6 +15,7 @@ import numpy as np
 
 from milldam.errors import ConfigError
 from milldam.loader.permutation import Int64s, Permutation, mix
+from milldam.loader.reading import ranges
 
 Shuffle = bool | Literal["block", "shard"]
 
@@ -28,6 +29,18 @@ class Stretches:
 
     firsts: Int64s
     counts: Int64s
+
+    @classmethod
+    def single(cls, numbers: Int64s) -> Stretches:
+        """Samples by number, each on its own."""
+        return cls(numbers, np.ones_like(numbers))
+
+    @property
+    def numbers(self) -> Int64s:
+        return ranges(self.firsts, self.counts)
+
+    def __getitem__(self, part: slice) -> Stretches:
+        return Stretches(self.firsts[part], self.counts[part])
 
 
 class Order(Protocol):

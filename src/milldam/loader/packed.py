@@ -20,11 +20,10 @@ Made by some dozens of numpy calls a batch, whatever is in it; holds the batch a
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +34,13 @@ from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, ranges
 from milldam.loader.row_index import ALGORITHM, RowSource, open_row_index
-from milldam.loader.samples import Array, Batch, StreamSamples
+from milldam.loader.samples import StreamSamples, at_least
 from milldam.loader.stream import TokenStream
+from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
-Bools = npt.NDArray[np.bool_]
 Strategy = Literal["wrapped", "best_fit"]
 LabelForm = Literal["shifted", "hf"]
 
@@ -63,13 +62,10 @@ class RowRules:
     """best_fit: how many documents are looked at together."""
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "buffer"):
-            # numpy's integers would end up in states, which are JSON.
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
-        if not 1 <= self.seq_len <= _LONGEST_ROW:
-            raise ConfigError(f"seq_len: {self.seq_len:,}; use 1 to {_LONGEST_ROW:,}.")
-        if self.buffer < 1:
-            raise ConfigError(f"buffer: {self.buffer}; use 1 or more documents.")
+        for name, rest in {"seq_len": f", up to {_LONGEST_ROW:,}", "buffer": " documents"}.items():
+            object.__setattr__(self, name, at_least(name, getattr(self, name), 1, rest))
+        if self.seq_len > _LONGEST_ROW:
+            raise ConfigError(f"seq_len: {self.seq_len:,}; use 1 or more, up to {_LONGEST_ROW:,}.")
         if self.strategy not in ("wrapped", "best_fit"):
             raise ConfigError(f'strategy: "{self.strategy}"; use wrapped or best_fit.')
         if self.form not in ("shifted", "hf"):
@@ -89,8 +85,10 @@ class RowPieces:
     """Whether the token behind a piece is of the same document; then it ends with its row."""
 
 
-class PackedRows(StreamSamples):
+class PackedRows(StreamSamples[PackedRow, PackedBatch]):
     """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; what is in a batch: see the module."""
+
+    _signed = True
 
     def __init__(self, data: Trainable, rules: RowRules, way: Way = "auto") -> None:
         super().__init__(data.stream(), way)
@@ -101,13 +99,10 @@ class PackedRows(StreamSamples):
         self._rows: _Rows = (_Wrapped if rules.strategy == "wrapped" else _BestFit)(self._stream, rules)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        own = {"kind": "packed", "strategy": self.rules.strategy, "seq_len": self.rules.seq_len, "samples": len(self)}
+    def identity(self) -> State:
+        rules = self.rules
+        own: State = {"kind": "packed", "strategy": rules.strategy, "seq_len": rules.seq_len, "samples": len(self)}
         return own | self._rows.identity | self._stream.identity
-
-    @property
-    def signed(self) -> bool:
-        return True
 
     @property
     def sample_tokens(self) -> int:
@@ -116,16 +111,13 @@ class PackedRows(StreamSamples):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PackedBatch | None = None) -> PackedBatch:
         batch = _empty_batch(len(numbers), self.rules.seq_len, dtype, out)
         pieces, behind = self._rows.read(numbers, self._reader, batch["input_ids"])
         return _describe(batch, pieces, behind, self.rules.form)
 
-    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        return self._rows.spans(numbers)
-
-    def _stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        return self._rows.stretch_spans(stretches)
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        return self._rows.lie(stretches)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedRows, (self._data, self.rules, self._way)
@@ -138,7 +130,7 @@ class PackedRows(StreamSamples):
 class _Rows(ABC):
     """Where the tokens of rows lie, and which documents they are of."""
 
-    identity: dict[str, Any]
+    identity: State
 
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         self._stream, self._row = stream, rules.seq_len
@@ -156,12 +148,8 @@ class _Rows(ABC):
         """Write the tokens of rows into `ids`; their pieces, and the token behind each that goes on."""
 
     @abstractmethod
-    def spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+    def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         """Begins and lengths in the stream of what rows are made of."""
-
-    @abstractmethod
-    def stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        """The same for rows side by side."""
 
 
 class _Wrapped(_Rows):
@@ -237,11 +225,7 @@ class _Wrapped(_Rows):
         row = np.arange(len(starts)).repeat(counts)[some]
         return _with_padding(lengths, number, goes_on, np.bincount(row), padding)
 
-    def spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        starts = self._starts(numbers)
-        return starts, np.minimum(starts + self._row + self._shifted, self._stream.stop) - starts
-
-    def stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+    def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         starts = self._starts(stretches.firsts)
         ends = starts + stretches.counts * self._row + self._shifted
         return starts, np.minimum(ends, self._stream.stop) - starts
@@ -267,7 +251,7 @@ class _BestFit(_Rows):
         return len(self._index)
 
     def read(self, numbers: Int64s, reader: Reader, ids: Array) -> tuple[RowPieces, Array]:
-        begins, lengths, counts = self._lie(numbers)
+        begins, lengths, counts = self._pieces(numbers)
         row_firsts = counts.cumsum() - counts
         padding = self._row - np.add.reduceat(lengths, row_firsts)
         self._check(begins, lengths, padding)
@@ -289,7 +273,7 @@ class _BestFit(_Rows):
             ids[row, :fill] = tokens[begin : begin + fill]
             ids[row, fill:] = self._stream.pad_id
 
-    def _lie(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _pieces(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Begins and lengths of the pieces of rows, and how many each has."""
         first = self._index.firsts[numbers]
         counts = self._index.firsts[numbers + 1] - first
@@ -317,12 +301,9 @@ class _BestFit(_Rows):
         goes_on[full] = (found[len(begins) :] == documents[full]) & (behind < self._stream.stop)
         return documents, goes_on
 
-    def spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        begins, lengths, _ = self._lie(numbers)
+    def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        begins, lengths, _ = self._pieces(stretches.numbers)
         return begins, lengths
-
-    def stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        return self.spans(ranges(stretches.firsts, stretches.counts))
 
 
 def _with_padding(lengths: Int64s, documents: Int64s, goes_on: Bools, counts: Int64s, padding: Int64s) -> RowPieces:
@@ -334,11 +315,8 @@ def _with_padding(lengths: Int64s, documents: Int64s, goes_on: Bools, counts: In
     total = len(lengths) + len(at)
     real = np.ones(total, np.bool_)
     real[at] = False
-    all_lengths, all_documents, all_go_on = (
-        np.empty(total, np.int64),
-        np.empty(total, np.int64),
-        np.zeros(total, np.bool_),
-    )
+    all_lengths, all_documents = np.empty((2, total), np.int64)
+    all_go_on = np.zeros(total, np.bool_)
     all_lengths[real], all_lengths[at] = lengths, padding[padded]
     all_documents[real], all_documents[at] = documents, PADDING
     all_go_on[real] = goes_on
@@ -348,7 +326,7 @@ def _with_padding(lengths: Int64s, documents: Int64s, goes_on: Bools, counts: In
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "document_ids", "loss_mask")
 
 
-def _empty_batch(rows: int, seq_len: int, dtype: npt.DTypeLike, out: Batch | None) -> dict[str, Any]:
+def _empty_batch(rows: int, seq_len: int, dtype: npt.DTypeLike, out: Any) -> dict[str, Any]:
     """Arrays to be written: the first rows of those that may be overwritten, or new ones."""
     if out is not None:
         return {name: out[name][:rows] for name in _PER_TOKEN}
@@ -378,7 +356,7 @@ def _counting(size: int) -> Int64s:
     return numbers
 
 
-def _describe(batch: dict[str, Any], pieces: RowPieces, behind: Array, form: LabelForm) -> Batch:
+def _describe(batch: dict[str, Any], pieces: RowPieces, behind: Array, form: LabelForm) -> PackedBatch:
     """Fill in all that follows from the tokens and their pieces."""
     ids, labels, positions, documents, mask = (batch[name].reshape(-1) for name in _PER_TOKEN)
     lengths, ends = pieces.lengths, pieces.lengths.cumsum()
@@ -401,4 +379,4 @@ def _describe(batch: dict[str, Any], pieces: RowPieces, behind: Array, form: Lab
     mask[without] = False
     batch["cu_seqlens"] = np.concatenate((begins[:1], ends), dtype=np.int32, casting="unsafe")
     batch["max_seqlen"] = int(lengths.max())
-    return batch
+    return cast(PackedBatch, batch)

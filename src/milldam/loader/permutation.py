@@ -15,7 +15,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 UInt64s = npt.NDArray[np.uint64]
 
 SMALL = 1 << 16

@@ -9,38 +9,30 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Generic
 
 import numpy as np
 
-from milldam.loader.samples import Batch
+from milldam.loader.types import BatchT
 
 
-class Spare(Protocol):
-    """Where a batch can be made."""
-
-    def take(self) -> Batch | None:
-        """A batch to overwrite; None: there is none."""
-
-    def keep(self, batch: Batch) -> None:
-        """A full batch of new arrays, which may serve again."""
-
-
-class InTurn:
+class InTurn(Generic[BatchT]):
     """A number of batches, one after the other."""
 
     def __init__(self, count: int) -> None:
-        self._batches: deque[Batch | None] = deque([None] * count)
+        self._batches: deque[BatchT | None] = deque([None] * count)
 
-    def take(self) -> Batch | None:
+    def take(self) -> BatchT | None:
+        """A batch to overwrite; None: there is none yet."""
         self._batches.rotate(-1)
         return self._batches[-1]
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: BatchT) -> None:
+        """A full batch of new arrays, which may serve again."""
         self._batches[-1] = batch
 
 
-class Recycled:
+class Recycled(Generic[BatchT]):
     """Up to `most` batches, each used again when nothing refers to its arrays or to views of them."""
 
     def __init__(self, most: int) -> None:
@@ -49,13 +41,14 @@ class Recycled:
         # Where references are not counted exactly, nothing is known to be free.
         self._counts = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 
-    def take(self) -> Batch | None:
+    def take(self) -> BatchT | None:
         for kept in self._kept:
             if kept.is_free():
-                return kept.batch
+                batch: BatchT = kept.batch
+                return batch
         return None
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: BatchT) -> None:
         if self._counts and len(self._kept) < self._most:
             self._kept.append(_Kept(batch))
 
@@ -63,7 +56,7 @@ class Recycled:
 class _Kept:
     """A batch of our own, whose arrays others may hold."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Any) -> None:
         # Another tuple or dict than the one that is handed out: who holds that one holds the arrays.
         self.batch: Any = dict(batch) if isinstance(batch, dict) else [*batch]
         arrays = [value for value in _values(batch) if isinstance(value, np.ndarray)]
@@ -79,5 +72,5 @@ class _Kept:
         return all(sys.getrefcount(self._watched[at]) <= own for at, own in enumerate(self._own))
 
 
-def _values(batch: Batch) -> Iterable[Any]:
+def _values(batch: Any) -> Iterable[Any]:
     return batch.values() if isinstance(batch, dict) else batch

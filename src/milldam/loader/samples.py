@@ -1,51 +1,48 @@
 """What all views of a stream have in common: samples by number, batches of them, one at a time.
 
 `Samples` is the seam between what a sample is (windows, packed rows, streams, mixtures) and how samples come (order,
-ranks, state, prefetch: `batches.py`). Pickles as what it was made from, never as data.
+ranks, state, prefetch: `batches.py`). Users see the names without an underscore; the others are for those who make
+batches and mixtures of samples. Pickles as what it was made from, never as data.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 
+from milldam.errors import ConfigError
 from milldam.loader.order import Order, Shuffle, Stretches, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader, require_way
 from milldam.loader.stream import TokenStream
+from milldam.loader.types import Array, BatchT, SampleT, State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
 
-Array = npt.NDArray[Any]
-Batch = Any
-"""A tuple or dict of arrays with one row a sample, as the view says."""
 OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
 """What packed rows have once a batch, of varying length: no part of a sample that is to be put in a batch."""
 
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Samples by number, and where they lie, if that could be told for all of them at once."""
-
-    numbers: Int64s
-    places: Int64s | None = None
-
-    def part(self, first: int, stop: int) -> Located:
-        return Located(self.numbers[first:stop], None if self.places is None else self.places[first:stop])
+ReadPart = Callable[[slice, BatchT | None], BatchT]
+"""Reads a part of the samples that were looked up, into a batch that may be overwritten or a new one."""
 
 
-class Samples(ABC):
-    """Numbered samples."""
+class Samples(ABC, Generic[SampleT, BatchT]):
+    """Numbered samples: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
+
+    _signed = False
+    """Whether a batch has numbers below zero."""
+    _reusable = True
+    """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
 
     @property
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         """All that decides which sample has which number: what a state must agree with. Small, and JSON."""
 
     @property
@@ -64,68 +61,24 @@ class Samples(ABC):
         return None
 
     @property
-    def signed(self) -> bool:
-        """Whether a batch has numbers below zero."""
-        return False
-
-    @property
-    def reusable(self) -> bool:
-        """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
-        return True
-
-    @property
     def epoch_samples(self) -> int:
         """Samples of an epoch."""
-        return len(self)
-
-    @property
-    def numbered(self) -> int:
-        """How many numbers `read` takes."""
         return len(self)
 
     @abstractmethod
     def __len__(self) -> int: ...
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> SampleT:
         """One sample, as int64: what torch makes of narrower tokens, no model takes."""
         return self.__getitems__([number])[0]
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+    def __getitems__(self, numbers: Sequence[int]) -> list[SampleT]:
         """Many samples in one read: what torch's DataLoader asks for when it makes a batch."""
         return samples_of(self.read(np.array([self._number(number) for number in numbers], np.int64)))
 
     @abstractmethod
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         """A batch in one read. `out`: a batch of as many samples or more that may be overwritten."""
-
-    def locate(self, numbers: Int64s) -> Located:
-        """Look up some thousands of samples at once, for batches of them that follow."""
-        return Located(numbers)
-
-    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
-        """`read`, with what `locate` found."""
-        return self.read(located.numbers, dtype, out)
-
-    @abstractmethod
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
-        """The order in which the samples come."""
-
-    @property
-    @abstractmethod
-    def announces(self) -> bool:
-        """Whether it is any use to tell what comes next."""
-
-    @abstractmethod
-    def announce(self, numbers: Int64s) -> None:
-        """These samples are read soon."""
-
-    @abstractmethod
-    def announce_stretches(self, stretches: Stretches) -> None:
-        """These samples, which lie side by side, are read soon."""
-
-    @abstractmethod
-    def release_stretches(self, stretches: Stretches) -> None:
-        """These samples are not read again soon."""
 
     def batches(
         self,
@@ -140,7 +93,7 @@ class Samples(ABC):
         drop_last: bool = False,
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
-    ) -> Batches:
+    ) -> Batches[BatchT]:
         """Batches of samples, each sample once an epoch; see `Batches`.
 
         rank, world_size   sample i of the global order goes to rank i mod world_size
@@ -154,15 +107,36 @@ class Samples(ABC):
         delivery = Delivery(batch_size, rank, world_size, epochs, drop_last)
         return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, copy=copy, dtype=dtype)
 
+    # ---- for those who make batches and mixtures of them ----
+
+    @property
+    def _numbered(self) -> int:
+        """How many numbers `read` takes."""
+        return len(self)
+
+    @abstractmethod
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
+        """The order in which the samples come."""
+
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
+        """Look up some thousands of samples at once, for batches of them that follow."""
+        return lambda part, out: self.read(numbers[part], dtype, out)
+
+    @property
+    def _readers(self) -> tuple[Reader, ...]:
+        """What reads the files, where they are worth announcing."""
+        return ()
+
+    def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        """Where samples lie: readers, with begins and lengths in the stream of each."""
+        return iter(())
+
     def _number(self, number: int) -> int:
         """A sample's number from one as Python has it, counted from the end when below zero."""
-        wanted = number + len(self) if number < 0 else number
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"sample {number:,} of {len(self):,}")
-        return wanted
+        return counted_number(number, len(self), "sample")
 
 
-class StreamSamples(Samples):
+class StreamSamples(Samples[SampleT, BatchT]):
     """Samples of one stream, read by one reader, which is opened when first needed."""
 
     def __init__(self, stream: TokenStream, way: Way = "auto") -> None:
@@ -186,34 +160,22 @@ class StreamSamples(Samples):
         return self._stream.tokenizer
 
     @property
-    def announces(self) -> bool:
-        return self._reader.announces
+    def _readers(self) -> tuple[Reader, ...]:
+        return (self._reader,)
 
     @abstractmethod
-    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """What samples are made of: begins and lengths in the stream."""
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        """Begins and lengths in the stream of what samples are made of; for neighbours they may be joined."""
 
-    def _stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        """The same for samples side by side: from the first one's begin to the last one's end."""
-        starts, _ = self._spans(stretches.firsts)
-        last_starts, last_lengths = self._spans(stretches.firsts + stretches.counts - 1)
-        return starts, last_starts + last_lengths - starts
+    def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        yield self._reader, *self._lie(stretches)
 
     def _extent(self, number: int) -> tuple[int, int]:
         """Where a sample begins, and where the last token that it needs lies."""
-        starts, lengths = self._spans(np.array([number]))
+        starts, lengths = self._lie(Stretches.single(np.array([number])))
         return int(starts[0]), int((starts + lengths).max()) - 1
 
-    def announce(self, numbers: Int64s) -> None:
-        self._reader.announce(*self._spans(numbers))
-
-    def announce_stretches(self, stretches: Stretches) -> None:
-        self._reader.announce(*self._stretch_spans(stretches))
-
-    def release_stretches(self, stretches: Stretches) -> None:
-        self._reader.release(*self._stretch_spans(stretches))
-
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
         if shuffle == "shard" or self._stream.origin is not None:
             # Only those who need it pay for the module.
             from milldam.loader.shard_order import ShardShuffled, require_cache
@@ -224,9 +186,25 @@ class StreamSamples(Samples):
         return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 
 
-def samples_of(batch: Batch) -> list[Any]:
+def at_least(name: str, value: int, least: int = 1, rest: str = "") -> int:
+    """A setting as a plain int: numpy's integers would end up in states, which are JSON."""
+    plain = operator.index(value)
+    if plain < least:
+        raise ConfigError(f"{name}: {plain}; use {least} or more{rest}.")
+    return plain
+
+
+def counted_number(number: int, count: int, what: str) -> int:
+    """A number as Python has it, counted from the end when below zero, as one of [0, count)."""
+    wanted = number + count if number < 0 else number
+    if not 0 <= wanted < count:
+        raise IndexError(f"{what} {number:,} of {count:,}")
+    return wanted
+
+
+def samples_of(batch: Any) -> list[Any]:
     """A batch as a list of samples."""
-    if not isinstance(batch, dict):
+    if not isinstance(batch, Mapping):
         return list(zip(*batch, strict=True))
     names = [name for name in batch if name not in OF_A_WHOLE_BATCH]
     return [dict(zip(names, row, strict=True)) for row in zip(*(batch[name] for name in names), strict=True)]
@@ -239,7 +217,7 @@ def widened(rows: Array, dtype: npt.DTypeLike, out: Array | None) -> Array:
     return wide
 
 
-def shifted(rows: Array, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
+def shifted(rows: Array, dtype: npt.DTypeLike, out: TokenPair | None) -> TokenPair:
     """(x, y) of rows of one token more: y is x one token on."""
     x, y = (None, None) if out is None else out
     return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)

@@ -77,7 +77,7 @@ class TokenStream:
         return self.origin.hold([file.index for file in self.files if file.index is not None])
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What a loader's state must agree with."""
         return {"data": self.fingerprint, "first": self.first, "stop": self.stop}
 

@@ -8,18 +8,18 @@ With several ranks there are B times world_size stretches, and each rank has B o
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import InSequence, Order, Shuffle
+from milldam.loader.order import InSequence, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import Batch, StreamSamples, shifted
+from milldam.loader.samples import StreamSamples, at_least, counted_number, shifted
+from milldam.loader.types import State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -30,8 +30,7 @@ class Streams:
     """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
 
     def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
-        # numpy's integers would end up in states, which are JSON.
-        batch_size, seq_len = operator.index(batch_size), operator.index(seq_len)
+        batch_size, seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
         self._made_from = (data, batch_size, seq_len, way)
         self._steps = _Steps(data, batch_size, seq_len, way)
 
@@ -39,19 +38,16 @@ class Streams:
         """Batches in the data, for one rank."""
         return self._steps.steps
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> TokenPair:
         """The batch of one step."""
-        wanted = step + len(self) if step < 0 else step
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"step {step:,} of {len(self):,}")
-        lanes = self._steps.lanes
+        wanted, lanes = counted_number(step, len(self), "step"), self._steps.lanes
         return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
 
-    def __getitems__(self, steps: Sequence[int]) -> list[Batch]:
+    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
         """torch's DataLoader would make batches of batches."""
         raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.batches())
 
     def batches(
@@ -63,13 +59,13 @@ class Streams:
         prefetch: int = 0,
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
-    ) -> Batches:
+    ) -> Batches[TokenPair]:
         """The batches in order, with a state that can be saved; options as those of `Samples.batches`."""
         from milldam.loader.batches import Batches, Delivery
 
         data, batch_size, seq_len, way = self._made_from
         delivery = Delivery(batch_size, rank, world_size, epochs)
-        steps = _Steps(data, batch_size * world_size, seq_len, way)
+        steps = _Steps(data, delivery.step, seq_len, way)
         return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,13 +76,11 @@ class Streams:
         return f"Streams({steps.name}: {len(self):,} batches of {steps.lanes:,} x {steps.sample_tokens:,} tokens)"
 
 
-class _Steps(StreamSamples):
+class _Steps(StreamSamples[TokenPair, TokenPair]):
     """Sample t * lanes + b: step t of stretch b."""
 
     def __init__(self, data: Trainable, lanes: int, seq_len: int, way: Way) -> None:
         super().__init__(data.stream(), way)
-        if lanes < 1 or seq_len < 1:
-            raise ConfigError(f"streams: batch_size {lanes}, seq_len {seq_len}; both must be 1 or more.")
         self._data, self.lanes, self._seq_len = data, lanes, seq_len
         # One token at the very end is nothing but a target.
         self._stretch = (self._stream.tokens - 1) // lanes
@@ -102,8 +96,8 @@ class _Steps(StreamSamples):
         return self._stream.name
 
     @property
-    def identity(self) -> dict[str, Any]:
-        own = {"kind": "streams", "streams": self.lanes, "seq_len": self._seq_len}
+    def identity(self) -> State:
+        own: State = {"kind": "streams", "streams": self.lanes, "seq_len": self._seq_len}
         return own | self._stream.identity
 
     @property
@@ -113,10 +107,10 @@ class _Steps(StreamSamples):
     def __len__(self) -> int:
         return self.steps * self.lanes
 
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return InSequence(len(self))
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TokenPair | None = None) -> TokenPair:
         return shifted(self._reader.rows(self._starts(numbers), self._seq_len + 1), dtype, out)
 
     def _starts(self, numbers: Int64s) -> Int64s:
@@ -124,8 +118,10 @@ class _Steps(StreamSamples):
         starts: Int64s = lane * self._stretch + step * self._seq_len + self._stream.first
         return starts
 
-    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        return self._starts(numbers), np.full(len(numbers), self._seq_len + 1)
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        # Samples side by side are of different stretches of the data.
+        starts = self._starts(stretches.numbers)
+        return starts, np.full(len(starts), self._seq_len + 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Steps, (self._data, self.lanes, self._seq_len, self._way)

@@ -9,16 +9,39 @@ from dataclasses import replace
 from fractions import Fraction
 from numbers import Integral
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
 
 from milldam.errors import ConfigError
 from milldam.loader.reading import Way
 from milldam.loader.stream import TokenStream
 from milldam.loader.streams import Streams
+from milldam.loader.types import Labelled, TokenPair
 from milldam.loader.windows import Form, WindowRules, Windows
 
 if TYPE_CHECKING:
     from milldam.loader.packed import LabelForm, PackedRows, Strategy
+
+
+class WindowOptions(TypedDict, total=False):
+    """Options of `windows` that are the same whatever its form."""
+
+    stride: int | None
+    split: str | None
+    tokens: int | None
+    repeat: bool
+    tail: bool
+    read: Way
+
+
+class RowOptions(TypedDict, total=False):
+    """Options of `packed`."""
+
+    strategy: Strategy
+    split: str | None
+    form: LabelForm
+    pad_last: bool
+    buffer: int
+    read: Way
 
 
 class Trainable(ABC):
@@ -32,13 +55,19 @@ class Trainable(ABC):
         """A part that was given a name when the data was made."""
         raise ConfigError(f'{self.stream().name}: has no splits, and "{name}" is asked for.')
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks for documents, which do not fit in one batch."""
         name = self.stream().name
         raise ConfigError(
             f"{name}: its documents have different lengths. Give the DataLoader .windows(1024) or .packed(1024) of it."
         )
 
+    @overload
+    def windows(
+        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
+    ) -> Windows[TokenPair]: ...
+    @overload
+    def windows(self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]) -> Windows[Labelled]: ...
     def windows(
         self,
         seq_len: int,
@@ -50,7 +79,7 @@ class Trainable(ABC):
         repeat: bool = False,
         tail: bool = False,
         read: Way = "auto",
-    ) -> Windows:
+    ) -> Windows[Any]:
         """Windows of seq_len tokens, over the borders of documents.
 
         stride   tokens from one window's begin to the next one's; default seq_len

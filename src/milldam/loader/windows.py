@@ -7,7 +7,6 @@ transformers want it, which shift by themselves; a window takes seq_len tokens.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +16,9 @@ import numpy.typing as npt
 from milldam.errors import ConfigError
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import TokenArray, Way, ranges
-from milldam.loader.samples import Batch, Located, StreamSamples, shifted, widened
+from milldam.loader.reading import TokenArray, Way
+from milldam.loader.samples import ReadPart, StreamSamples, at_least, shifted, widened
+from milldam.loader.types import BatchT, State
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
@@ -41,12 +41,8 @@ class WindowRules:
 
     def __post_init__(self) -> None:
         for name in ("seq_len", "stride", "tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: {value}; use 1 or more.")
-            if value is not None:
-                # numpy's integers would end up in states, which are JSON.
-                object.__setattr__(self, name, operator.index(value))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if self.form not in ("xy", "hf"):
             raise ConfigError(f'form: "{self.form}"; use xy or hf.')
 
@@ -65,7 +61,7 @@ class WindowRules:
         return room // self.hop + 1 + (self.tail and room % self.hop > 0)
 
 
-class Windows(StreamSamples):
+class Windows(StreamSamples[BatchT, BatchT]):
     """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`."""
 
     def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
@@ -92,9 +88,9 @@ class Windows(StreamSamples):
         return used
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         rules = self.rules
-        own = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "samples": len(self)}
+        own: State = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "samples": len(self)}
         # These decide where the last windows lie.
         own |= {"form": rules.form, "tokens": rules.tokens, "tail": rules.tail}
         return own | self._stream.identity
@@ -106,18 +102,18 @@ class Windows(StreamSamples):
     def __len__(self) -> int:
         return self._count
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Batch:
-        return self._batch(self._reader.rows(self._starts(numbers), self.rules.span), dtype, out)
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
+        batch: BatchT = self._batch(self._reader.rows(self._starts(numbers), self.rules.span), dtype, out)
+        return batch
 
-    def locate(self, numbers: Int64s) -> Located:
-        return Located(numbers, self._reader.places(self._starts(numbers), self.rules.span))
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
+        reader, span = self._reader, self.rules.span
+        places = reader.places(self._starts(numbers), span)
+        if places is None:
+            return super()._look_up(numbers, dtype)
+        return lambda part, out: self._batch(reader.rows_at(places[part], span), dtype, out)
 
-    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
-        if located.places is None:
-            return self.read(located.numbers, dtype, out)
-        return self._batch(self._reader.rows_at(located.places, self.rules.span), dtype, out)
-
-    def _batch(self, rows: TokenArray, dtype: npt.DTypeLike, out: Batch | None) -> Batch:
+    def _batch(self, rows: TokenArray, dtype: npt.DTypeLike, out: Any) -> Any:
         if self.rules.form == "hf":
             # Two arrays, since people mask labels in place.
             return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
@@ -132,14 +128,12 @@ class Windows(StreamSamples):
             starts = np.minimum(starts, self._used - rules.span)
         return starts + self._stream.first
 
-    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        return self._starts(numbers), np.full(len(numbers), self.rules.span)
-
-    def _stretch_spans(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        if self._count == self._own:
-            return super()._stretch_spans(stretches)
-        # Windows side by side do not lie so where the data goes round.
-        return self._spans(ranges(stretches.firsts, stretches.counts))
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        if self._count > self._own:
+            # Windows side by side do not lie so where the data goes round.
+            stretches = Stretches.single(stretches.numbers)
+        starts = self._starts(stretches.firsts)
+        return starts, self._starts(stretches.firsts + stretches.counts - 1) + self.rules.span - starts
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Windows, (self._data, self.rules, self._way)

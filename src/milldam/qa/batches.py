@@ -18,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Order, Shuffle, Stretches, make_order
+from milldam.loader.order import Order, Shuffle, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.loader.samples import Array, Batch, Located, Samples
+from milldam.loader.samples import ReadPart, Samples
+from milldam.loader.types import Array, BatchT, State
 from milldam.qa.document_order import DocumentOrder, GroupedByLength
 from milldam.qa.selection import Selection, chosen_windows
 from milldam.qa.window_rows import COLUMNS, Rows, WindowColumns, Windows
 
 
-class FeatureSamples(Samples):
+class FeatureSamples(Samples[Rows, BatchT]):
     """Samples made of a feature store's windows."""
 
     def __init__(self, store: Windows, columns: Sequence[str]) -> None:
@@ -44,28 +45,15 @@ class FeatureSamples(Samples):
         dtype: np.dtype[Any] = np.dtype(self.store.form.token_dtype)
         return dtype
 
-    @property
-    def announces(self) -> bool:
-        return False
 
-    def announce(self, numbers: Int64s) -> None:
-        pass
-
-    def announce_stretches(self, stretches: Stretches) -> None:
-        pass
-
-    def release_stretches(self, stretches: Stretches) -> None:
-        pass
-
-
-class WindowSamples(FeatureSamples):
+class WindowSamples(FeatureSamples[Rows]):
     """Windows by number: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
 
     def __init__(self, store: Windows, *, columns: Sequence[str] = COLUMNS) -> None:
         super().__init__(store, columns)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         return {"kind": "question-answering windows", "samples": len(self), "store": self.store.fingerprint}
 
     def __len__(self) -> int:
@@ -75,10 +63,10 @@ class WindowSamples(FeatureSamples):
         rows = self.read(np.array([self._number(number)]))
         return {name: column[0] for name, column in rows.items()}
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> Rows:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Rows | None = None) -> Rows:
         return self.columns.read(self.store, numbers, dtype, out)
 
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
 
     def __repr__(self) -> str:
@@ -101,13 +89,16 @@ class TimeSteps(list[Rows]):
         return TimeSteps, (list(self), self.examples)
 
 
-class DocumentSamples(FeatureSamples):
+class DocumentSamples(FeatureSamples[TimeSteps]):
     """Documents by number; their batches are `TimeSteps`.
 
     selection         which segments of each document; None: all
     group_by_length   documents of about one length come together, which saves padding: see `GroupedByLength`. Best
                       where batch_size times world_size divides 32 or is a multiple of it.
     """
+
+    _reusable = False
+    """Every batch has other shapes."""
 
     def __init__(
         self,
@@ -121,13 +112,8 @@ class DocumentSamples(FeatureSamples):
         self.selection, self.group_by_length = selection, bool(group_by_length)
 
     @property
-    def reusable(self) -> bool:
-        """Every batch has other shapes."""
-        return False
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        own = {"kind": "question-answering documents", "samples": len(self), "store": self.store.fingerprint}
+    def identity(self) -> State:
+        own: State = {"kind": "question-answering documents", "samples": len(self), "store": self.store.fingerprint}
         chosen = None if self.selection is None else self.selection.as_dict()
         return own | {"selection": chosen, "group_by_length": self.group_by_length}
 
@@ -146,18 +132,13 @@ class DocumentSamples(FeatureSamples):
         firsts, counts = self.chosen(np.array([self._number(number)]))
         return self.columns.read(self.store, ranges(firsts, counts), np.int64)
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Batch | None = None) -> TimeSteps:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TimeSteps | None = None) -> TimeSteps:
         """Numbers from `len(self)` on are those of later epochs."""
         return self._steps(numbers, *self.chosen(numbers), dtype)
 
-    def locate(self, numbers: Int64s) -> Located:
-        # (documents, 2): the first window and how many, for some thousands of documents in one look
-        return Located(numbers, np.stack(self.chosen(numbers), axis=1))
-
-    def read_located(self, located: Located, dtype: npt.DTypeLike, out: Batch | None) -> TimeSteps:
-        if located.places is None:
-            return self.read(located.numbers, dtype)
-        return self._steps(located.numbers, located.places[:, 0], located.places[:, 1], dtype)
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[TimeSteps]:
+        firsts, counts = self.chosen(numbers)
+        return lambda part, _: self._steps(numbers[part], firsts[part], counts[part], dtype)
 
     def chosen(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """The first window that is read of each document, and how many."""
@@ -173,7 +154,7 @@ class DocumentSamples(FeatureSamples):
         steps = ({name: column[t] for name, column in columns.items()} for t in range(shape[0]))
         return TimeSteps(steps, numbers % len(self))
 
-    def order(self, shuffle: Shuffle, seed: int) -> Order:
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
         below = make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
         if not self.group_by_length:
             return DocumentOrder(below, len(self))

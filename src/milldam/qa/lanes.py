@@ -85,7 +85,7 @@ class Lanes:
         self.delivery = Delivery(batch_size, rank, world_size, epochs)
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._dtype = prefetch, wide_enough(dtype, self.samples)
-        self._order = self.samples.order(shuffle, self._seed)
+        self._order = self.samples._order(shuffle, self._seed)
         self._standing = self._at_begin(0)
         self._running: Iterator[tuple[Rows, Standing]] | None = None
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.permutation import Int64s
-from milldam.loader.samples import Array, widened
+from milldam.loader.samples import widened
+from milldam.loader.types import Array
 
 Rows = dict[str, Array]
 """Columns by name, one row a window."""

@@ -72,11 +72,11 @@ def packing(facts: Facts) -> Section | None:
     if not by_split:
         return None
     first, rows = next(iter(by_split.values())), by_split.values()
-    total, room = sum(one["rows"] for one in rows), sum(one["rows"] * one["sequence_len"] for one in rows)
-    filled = sum(one["efficiency"] * one["rows"] * one["sequence_len"] for one in rows)
+    total, room = sum(one["rows"] for one in rows), sum(one["rows"] * one["seq_len"] for one in rows)
+    filled = sum(one["efficiency"] * one["rows"] * one["seq_len"] for one in rows)
     tiles = [
         Tile("Strategy", shorten(first["strategy"].replace("_", " "), 20)),
-        Tile("Tokens a row", f"{first['sequence_len']:,}"),
+        Tile("Tokens a row", f"{first['seq_len']:,}"),
         Tile("Rows", short_count(total), "", f"{total:,}" if total >= 10_000 else ""),
         Tile("Efficiency", f"{100 * filled / max(room, 1):.2f}", "%"),
     ]

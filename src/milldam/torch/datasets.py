@@ -15,12 +15,13 @@ import torch.utils.data
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import Batches
+from milldam.loader.batches import Batches, differences
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
-from milldam.loader.samples import Batch, Samples
+from milldam.loader.samples import Samples
 from milldam.loader.streams import Streams
-from milldam.torch.tensors import State, converted
+from milldam.loader.types import State
+from milldam.torch.tensors import converted
 
 _START_BYTES = 16 * 1024
 
@@ -35,7 +36,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
     of a whole batch and of varying length; `position_ids` and `document_ids` say the same of a row.
     """
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: Samples[Any, Any]) -> None:
         _require_samples("MapDataset", samples)
         if isinstance(samples, MixedSamples):
             raise ConfigError(
@@ -88,7 +89,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Samples[Any, Any],
         batch_size: int,
         *,
         seed: int = 0,
@@ -153,9 +154,9 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return (self._epochs or 1) * self.samples.epoch_samples
 
     def _loop_end(self, place: int) -> int | None:
-        return self._at_start().loop_end(place)
+        return self._at_start()._loop_end(place)
 
-    def _at_start(self) -> Batches:
+    def _at_start(self) -> Batches[Any]:
         """New batches that stand where a loop begins."""
         rank, world_size = self._ranks or _ranks_of_torch()
         batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
@@ -217,7 +218,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         if self._before_load is not None:
             self._begin_at(self._before_load)
 
-    def __getstate__(self) -> State:
+    def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned knows nothing of torch.distributed.
         ranks = _ranks_of_torch() if self._ranks is None and _distributed() else self._ranks
         return self.__dict__ | {"_ranks": ranks, "_loop": None}
@@ -226,7 +227,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
 
 
-def _state_after(now: Batches, count: int, end: int | None) -> State:
+def _state_after(now: Batches[Any], count: int, end: int | None) -> State:
     """The state of batches `count` steps on; behind the last of a loop it is the begin of what follows."""
     begin, step = now.samples_seen, now.delivery.step
     place = begin + count * step
@@ -242,7 +243,7 @@ def _state_after(now: Batches, count: int, end: int | None) -> State:
     return _state_at(now, place)
 
 
-def _state_at(now: Batches, place: int) -> State:
+def _state_at(now: Batches[Any], place: int) -> State:
     now.load_state_dict(now.state_dict() | {"samples_seen": place})
     return now.state_dict()
 
@@ -269,14 +270,14 @@ class _Loop:
         self._begin = self._batches.state_dict()
         self._taken = 0
         self._through = False
-        self._running: Iterator[Batch] | None = None
+        self._running: Iterator[Any] | None = None
 
     def __iter__(self) -> _Loop:
         return self
 
     def __next__(self) -> Any:
         if self._running is None:
-            self._running = self._batches.every(self._workers, self._worker + self._taken * self._workers)
+            self._running = self._batches._every(self._workers, self._worker + self._taken * self._workers)
         for batch in self._running:
             self._taken += 1
             return converted(batch, torch.from_numpy)
@@ -297,15 +298,14 @@ class _Loop:
     def load_state_dict(self, state: State) -> None:
         """Go on in the share that the state was made in."""
         self._dataset._undo_load()
-        checked(_LoopState, state, "The state of a loop")
-        changed = [f"{name} was {state[name]}, is {now}" for name, now in self._sharing().items() if state[name] != now]
-        if changed:
+        found: _LoopState = checked(_LoopState, state, "The state of a loop")
+        if changed := differences({name: state[name] for name in self._sharing()}, {**self._sharing()}):
             raise MismatchError(
-                f"StatefulDataLoader goes on with the workers and ranks it had: {'; '.join(changed)}. To change them, "
+                f"StatefulDataLoader goes on with the workers and ranks it had: {changed}. To change them, "
                 "save dataset.state_after(batches taken), and load that into the dataset."
             )
-        self._batches.load_state_dict(state["begin"])
-        self._begin, self._taken = state["begin"], state["batches"]
+        self._batches.load_state_dict(found["begin"])
+        self._begin, self._taken = found["begin"], found["batches"]
         self._through, self._running = False, None
 
     def _sharing(self) -> dict[str, int]:
@@ -336,7 +336,7 @@ class _Start:
     def __init__(self) -> None:
         self._shared = torch.zeros(_START_BYTES, dtype=torch.uint8).share_memory_()
 
-    def read(self) -> State:
+    def read(self) -> dict[str, Any]:
         text = self._text.tobytes().rstrip(b"\0")
         return json.loads(text) if text else {}
 
@@ -359,7 +359,7 @@ class _Start:
     def marked(self, mark: _Mark) -> bool:
         return bool(self._shared[mark])
 
-    def __setstate__(self, state: State) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.
         self._shared = state["_shared"].share_memory_()
 

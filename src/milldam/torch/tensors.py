@@ -7,22 +7,40 @@ they are stored; they are widened there. So a batch costs the training thread so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar, overload
 
 import numpy as np
 import torch
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
-from milldam.loader.samples import Array, Batch
+from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
 
-State = dict[str, Any]
+TensorsT = TypeVar("TensorsT")
+
+
+class LabelledTensors(TypedDict):
+    """`Labelled` as tensors."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+class PackedTensors(LabelledTensors):
+    """`PackedBatch` as tensors."""
+
+    position_ids: torch.Tensor
+    document_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+
 
 _ALIGNED = 16
 """Every array of a block begins at a multiple of so many bytes: tensors of any dtype can be views of it."""
 
 
-def converted(batch: Batch, convert: Callable[[Array], Any]) -> Any:
+def converted(batch: Any, convert: Callable[[Array], Any]) -> Any:
     """A batch with its arrays converted, in dicts, tuples and lists of steps; what is no array stays."""
     if isinstance(batch, np.ndarray):
         return convert(batch)
@@ -34,10 +52,10 @@ def converted(batch: Batch, convert: Callable[[Array], Any]) -> Any:
     return batch
 
 
-class TensorBatches:
+class TensorBatches(Generic[TensorsT]):
     """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand."""
 
-    def __init__(self, batches: Batches, device: torch.device | str | None, pin_memory: bool) -> None:
+    def __init__(self, batches: Batches[Any], device: torch.device | str | None, pin_memory: bool) -> None:
         if not hasattr(batches, "state_dict"):
             raise ConfigError(f"tensors: {batches!r} are no batches. Give it store.windows(...).batches(...).")
         self._batches = batches
@@ -52,15 +70,16 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorsT]:
         for batch in self._batches:
             yield self._tensors(batch)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> TensorsT:
         return self._tensors(next(self._batches))
 
-    def _tensors(self, batch: Batch) -> Any:
-        return converted(batch, self._placed) if self._copy is None else self._copy(batch)
+    def _tensors(self, batch: Any) -> TensorsT:
+        made: TensorsT = converted(batch, self._placed) if self._copy is None else self._copy(batch)
+        return made
 
     def _placed(self, array: Array) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -90,16 +109,16 @@ class TensorBatches:
 class _CudaCopy:
     """A batch of arrays -> the same as tensors on a CUDA device, in one copy."""
 
-    def __init__(self, batches: Batches, device: torch.device) -> None:
+    def __init__(self, batches: Batches[Any], device: torch.device) -> None:
         self._device = device
         self._narrow, self._wide = None, None
         stored, wanted = batches.samples.token_dtype, batches.dtype
         # Numbers below zero, such as labels of -100, are in no narrow batch.
-        if not batches.samples.signed and stored.itemsize < wanted.itemsize and _known(stored):
+        if not batches.samples._signed and stored.itemsize < wanted.itemsize and _known(stored):
             self._narrow, self._wide = stored, torch.from_numpy(np.empty(0, wanted)).dtype
             batches.dtype = stored
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Any) -> Any:
         arrays: list[Array] = []
         converted(batch, arrays.append)
         begins = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
@@ -126,7 +145,25 @@ def _known(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def tensors(batches: Batches, device: torch.device | str | None = None, pin_memory: bool = False) -> TensorBatches:
+@overload
+def tensors(
+    batches: Batches[TokenPair], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[tuple[torch.Tensor, torch.Tensor]]: ...
+@overload
+def tensors(
+    batches: Batches[Labelled], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[LabelledTensors]: ...
+@overload
+def tensors(
+    batches: Batches[PackedBatch], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[PackedTensors]: ...
+@overload
+def tensors(
+    batches: Batches[dict[str, Array]], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[dict[str, torch.Tensor]]: ...
+def tensors(
+    batches: Batches[Any], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[Any]:
     """The same batches as tensors, on a device when one is named.
 
     On the CPU they share the arrays' memory, without a copy. To a CUDA device they go through pinned memory, while

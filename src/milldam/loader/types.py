@@ -1,0 +1,49 @@
+"""What samples and batches are made of, as types.
+
+Arrays of a batch have one row a sample, those of a sample have no rows. Tokens are int64, the default of every loader:
+whoever asks for another `dtype` gets arrays of that one under these names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.loader.permutation import Int64s
+
+Array = npt.NDArray[Any]
+Int32s = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+TokenPair = tuple[Int64s, Int64s]
+"""(x, y): y is x one token on."""
+
+State = dict[str, object]
+"""Where a loader stands, as small JSON."""
+
+SampleT = TypeVar("SampleT", covariant=True)
+BatchT = TypeVar("BatchT")
+
+
+class Labelled(TypedDict):
+    """What models of HF transformers take."""
+
+    input_ids: Int64s
+    labels: Int64s
+
+
+class PackedRow(Labelled):
+    """A row of documents, or pieces of them, that attention and loss keep apart."""
+
+    position_ids: Int64s
+    document_ids: Int64s
+    loss_mask: Bools
+
+
+class PackedBatch(PackedRow):
+    """Rows of documents, and where pieces begin when all rows lie end to end."""
+
+    cu_seqlens: Int32s
+    max_seqlen: int

@@ -1,0 +1,113 @@
+"""Who works on a stage, and the executor for it. On this machine: this process, or worker processes that are kept."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from milldam.memory import usage
+from milldam.run.local import LocalExecutor
+from milldam.run.serial import SerialExecutor
+from milldam.run.tasks import Executor, cores
+
+ROOM_BYTES = 100 * 10**6
+"""With less left of the budget, idle workers end before this process works itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who works on a stage, on each machine that takes part."""
+
+    count: int
+    threads: int
+    apart: bool = False
+    """In a process of its own even when alone, so that all its memory comes back."""
+    here: bool = False
+    """In this process: the work can't be seen from elsewhere, or needs to know at once what is done."""
+    worker_bytes: int | None = None
+    """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
+
+
+class Pool(Protocol):
+    """Gives an executor for each stage; keeps what the next stage can use."""
+
+    def executor(self, stage: str, workers: Workers) -> Executor: ...
+
+    @property
+    def cores(self) -> int:
+        """Of a machine, the largest."""
+        ...
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What a worker holds more than one on this machine would."""
+        ...
+
+    @property
+    def machine(self) -> str:
+        """What events call the machine that this process is on; empty where there is no other."""
+        ...
+
+    def require_shared(self, folder: Path) -> None:
+        """Raise ConfigError when a machine that takes part does not see a folder."""
+        ...
+
+    def close(self) -> None:
+        """End what was kept."""
+        ...
+
+    def leave(self) -> None:
+        """No more stages come."""
+        ...
+
+
+def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
+    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine."""
+    if executor == "local":
+        return LocalPool(budget_bytes)
+    from milldam.run.ray_cluster import RayPool
+
+    return RayPool(address, budget_bytes)
+
+
+class LocalPool:
+    """This machine. Worker processes are kept for the next stage with as many; one that works apart gets all memory."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._pool = LocalExecutor(0)
+
+    def executor(self, stage: str, workers: Workers) -> Executor:
+        if workers.apart:
+            self.close()
+            return LocalExecutor(1, workers.threads, worker_bytes=workers.worker_bytes)
+        if workers.count == 1 or workers.here:
+            if self._budget_bytes - self._held() < ROOM_BYTES:
+                self.close()
+            return SerialExecutor()
+        pool = self._pool
+        if (pool.workers, pool.threads, pool.worker_bytes) != (workers.count, workers.threads, workers.worker_bytes):
+            self.close()
+            self._pool = LocalExecutor(workers.count, workers.threads, keep=True, worker_bytes=workers.worker_bytes)
+        return self._pool
+
+    @property
+    def cores(self) -> int:
+        return cores()
+
+    overhead_bytes = 0
+    machine = ""
+
+    def require_shared(self, folder: Path) -> None:
+        """There is one machine."""
+
+    def _held(self) -> int:
+        return sum(usage(pid).anonymous for pid in (os.getpid(), *self._pool.pids))
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def leave(self) -> None:
+        self.close()

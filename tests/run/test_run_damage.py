@@ -175,7 +175,9 @@ def damage_and_resume(name: str, source: Path, share: float, rng: random.Random,
     return found
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [one if one == "tokenize" else pytest.param(one, marks=pytest.mark.slow) for one in JOBS]
+)
 def test_a_damaged_run_folder_gives_the_same_bytes_or_is_refused_by_name(name: str, source: Path) -> None:
     """What a resume reads is as it was written, made anew, or refused: never believed."""
     assert damage_and_resume(name, source, 0.6, random.Random(name), most=12) == []

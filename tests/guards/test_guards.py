@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -35,6 +36,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@functools.cache
 def imports_of(name: str, *, deferred: bool) -> set[str]:
     """The modules of ours that one imports; `deferred`: inside functions too. What is for types only is left out."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))

@@ -35,6 +35,7 @@ from tests.kit.preprocess_jobs import (
     write_parquet,
     write_text_lines,
 )
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
@@ -84,10 +85,7 @@ def test_exact_dedup_keeps_what_a_set_keeps(mixture: tuple[list[Any], list[str]]
 
 @pytest.mark.parametrize(
     ("workers", "memory", "shard_size"),
-    [
-        (2, "256MB", "100KB"),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((4, "4GB", "100KB"), (1, "1GB", "9MB"))),
-    ],
+    first_quick([(2, "256MB", "100KB"), (4, "4GB", "100KB"), (1, "1GB", "9MB")]),
 )
 def test_neither_workers_nor_memory_nor_shards_change_the_documents(
     mixture: tuple[list[Any], list[str]],

@@ -6,6 +6,7 @@ import bz2
 import csv
 import dataclasses
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -40,6 +41,7 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError
@@ -110,17 +112,7 @@ def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path
 
 @pytest.mark.parametrize(
     ("workers", "memory"),
-    [
-        (2, "512MB"),
-        pytest.param(1, "256MB", marks=pytest.mark.slow),
-        pytest.param(4, "4GB", marks=pytest.mark.slow),
-        pytest.param(1, "512MB", marks=pytest.mark.slow),
-        pytest.param(1, "4GB", marks=pytest.mark.slow),
-        pytest.param(2, "256MB", marks=pytest.mark.slow),
-        pytest.param(2, "4GB", marks=pytest.mark.slow),
-        pytest.param(4, "256MB", marks=pytest.mark.slow),
-        pytest.param(4, "512MB", marks=pytest.mark.slow),
-    ],
+    first_quick([(2, "512MB"), *itertools.product((1, 2, 4), ("256MB", "512MB", "4GB"))]),
 )
 def test_workers_and_memory_do_not_change_a_byte(
     corpus: Corpus, reference: Path, tmp_path: Path, workers: int, memory: str
@@ -583,10 +575,7 @@ def giant_records(folder: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["jsonl of text", *(pytest.param(one, marks=pytest.mark.slow) for one in ("jsonl of numbers", "csv", "arrow"))],
-)
+@pytest.mark.parametrize("kind", first_quick(["jsonl of text", "jsonl of numbers", "csv", "arrow"]))
 def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, kind: str) -> None:
     """Wherever its size lies: in the text, in what is beside it, on one line or many."""
     path = giant_records(tmp_path, kind)

@@ -6,7 +6,6 @@ import bz2
 import csv
 import dataclasses
 import gzip
-import itertools
 import json
 import lzma
 import os
@@ -112,7 +111,7 @@ def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path
 
 @pytest.mark.parametrize(
     ("workers", "memory"),
-    first_quick([(2, "512MB"), *itertools.product((1, 2, 4), ("256MB", "512MB", "4GB"))]),
+    first_quick([(2, "512MB"), (1, "256MB"), (4, "4GB"), (1, "4GB"), (4, "256MB")]),
 )
 def test_workers_and_memory_do_not_change_a_byte(
     corpus: Corpus, reference: Path, tmp_path: Path, workers: int, memory: str

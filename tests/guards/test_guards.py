@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -35,6 +36,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@functools.cache
 def imports_of(name: str, *, deferred: bool) -> set[str]:
     """The modules of ours that one imports; `deferred`: inside functions too. What is for types only is left out."""
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
@@ -105,7 +107,7 @@ ABOVE = {
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
-    "hub", "watching",
+    "hub",
 }  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
     assert offences({"report"}, allowed={"errors", "files", "markup", "memory", "sealed", "stores"}) == []
-    others = {room(name) for name in MODULES} - {"report", "cli", "pipeline", "watching"}
+    others = {room(name) for name in MODULES} - {"report", "cli", "pipeline"}
     assert offences(others, forbidden={"report"}) == []
 
 

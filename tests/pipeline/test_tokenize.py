@@ -795,7 +795,7 @@ def test_an_output_must_be_named(lines: Path) -> None:
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path, lines: Path) -> None:
     """A file under the name of the store is refused."""
     (tmp_path / "s").write_text("mine")
-    assert "is a file; -o names a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
+    assert "is a file. Name a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
     assert (tmp_path / "s").read_text() == "mine"
 
 
@@ -1000,8 +1000,8 @@ def test_npy_of_somebody_else_is_not_replaced(tmp_path: Path, text: Path) -> Non
 def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
     """Another ending, or no -o for what is no single text, is refused."""
     assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
-    assert "say where the file goes with -o" in npy(lines, code=2)
-    assert "say where the file goes with -o" in npy(text, text, code=2)
+    assert "say where the file goes" in npy(lines, code=2)
+    assert "say where the file goes" in npy(text, text, code=2)
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])

@@ -210,7 +210,7 @@ def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
 
 def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
     """Ray would wait for ever for memory that no node has."""
-    with pytest.raises(ResourceError, match="Use --memory 2000MB or less"):
+    with pytest.raises(ResourceError, match="Use memory='2000MB' or less"):
         ray_cluster.RayPool(cluster.address, NODE["memory"] + 1)
 
 

@@ -242,7 +242,7 @@ def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wron
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     """With what to say instead."""
-    with pytest.raises(ConfigError, match=r"--engine gigatoken: .*Use --engine auto"):
+    with pytest.raises(ConfigError, match=r"encoder: gigatoken can't .*Use encoder='auto'"):
         choose(GIGATOKEN, request.getfixturevalue(kind))
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, ShareHeldError, StoreError
 from milldam.files import (
     explain_os_errors,
     names_matching,
@@ -144,7 +144,9 @@ class RunFolder:
         if planned is None:
             raise StoreError(
                 f"{self.folder / PLAN}: damaged, so nobody can tell what this unfinished run was to make. "
-                "Start anew with --overwrite."
+                "Start anew with ",
+                Setting("overwrite", True),
+                ".",
             )
         return planned
 
@@ -186,7 +188,9 @@ class RunFolder:
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))
         raise MismatchError(
-            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with --overwrite."
+            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with ",
+            Setting("overwrite", True),
+            ".",
         )
 
     def require_same(self, identity: Identity) -> None:
@@ -299,13 +303,13 @@ def refuse_foreign(out: Path, kind: Kind) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
+        raise ConfigError(f"{out}: is a file. Name a folder for the store.")
     is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists()
     if out.is_dir() and any(names_matching(out, "*")) and not is_ours:
-        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = kind_in(out)
     if other is not None and other is not kind:
-        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
 
 
 def kind_in(out: Path) -> Kind | None:

@@ -515,17 +515,17 @@ def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
+        raise ConfigError(f"{out}: is a file. Name a folder for the store.")
     if (
         out.is_dir()
         and any(names_matching(out, "*"))
         and not (out / manifest).exists()
         and not (out / RUN_FOLDER / "lock").exists()
     ):
-        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = store_kind(out)
     if other is not None and other.manifest != manifest:
-        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
 
 
 def require_complete(run: Run, units: int) -> None:

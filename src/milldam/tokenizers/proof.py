@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.memory import release
 from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_engine
 
@@ -72,7 +72,8 @@ def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain
 
 def _refused(wanted: str, reason: str) -> Choice:
     if wanted == GIGATOKEN:
-        raise ConfigError(f"--engine gigatoken: it can't encode with this tokenizer ({reason}). Use --engine auto.")
+        said = f": gigatoken can't encode with this tokenizer ({reason}). Use "
+        raise ConfigError(Setting("tokenizer.encoder"), said, Setting("tokenizer.encoder", "auto"), ".")
     return Choice(HUGGINGFACE, f"gigatoken does not know this kind of tokenizer: {reason}")
 
 

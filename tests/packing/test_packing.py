@@ -13,14 +13,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import milldam
 from milldam.errors import ConfigError, MismatchError, ResourceError
-from milldam.packing import pieces, row_shards
+from milldam.loader.boundaries import document_lengths
+from milldam.loader.reading import Way, open_reader
+from milldam.packing import row_shards
 from milldam.packing.best_fit import best_fit_rows
 from milldam.packing.boundaries import read_boundaries
-from milldam.packing.pieces import Cutter, Rows
+from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
 from milldam.packing.rules import PackingRules
-from milldam.packing.wrapped import wrapped_rows
 from milldam.stores.tokens import ShardWriter, Store, open_store
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
@@ -303,14 +305,21 @@ def test_boundaries_follow_from_the_index(tmp_path: Path, monkeypatch: pytest.Mo
         read_boundaries(rows, 4, 9)
 
 
-def test_short_and_long_pieces_are_copied_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether tokens are copied by slices or by positions is a matter of speed."""
+@pytest.mark.parametrize("longest", [20, 300])
+@pytest.mark.parametrize("way", ["map", "pread"])
+def test_rows_are_the_same_however_tokens_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, longest: int
+) -> None:
+    """Short pieces and long ones, from mapped files and from files that are larger than memory."""
     rng = np.random.default_rng(1)
-    store = make_store(tmp_path / "s", {"train": [rng.integers(1, 300, 90).tolist() for _ in range(3)]})
-    for name, shortest in (("slices", 0), ("positions", 10**9)):
-        monkeypatch.setattr(row_shards, "_SHORTEST_SLICE", shortest)
-        write_rows(store.path, tmp_path / name, BEST_FIT, seq_len=256, pad_id=PAD)
-    assert folder_bytes(tmp_path / "slices") == folder_bytes(tmp_path / "positions")
+    store = make_store(tmp_path / "s", {"train": [rng.integers(1, longest, 90).tolist() for _ in range(3)]})
+    monkeypatch.setattr(row_shards, "open_reader", lambda stream: open_reader(stream, way))
+    write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=256, pad_id=PAD)
+    rows, index = open_store(tmp_path / "rows"), Index.map(tmp_path / "rows" / "train-00000.idx")
+    flat = np.concatenate(list(rows))
+    for offset, length in zip((index.offsets // 2).tolist(), index.lengths.tolist(), strict=True):
+        piece = flat[offset : offset + length].astype(int)
+        assert (piece == PAD).all() or (np.diff(piece) == 1).all()
 
 
 # ---- never stale, never half ----
@@ -465,4 +474,5 @@ def test_lengths_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A shard of many documents is not read at once."""
     monkeypatch.setattr("milldam.stores.tokens.format.BLOCK_DOCUMENTS", 3)
     store = make_store(tmp_path / "s", {"train": [[1, 2, 3, 4, 5, 6, 7], [8]]})
-    assert [part.tolist() for part in pieces.document_lengths(store, "train")] == [[1, 2, 3], [4, 5, 6], [7], [8]]
+    stream = milldam.open(store.path).stream()
+    assert [part.tolist() for part in document_lengths(stream)] == [[1, 2, 3], [4, 5, 6], [7], [8]]

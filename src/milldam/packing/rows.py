@@ -8,6 +8,7 @@ the store it was made from by fingerprint, and is written last: a write that was
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import explain_os_errors, remove_temporaries, sync_folder, write_file
+from milldam.loader.boundaries import document_lengths
+from milldam.loader.stores import Store
+from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Rows, document_lengths, split_shards
+from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.row_shards import RowForm, write_shards
 from milldam.packing.rules import PackingRules
-from milldam.packing.wrapped import wrapped_rows
-from milldam.stores.tokens import Store, open_store
 from milldam.stores.tokens.format import MAX_SEQUENCE
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 
@@ -54,15 +56,14 @@ class Packed:
 class _Packing:
     """Packs one split; counts what passes."""
 
-    def __init__(self, store: Store, split: str, rules: PackingRules, seq_len: int) -> None:
+    def __init__(self, stream: TokenStream, rules: PackingRules, seq_len: int) -> None:
         _check(rules, seq_len)
-        self._store, self._split = store, split
-        self._rules, self._row = rules, seq_len
+        self._stream, self._rules, self._row = stream, rules, seq_len
         self._cutter = Cutter(seq_len, wrapped=rules.strategy == "wrapped")
         self._counted_rows = self._counted_tokens = 0
 
     def rows(self) -> Iterator[Rows]:
-        pieces = self._cutter(document_lengths(self._store, self._split))
+        pieces = self._cutter(document_lengths(self._stream))
         if self._rules.strategy == "wrapped":
             made = wrapped_rows(pieces, self._row, pad_last=self._rules.pad_last)
         else:
@@ -74,7 +75,6 @@ class _Packing:
 
     def figures(self) -> Packed:
         """Once all rows have passed."""
-        whole = sum(shard.tokens for shard in split_shards(self._store.manifest, self._split))
         rows, tokens = self._counted_rows, self._counted_tokens
         return Packed(
             strategy=self._rules.strategy,
@@ -82,7 +82,7 @@ class _Packing:
             rows=rows,
             tokens=tokens,
             padding=rows * self._row - tokens,
-            tail=whole - tokens,
+            tail=self._stream.tokens - tokens,
             cut_documents=self._cutter.cut_documents,
         )
 
@@ -96,7 +96,7 @@ def _check(rules: PackingRules, seq_len: int) -> None:
 
 def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path | None) -> dict[str, dict[str, Any]]:
     """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one)."""
-    store = open_store(store_path)
+    store = Store(store_path)
     if folder is None:
         packed = {split: plan_rows(store_path, split, rules, seq_len) for split in store.splits}
     else:
@@ -107,7 +107,7 @@ def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path
 
 def plan_rows(store_path: str | Path, split: str, rules: PackingRules, seq_len: int) -> Packed:
     """The figures of packing a split, without reading or writing a token."""
-    packing = _Packing(open_store(store_path, split=split), split, rules, seq_len)
+    packing = _Packing(Store(store_path, split=split).stream(), rules, seq_len)
     for _ in packing.rows():
         pass
     return packing.figures()
@@ -121,7 +121,7 @@ def write_rows(
     Call it while holding the lock of the run: what another write left there is removed.
     """
     _check(rules, seq_len)
-    store = open_store(store_path)
+    store = Store(store_path)
     if not 0 <= pad_id < store.vocab_size:
         raise ConfigError(f"pad id {pad_id:,} is outside the vocabulary of {store.vocab_size:,} tokens.")
     wanted = _settings(store, rules, seq_len, pad_id)
@@ -133,8 +133,9 @@ def write_rows(
     shards: list[Shard] = []
     packed: dict[str, Packed] = {}
     for split in store.splits:
-        packing = _Packing(store, split, rules, seq_len)
-        shards += write_shards(store, split, packing.rows(), form, folder)
+        stream = store.named_part(split).stream()
+        packing = _Packing(stream, rules, seq_len)
+        shards += write_shards(stream, split, packing.rows(), form, folder)
         packed[split] = packing.figures()
     _finish(folder, store, wanted | {"packed": {name: one.as_dict() for name, one in packed.items()}}, shards)
     return packed
@@ -142,13 +143,14 @@ def write_rows(
 
 def _settings(store: Store, rules: PackingRules, seq_len: int, pad_id: int) -> dict[str, Any]:
     """All that the rows follow from."""
+    counts = Counter(shard.split for shard in store.shards)
     own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
     return {
         "packing": {"strategy": rules.strategy} | own,
         "seq_len": seq_len,
         "pad_id": pad_id,
         "source": store.fingerprint,
-        "source_splits": {split: len(split_shards(store.manifest, split)) for split in store.splits},
+        "source_splits": {split: counts[split] for split in store.splits},
     }
 
 
@@ -169,12 +171,12 @@ def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folde
     same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
     if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
         return False
-    files = [(f"{s.name}.{kind}", record["bytes"]) for s in found.shards for kind, record in _records(s)]
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files)
-
-
-def _records(shard: Shard) -> tuple[tuple[str, dict[str, Any]], ...]:
-    return ("bin", shard.bin), ("idx", shard.idx)
+    files = {f"{shard.name}.bin": shard.bin for shard in found.shards}
+    files |= {f"{shard.name}.idx": shard.idx for shard in found.shards}
+    return all(
+        (folder / name).is_file() and (folder / name).stat().st_size == record["bytes"]
+        for name, record in files.items()
+    )
 
 
 def _from_dict(figures: dict[str, Any]) -> Packed:

@@ -121,7 +121,10 @@ def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, code: int) -> None:
     """A refusal names the folder and the way out."""
-    with pytest.raises(ResourceError, match=r"not writable .*Choose another"), files.explain_os_errors(tmp_path / "a.bin"):
+    with (
+        pytest.raises(ResourceError, match=r"not writable .*Choose another"),
+        files.explain_os_errors(tmp_path / "a.bin"),
+    ):
         raise OSError(code, os.strerror(code))
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError, TaskHeldError
 from milldam.files import (
     explain_os_errors,
     names_matching,
@@ -86,7 +86,7 @@ class RunFolder:
                 self._refuse_company()
             except Timeout:
                 if self.task is not None and not self._lock.is_locked:
-                    raise ShareHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
+                    raise TaskHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
                 self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."

@@ -159,7 +159,7 @@ def run_array_task(
 ) -> None:
     """Do what is left of a task of a stage, beside others that do theirs.
 
-    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
+    Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is at
     work on this task.
     """
     with RunFolder(options.out, job.kind, task=task) as folder, _at_work(folder, options, observer) as work:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, StoreError, TaskHeldError
 from milldam.files import (
     NewFile,
     explain_os_errors,
@@ -89,7 +89,7 @@ class Run:
                 self._refuse_company()
             except Timeout:
                 if self.share is not None and not self._lock.is_locked:
-                    raise ShareHeldError(f"{self.name}: another task is at work on {self.share.label}.") from None
+                    raise TaskHeldError(f"{self.name}: another task is at work on {self.share.label}.") from None
                 self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."

@@ -13,9 +13,7 @@ from milldam.cli.options import config_file
 @click.command()
 @config_file
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
-@click.option(
-    "--tasks", type=click.IntRange(min=1), help="Tasks of each array, at most. [default: as many as nodes]"
-)
+@click.option("--tasks", type=click.IntRange(min=1), help="Tasks of each array, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores of each task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")

@@ -167,11 +167,11 @@ class RunFolder:
 
     # ---- where to begin ----
 
-    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool) -> str:
+    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool, adapts: bool = False) -> str:
         """NEW: from nothing. UNFINISHED: with what is recorded. FINISHED: nothing to do.
 
         Input that changed costs the units that it changed. What was made with other settings is refused, unless it is
-        to be replaced, or nothing has come of it.
+        to be replaced, or nothing has come of it; or `adapts`: its units have other keys, and are made again.
         """
         state = self.state()
         if state == NEW:
@@ -180,6 +180,8 @@ class RunFolder:
             return UNFINISHED if state == UNFINISHED and self._planned() == identity else NEW
         if identity == self._finished():
             return FINISHED
+        if adapts:
+            return UNFINISHED
         before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED

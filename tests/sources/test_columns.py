@@ -223,7 +223,7 @@ CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}]
         ("a.jsonl", LINES.replace(b"\n", b"\r"), "its lines end with a carriage return alone"),
         ("a.csv", b"id,text\r1,a\r", "Do its lines end with it? Convert it: tr"),
         ("a.csv", b"id;text\n1;a\n", "If ';' separates columns, convert it"),
-        ("a.csv", b"id\ttext\n1\ta\n", "--input-format tsv"),
+        ("a.csv", b"id\ttext\n1\ta\n", "set input_format to tsv"),
         ("a.csv", b",,\n1,2,3\n", "its first line names no columns"),
         ("a.jsonl", b'[{"text": "a"}]', "it is a JSON array, not one record a line. Name it .json, or set input_format"),
         ("a.jsonl", b'{\n "text": "a"\n}\n', "JSON that goes over several lines, not one record a line"),

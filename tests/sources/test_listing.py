@@ -127,7 +127,7 @@ def test_a_missing_file_in_a_missing_folder_is_still_a_short_error(tmp_path: Pat
 def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
     """A file named on its own is never left out in silence."""
     make(tmp_path, "corpus.dat")
-    with pytest.raises(InputError, match=r"--input-format txt\|jsonl"):
+    with pytest.raises(InputError, match=r"input_format='txt\|jsonl"):
         listed(tmp_path / "corpus.dat")
 
 

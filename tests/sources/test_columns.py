@@ -225,7 +225,7 @@ CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}]
         ("a.csv", b"id;text\n1;a\n", "If ';' separates columns, convert it"),
         ("a.csv", b"id\ttext\n1\ta\n", "set input_format to tsv"),
         ("a.csv", b",,\n1,2,3\n", "its first line names no columns"),
-        ("a.jsonl", b'[{"text": "a"}]', "it is a JSON array, not one record a line. Name it .json, or set input_format"),
+        ("a.jsonl", b'[{"text": "a"}]', "it is a JSON array, not one record a line. Name it .json, or"),
         ("a.jsonl", b'{\n "text": "a"\n}\n', "JSON that goes over several lines, not one record a line"),
         ("a.jsonl", b"<html>404</html>", 'Its first line is "<html>404</html>"'),
         ("a.jsonl", b'"a"\n"b"\n', "its records must be objects with a field of text"),

@@ -137,10 +137,10 @@ def test_workers_and_memory_do_not_change_a_byte(
         assert summary["workers"] == workers
 
 
-def test_engines_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
-    """The slow engine makes the same token files and indexes as the fast one."""
+def test_encoders_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """The slow encoder makes the same token files and indexes as the fast one."""
     tokenize(corpus.path, tmp_path / "s", shard_size="100KB", encoder="huggingface")
-    assert "gigatoken" in milldam.open(reference).manifest.engine
+    assert "gigatoken" in milldam.open(reference).manifest.encoder
     shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
     assert len(shards) > 20
     for name in shards:
@@ -210,7 +210,7 @@ def test_limit_is_exact_and_a_prefix(corpus: Corpus, reference: Path, tmp_path: 
 
 @pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
 def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, encoder: str) -> None:
-    """The limit holds where one read gives the engine several bites."""
+    """The limit holds where one read gives the encoder several bites."""
     limited = tokenize(corpus.path, tmp_path / "s", limit=3, encoder=encoder)
     assert documents(limited) == expected_ids(corpus.texts[:3])
 

@@ -293,8 +293,8 @@ class _Job:
             done=done,
             input_bytes=identity.input["bytes"],
             shard_size=chunk_bytes // max(1, units),
-            engine="huggingface",
-            engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+            encoder="huggingface",
+            encoder_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
             stages=("read", "window"),
         )
 

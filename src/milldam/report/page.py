@@ -50,7 +50,7 @@ def _byline(facts: Facts) -> str:
     manifest = facts.manifest
     said = [
         f"Tokenizer <b>{escape(shorten(manifest.tokenizer.get('name', '')))}</b>",
-        f"engine <b>{escape(shorten(manifest.engine))}</b>",
+        f"encoder <b>{escape(shorten(manifest.encoder))}</b>",
     ]
     finished = as_number(facts.summary.get("finished"))
     if finished:

@@ -38,7 +38,7 @@ def _yaml(value: dict[str, Any]) -> str:
 def versions(facts: Facts) -> Section:
     manifest = facts.manifest
     told = {name: str(value) for name, value in as_dict(facts.summary.get("versions")).items()}
-    body = f"<div><h3>Versions</h3>{facts_table([*told.items(), ('engine', manifest.engine)])}</div>"
+    body = f"<div><h3>Versions</h3>{facts_table([*told.items(), ('encoder', manifest.encoder)])}</div>"
     machine = as_dict(facts.summary.get("machine"))
     if machine:
         body += f"<div><h3>Machine</h3>{facts_table(machine.items())}</div>"

@@ -36,8 +36,8 @@ class WorkPlan:
     workers: int
     threads: int
     share_bytes: int
-    engine: str
-    engine_note: str
+    encoder: str
+    encoder_note: str
     note: str = ""
     stages: tuple[str, ...] = ("tokenize",)
     left_out: str = ""
@@ -111,7 +111,7 @@ def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
 
 
 def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
-    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its engine's cache.
+    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its encoder's cache.
 
     The cache is a table that doubles when it is full, old and new side by side for a moment. So it may grow to the
     last size whose making still fits into what the share leaves besides the batches on their way, and no further.

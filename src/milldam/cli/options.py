@@ -61,7 +61,7 @@ def job_options(*, in_file: bool = False) -> Add[Any]:
     return _together(
         machine_options(in_file=in_file),
         click.option(
-            "--engine", type=choice(Executor), help="Where to run: this machine or a Ray cluster. [default: local]"
+            "--executor", type=choice(Executor), help="Where to run: this machine or a Ray cluster. [default: local]"
         ),
         click.option("--address", metavar="HOST:PORT", help="The Ray cluster. [default: the one that runs here]"),
         click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input."),

@@ -2,7 +2,7 @@
 
 Fingerprints are kept by key in `run/prints`, also when the store is finished: about 17 bytes a document, and the
 signatures with near-dedup. When the input changes, only those of changed units are made again. Drop sets follow from
-all fingerprints together; they are made anew in `run/dedup`, where each unit's fingerprints lie under its number.
+all fingerprints together; they are made anew in `run/dedup-*`, where each unit's fingerprints lie under its number.
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ from milldam.run.pools import Workers
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.units import KeyArray, Keys, mixed
-from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.format import Int64s
 
 RECORDS, FOLDER = "fingerprints.jsonl", "dedup"
-_RESOLVED_FROM = "resolved-from.json"
 
 
 class Deduplication:
     """Dedup of one job. `cores`: to use, on each machine."""
 
-    def __init__(self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, cores: int) -> None:
+    def __init__(
+        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, cores: int
+    ) -> None:
         self._config, self._rules, self._session, self._prepared, self._cores = config, rules, session, prepared, cores
         self._out = str(Path(config.out).resolve())
-        self.folder = session.folder.folder / FOLDER
-        """Where drop sets lie."""
-        self.keys = Keys(np.zeros(0, np.uint64))
+        self.keys = keys
         """Of the fingerprints, by unit."""
+        # Another one for other fingerprints: what was resolved from those is of no use.
+        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
+        """Where drop sets lie."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
         self.figures: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         """What exact and near dedup found."""
 
-    def find_drops(
-        self, keys: Keys, readers: Workers, assign: Callable[[int], Assignment]
-    ) -> Generator[Stage, None, None]:
+    def find_drops(self, readers: Workers, assign: Callable[[int], Assignment]) -> Generator[Stage, None, None]:
         """All stages: `readers` read the units, as `assign` gives them; then they are grouped."""
-        self.keys = keys
-        self._pin()
-        records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, keys)
+        for place in (self.folder, self._session.folder.folder / PRINTS):
+            place.mkdir(exist_ok=True)
+        # Settled once, for now and for when it resumes.
+        self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
+        records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, self.keys)
         originals = np.fromiter((unit.index for unit in self._units() if not unit.copy), np.int64)
         todo = originals[[number not in records for number in originals.tolist()]]
         if len(todo):
@@ -74,17 +75,6 @@ class Deduplication:
             if steps:
                 yield Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
         self.figures = resolved(task)
-
-    def _pin(self) -> None:
-        """Settle which runs of the index this one is compared with, now and when it resumes. What was resolved from
-        other fingerprints is of no use."""
-        made_from = {"keys": xxh3_64_hexdigest(self.keys.tobytes())}
-        if self._session.folder.task is None and read_sealed(self.folder / _RESOLVED_FROM) != made_from:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir()
-            write_sealed(self.folder / _RESOLVED_FROM, made_from)
-        (self._session.folder.folder / PRINTS).mkdir(exist_ok=True)
-        self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
 
     def _units(self) -> Iterator[Unit]:
         return self._session.folder.units.all(Unit.from_json)
@@ -158,7 +148,8 @@ class Deduplication:
 
     def clean_up(self) -> None:
         """Remove what a finished store does not need; the fingerprints of its units stay for when its input grows."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in self._session.folder.folder.glob(f"{FOLDER}-*"):
+            shutil.rmtree(path, ignore_errors=True)
         prints = self._session.folder.folder / PRINTS
         live = (path.name for number in range(len(self.keys)) for path in print_paths(prints, self.keys[number])[:2])
         sweep(prints, ("*",), live)

@@ -258,22 +258,6 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
 
 
-def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
-    """A worker that dies between its last part and its end is made up for, and the record is there once."""
-    from milldam.run.identity import Identity
-    from milldam.run.old_folder import Run
-    from milldam.run.old_records import PartRecord
-
-    records = [PartRecord(0, part, [], {}, part + 1, last=part == 1) for part in range(2)]
-    with Run(tmp_path / "out") as made:
-        made.stage(())
-        made.write_inputs(())
-        made.start(Identity({}, {}), {})
-        for record in (*records, *records):
-            made.add(record)
-        assert list(made.records()) == records
-
-
 def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
     """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
     from milldam.memory import Monitor, usage

@@ -88,7 +88,7 @@ def export(
     shard_size: str | int = "256MB",
     memory: str | int | None = None,
     workers: int | None = None,
-    engine: str = "local",
+    executor: str = "local",
     address: str | None = None,
     overwrite: bool = False,
 ) -> ExportSummary:
@@ -102,7 +102,7 @@ def export(
     shard_size   of the files in formats of several files
     memory       limit for the whole process tree; default: half of what is free
     workers      cores to use; default all
-    engine       local, or ray: where files are made; `address` of the Ray cluster
+    executor     local, or ray: where files are made; `address` of the Ray cluster
     overwrite    replace what was made from another store or with other options
 
     Finds finished work and goes on from there; an export that is up to date is left alone.
@@ -114,7 +114,7 @@ def export(
     from milldam.formats.exporting import ExportSettings, run_export
 
     given: dict[str, object] = {"to": to, "out": out, "split": split, "seq_len": seq_len, "dtype": dtype}
-    given |= {"shard_size": shard_size, "memory": memory, "workers": workers, "engine": engine, "address": address}
+    given |= {"shard_size": shard_size, "memory": memory, "workers": workers, "executor": executor, "address": address}
     return run_export(store, checked_settings(ExportSettings, given | {"overwrite": overwrite}))
 
 
@@ -133,7 +133,7 @@ def import_tokens(
     shard_size: str | int = "256MB",
     memory: str | int | None = None,
     workers: int | None = None,
-    engine: str = "local",
+    executor: str = "local",
     address: str | None = None,
     overwrite: bool = False,
 ) -> Store:
@@ -151,7 +151,7 @@ def import_tokens(
     shard_size   of the store's files
     memory       limit for the whole process tree; default: half of what is free
     workers      cores to use; default all
-    engine       local, or ray: where files are worked on; `address` of the Ray cluster
+    executor     local, or ray: where files are worked on; `address` of the Ray cluster
     overwrite    replace what was made with other options
 
     Finds finished work and goes on from there; of a source that changed, the files that changed are imported again. A
@@ -167,6 +167,6 @@ def import_tokens(
     given: dict[str, object] = {"source": source, "out": out, "format": format}
     given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
     given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
-    given |= {"engine": engine, "address": address, "overwrite": overwrite}
+    given |= {"executor": executor, "address": address, "overwrite": overwrite}
     run_import(checked_settings(ImportSettings, given))
     return Store(Path(out))

@@ -74,7 +74,7 @@ class ExportSettings:
     """Of a file, about, in formats of several files."""
     memory: Size | None = None
     workers: AtLeastOne | None = None
-    engine: Executor = "local"
+    executor: Executor = "local"
     address: str | None = None
     overwrite: bool = False
 
@@ -101,7 +101,7 @@ def run_export(store: str | Path | Store, settings: ExportSettings, observer: Ob
     resumes = (read_sealed(place.work / RUN_FOLDER / PLAN) or {}).get("settings") == identity.settings
     place.refuse_existing(overwrite=settings.overwrite or resumes)
     place.forget_lost_files()
-    chosen = settings.memory, settings.engine, settings.address, settings.overwrite
+    chosen = settings.memory, settings.executor, settings.address, settings.overwrite
     summary = frame.run(job, frame.Options(place.work, *chosen, name=place.out), observer)
     with RunFolder(place.work, EXPORT, name=place.out):
         place.publish()

@@ -84,7 +84,7 @@ class ImportSettings:
     shard_size: Size = "256MB"
     memory: Size | None = None
     workers: AtLeastOne | None = None
-    engine: Executor = "local"
+    executor: Executor = "local"
     address: str | None = None
     overwrite: bool = False
 
@@ -122,7 +122,7 @@ ImportSummary = Summary[ImportFacts]
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
     """Do the import, or what is left of it."""
-    chosen = settings.memory, settings.engine, settings.address, settings.overwrite
+    chosen = settings.memory, settings.executor, settings.address, settings.overwrite
     return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
 
 

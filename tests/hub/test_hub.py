@@ -91,7 +91,7 @@ def table_store(folder: Path) -> Path:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             writer.write_table(pa.table({"text": [f"row {number}"], "n": [number]}, schema=schema))
         units.append(MadeUnit(f"k{number}", 1, TableShard(path.name, 1, path.stat().st_size, hash_file(path))))
-    facts: dict[str, Any] = {"function": {"name": "f"}, "settings": {}, "input": {}, "probe": {}}
+    facts: dict[str, Any] = {"settings": {"function": {"name": "f"}}, "input": {}, "probe": {}}
     TableManifest(schema=TableSchema.of(schema), units=tuple(units), **facts).write(folder)
     return folder
 

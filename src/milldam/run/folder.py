@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import socket
@@ -311,12 +312,18 @@ def refuse_foreign(out: Path, kind: Kind) -> None:
     refuse_address(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file. Name a folder for the store.")
-    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists()
+    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists() or _is_barely_begun(out)
     if out.is_dir() and any(names_matching(out, "*")) and not is_ours:
         raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = kind_in(out)
     if other is not None and other is not kind:
         raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
+
+
+def _is_barely_begun(out: Path) -> bool:
+    """Killed when it had made its folder, before it could lock it."""
+    names = list(itertools.islice(names_matching(out, "*"), 2))
+    return names == [RUN_FOLDER] and next(names_matching(out / RUN_FOLDER, "*"), None) is None
 
 
 def kind_in(out: Path) -> Kind | None:

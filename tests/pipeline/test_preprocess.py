@@ -646,7 +646,7 @@ def test_nothing_left_to_split_names_the_stages_too(tmp_path: Path) -> None:
         ({"validation": "missing.jsonl"}, "missing.jsonl"),
         ({"tokenizer": "missing/tokenizer.json"}, "missing/tokenizer.json"),
         ({"packing": "wrapped"}, "seq_len"),
-        ({"memory": "20MB"}, "at least --memory"),
+        ({"memory": "20MB"}, "at least memory="),
         ({"splits": {"val": 1.5}}, "val"),
         ({"splits": {"train": 0.5}}, "train"),
         ({"filters": {"function": "nope_not_here:f"}}, "nope_not_here"),

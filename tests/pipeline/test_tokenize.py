@@ -128,10 +128,10 @@ def test_workers_and_memory_do_not_change_a_byte(
         assert summary["workers"] == workers
 
 
-def test_engines_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
-    """The slow engine makes the same token files and indexes as the fast one."""
+def test_encoders_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
+    """The slow encoder makes the same token files and indexes as the fast one."""
     tokenize(corpus.path, tmp_path / "s", shard_size="100KB", encoder="huggingface")
-    assert "gigatoken" in milldam.open(reference).manifest.engine
+    assert "gigatoken" in milldam.open(reference).manifest.encoder
     shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
     assert len(shards) > 20
     for name in shards:
@@ -201,7 +201,7 @@ def test_limit_is_exact_and_a_prefix(corpus: Corpus, reference: Path, tmp_path: 
 
 @pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
 def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, encoder: str) -> None:
-    """The limit holds where one read gives the engine several bites."""
+    """The limit holds where one read gives the encoder several bites."""
     limited = tokenize(corpus.path, tmp_path / "s", limit=3, encoder=encoder)
     assert documents(limited) == expected_ids(corpus.texts[:3])
 
@@ -788,7 +788,7 @@ def test_an_output_must_be_named(lines: Path) -> None:
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path, lines: Path) -> None:
     """A file under the name of the store is refused."""
     (tmp_path / "s").write_text("mine")
-    assert "is a file; -o names a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
+    assert "is a file. Name a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
     assert (tmp_path / "s").read_text() == "mine"
 
 
@@ -990,8 +990,8 @@ def test_npy_of_somebody_else_is_not_replaced(tmp_path: Path, text: Path) -> Non
 def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
     """Another ending, or no -o for what is no single text, is refused."""
     assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
-    assert "say where the file goes with -o" in npy(lines, code=2)
-    assert "say where the file goes with -o" in npy(text, text, code=2)
+    assert "say where the file goes" in npy(lines, code=2)
+    assert "say where the file goes" in npy(text, text, code=2)
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])

@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from milldam.config.tokenize_options import tokenize_config
-from milldam.pipeline.stages import run_job
-from milldam.run import workforce
+from milldam.pipeline.job import run_job
+from milldam.run import old_workforce as workforce
 from milldam.run.local import LocalExecutor
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import DONE, Event, Executor, Task
@@ -65,7 +65,8 @@ def measure(name: str, corpus: str, tokenizer: str) -> None:
         with mock.patch.object(workforce.Workforce, "_executor", lambda *_: EXECUTORS[name]()):
             summary = run_job(config, report=False)
         seconds = time.monotonic() - started
-    rate, peak = summary.text_bytes / seconds / 1e6, summary.memory["peak"] / 1e6
+    assert summary.memory is not None
+    rate, peak = summary.counts["text_bytes"] / seconds / 1e6, summary.memory["peak"] / 1e6
     print(f"{name:<10} {seconds:6.1f} s  {rate:6.0f} MB/s  {peak:5.0f} MB", flush=True)
 
 

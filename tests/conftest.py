@@ -10,10 +10,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, settings
 from tests.kit.token_pieces import TokenizerJson
-
-import tokenizers
 
 # What is started in the background (`nohup make test &`) ignores Ctrl-C, and so would everything that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
@@ -15,6 +15,7 @@ from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
     from milldam.loader.foreign import ForeignFile
     from milldam.qa import FeatureStore
     from milldam.stores.table import Table
@@ -117,42 +118,72 @@ def _require_kind(opened: object, kind: str | None) -> None:
 
 
 def tokenize(
-    inputs: str | Path | Sequence[str | Path], out: str | Path, *, tokenizer: str | Path, **options: Any
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    tokenizer: str | Path,
+    text_column: str | None = None,
+    documents: Documents = "file",
+    separator: str | None = None,
+    input_format: InputFormat | None = None,
+    bos: str = "none",
+    eos: str = "auto",
+    special_text: SpecialText = "special",
+    invalid_utf8: InvalidUtf8 = "reject",
+    strict: bool = False,
+    limit: int | None = None,
+    shard_size: str | int | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    encoder: Encoder = "auto",
+    executor: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
-    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
-    job takes on top of what the program holds already.
+    Resumes what was begun; a store that is up to date is opened as it is. `memory` limits what the job takes on top of
+    what the program holds already.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
-    from milldam.config.tokenize_options import OPTIONS, tokenize_config
-    from milldam.pipeline.stages import run_job
+    given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
+    from milldam.config.tokenize_options import tokenize_config
+    from milldam.pipeline.job import run_job
 
-    for name in options:
-        if name not in OPTIONS:
-            raise ConfigError(f'tokenize: no option "{name}".{did_you_mean(name, OPTIONS)}')
     release()
-    run_job(tokenize_config(inputs, out, tokenizer, options), held_bytes=usage().anonymous, report=False)
+    run_job(tokenize_config(inputs, out, tokenizer, given), held_bytes=usage().anonymous, report=False)
     return Store(out)
 
 
-def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Store:
+def preprocess(
+    config: str | Path | Mapping[str, object],
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    address: str | None = None,
+    overwrite: bool | None = None,
+) -> Store:
     """Raw data sets to a ready store, opened; what `milldam preprocess` does.
 
-    `config`: a YAML file, or the same as a dict. `overrides` as with `--set`. Finds finished work and goes on from
-    there.
+    `config`: a YAML file, or the same as a dict. The other arguments take the place of what it says; `overrides` of
+    single keys: `["dedup.near.rows=8"]`. Resumes what was begun; `memory` as in `tokenize`.
 
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "gpt2", "out": "books.milldam"})   # doctest: +SKIP
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
-    from milldam.config.loading import load_config, parse_config
-    from milldam.pipeline.stages import run_job
+    given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
+    chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
+    from milldam.config.loading import load_config
+    from milldam.pipeline.job import run_job
 
     release()
     held = usage().anonymous
-    loaded = parse_config(config, overrides) if isinstance(config, Mapping) else load_config(config, overrides)
+    loaded = load_config(config, overrides, chosen)
     for note in loaded.notes:
         log.info(note)
     run_job(loaded.config, held_bytes=held)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NotRequired, TypedDict
 
 from milldam.errors import ConfigError
 
@@ -216,6 +216,21 @@ def release() -> None:
         _malloc_trim(0)
 
 
+class MemoryUse(TypedDict):
+    """Bytes of anonymous memory of the whole process tree; of several machines, the one that held most."""
+
+    start: int
+    peak: int
+    final: int
+    peak_file_backed: int
+    """Beside these, and not counted against the budget."""
+    stages: dict[str, dict[str, int]]
+    """Start, peak and final of each stage."""
+    budget: int
+    machines: NotRequired[dict[str, int]]
+    """The peak of each machine, where there are several."""
+
+
 @dataclass(slots=True)
 class StageMemory:
     """Memory of the tree while one stage ran."""
@@ -359,20 +374,23 @@ class Monitor:
             if due:
                 written = elapsed
 
-    def summary(self) -> dict[str, object]:
-        """Start, peak and final, whole and per stage, in bytes of anonymous memory (file-backed apart)."""
+    def use(self, budget_bytes: int) -> MemoryUse:
+        """What was measured, of a budget."""
         first = next(iter(self.stages.values())).start
-        return {
+        use: MemoryUse = {
             "start": first.anonymous,
             "peak": self.peak.anonymous,
             "final": self.now.anonymous,
             "peak_file_backed": self.peak.file,
-            **({"machines": dict(sorted(self.machines.items()))} if self.machines else {}),
             "stages": {
                 name: {"start": s.start.anonymous, "peak": s.peak.anonymous, "final": s.final.anonymous}
                 for name, s in self.stages.items()
             },
+            "budget": budget_bytes,
         }
+        if self.machines:
+            use["machines"] = dict(sorted(self.machines.items()))
+        return use
 
 
 def _larger(one: Usage, other: Usage) -> Usage:

@@ -39,9 +39,9 @@ from milldam.cli.progress import LiveDisplay, live_lines
 from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
-from milldam.pipeline.stages import run_job
-from milldam.run.folder import Run
+from milldam.pipeline.job import run_job
 from milldam.run.identity import Identity
+from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
 
@@ -234,7 +234,7 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     done = invoke(*job(lines, tmp_path / "s"))
     assert done.exit_code == 0
     assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
-    assert "in 1 unit of about 16 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert "in 1 unit of about 64 MB" in done.stderr and "Engine: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
     assert f"from {size} B of text, {characters} characters (" in done.stdout
@@ -259,18 +259,19 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     """--json prints one object with the figures of the store, up to date or not."""
     made = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
     opened = milldam.open(tmp_path / "s")
-    assert (made["documents"], made["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
+    assert (made["counts"]["documents"], made["counts"]["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
     assert made["out"] == str(tmp_path / "s")
     assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
-    assert set(made["stages"]) == {"read", "filter", "encode", "write"}
-    assert set(made["wall"]) >= {"prepare", "tokenize"}
-    flow = {stage["stage"]: (stage["documents_in"], stage["documents_out"], stage["dropped"]) for stage in made["flow"]}
+    assert set(made["work"]) == {"read", "filter", "encode", "write"}
+    assert set(made["stages"]) >= {"prepare", "tokenize"}
+    facts = made["facts"]
+    flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
     assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
     assert set(map(str, flow.values())) == {"(4, 4, {})"}
-    assert made["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
-    assert (made["read"], made["dropped"], made["report"]) == (4, {}, None)
+    assert facts["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
+    assert (made["job"], made["counts"]["read"], made["dropped"], "report" in facts) == ("tokenize", 4, {}, False)
     again = json.loads(invoke(*job(lines, tmp_path / "s", "--json")).stdout)
-    assert (again["up_to_date"], again["tokens"]) == (True, opened.tokens)
+    assert (again["up_to_date"], again["counts"]["tokens"]) == (True, opened.tokens)
 
 
 def test_dropped_documents_are_in_the_summary(tmp_path: Path) -> None:
@@ -361,7 +362,7 @@ def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
         def progress(self, snapshot: Snapshot) -> None:
             heard.append(snapshot.stage)
 
-    settings = {"packing": "wrapped", "sequence_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
+    settings = {"packing": "wrapped", "seq_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
     run_job(Config(datasets=str(lines), **settings), Listener())
     assert list(dict.fromkeys(heard)) == ["fingerprint", "group", "tokenize", "finish", "pack", "report"]
 
@@ -377,7 +378,7 @@ def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
     config = tmp_path / "c.yaml"
     packing = {"strategy": "wrapped", "write": write}
     settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s"), "packing": packing}
-    config.write_text(json.dumps(settings | {"sequence_len": 8, "clean": "off", "dedup": "off"}))
+    config.write_text(json.dumps(settings | {"seq_len": 8, "clean": "off", "dedup": "off"}))
     code, seen = in_terminal("preprocess", config)
     head, _, sample = seen.rpartition(b"\xe2\x94\x80 " + called + b" 0: ")
     assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2
@@ -509,7 +510,7 @@ def test_inspect_does_not_let_a_document_steer_the_terminal(tmp_path: Path, opti
 def slow_job(tmp_path: Path) -> Callable[[Path], list[object]]:
     """A job that takes a few seconds in two workers."""
     corpus = write_corpus(tmp_path / "slow.jsonl", 3_000_000)
-    options = ["--engine", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
+    options = ["--encoder", "huggingface", "--workers", 2, "--memory", "1GB", "--shard-size", "200KB"]
     return lambda out: ["tokenize", corpus.path, "-o", out, "--tokenizer", TOKENIZER, *options]
 
 

@@ -60,7 +60,7 @@ def test_the_text_column_is_named_at_the_start_at_the_end_and_afterwards(tmp_pat
     assert 'Text:   field "body"\n' in made.stderr and 'Text:   field "body"\n' in made.stdout
     assert 'Text:   field "body"\n' in invoke(*job).stdout
     for again in ([], ["--overwrite"], ["--text-column", "body"]):
-        assert json.loads(invoke(*job, *again, "--json").stdout)["text_columns"] == {"datasets.0": "body"}
+        assert json.loads(invoke(*job, *again, "--json").stdout)["facts"]["text_columns"] == {"datasets.0": "body"}
     assert re.search(r"^text_columns:\n  datasets\.0: +body$", invoke("stats", tmp_path / "s").stdout, re.MULTILINE)
     assert json.loads(invoke("stats", tmp_path / "s", "--json").stdout)["text_columns"] == {"datasets.0": "body"}
 
@@ -89,8 +89,8 @@ def test_a_setting_is_an_option_on_the_command_line_and_an_argument_in_python(tm
     """The same error."""
     data = write_lines(tmp_path / "a.jsonl", ["a"])
     refused = invoke("tokenize", data, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--limit", 0)
-    assert refused.stderr == "milldam: --limit must be at least 1.\n"
-    with pytest.raises(ConfigError, match=r"^limit must be at least 1\.$"):
+    assert refused.stderr == "milldam: --limit: must be at least 1.\n"
+    with pytest.raises(ConfigError, match=r"^limit: must be at least 1\.$"):
         milldam.tokenize(data, tmp_path / "s", tokenizer=TOKENIZER, limit=0)
     config = write_config(tmp_path / "c.yaml", data)
     assert (
@@ -116,9 +116,9 @@ def test_a_setting_is_an_option_on_the_command_line_and_an_argument_in_python(tm
         ("--workerz=2", "Did you mean --workers?"),
         ("--input=x", "Name the input without an option."),
         ("--dedup=near", "It is dedup in a file for `milldam preprocess`."),
-        ("--block-size=128", "It is sequence_len in a file for `milldam preprocess`."),
+        ("--block-size=128", "It is seq_len in a file for `milldam preprocess`."),
         ("--shuffle", "The order is made when training, from a seed: store.windows(128).batches(4, seed=0)."),
-        ("--resume", "The same command goes on where it stopped."),
+        ("--resume", "Run the same command to resume."),
         ("--verbose", ""),
         ("--block", ""),
     ],

@@ -107,7 +107,7 @@ def test_the_basic_example_of_seed_002_runs(load: Load) -> None:
     """Its keys, and what Krill does without being asked."""
     config = load(BASIC + REST).config
     assert config.sources == (DataSet(path="large/dataset", split="train", text_column="text"),)
-    assert (config.tokenizer, config.out, config.sequence_len) == ("gpt2/", "./artifacts/prepared", 2048)
+    assert (config.tokenizer, config.out, config.seq_len) == ("gpt2/", "./artifacts/prepared", 2048)
     assert config.packing == PackingRules(strategy="wrapped", write=True)
     assert (config.filters.min_characters, config.filters.min_tokens) == (100, 150)
     assert (config.dedup, config.clean) == ("exact", "default")
@@ -193,7 +193,7 @@ def test_krills_files_are_known_by_its_own_keys(source: dict[str, Any], legacy: 
 
 def test_a_missing_tokenizer_is_named_with_the_ways_to_give_it(complaint: Callable[..., str], load: Load) -> None:
     """The document's own examples have none."""
-    said = "krill.yaml: tokenizer is missing. Use hub_tokenizer_id in the file or --set tokenizer=PATH."
+    said = "krill.yaml: tokenizer is missing. In a file of Krill they are called hub_tokenizer_id and datasets."
     assert complaint(BASIC) == said
     for line in (
         "hub_tokenizer_id:",
@@ -238,7 +238,7 @@ def test_keys_of_both_kinds_may_be_mixed(load: Load) -> None:
         (FLAT + "preprocess: 1\n", "krill.yaml:15: preprocess: must be a block of keys."),
         (NESTED.replace("1024", "long"), 'krill.yaml:9: preprocess.sequence_len: must be a whole number, not "long".'),
         (NESTED.replace("100MB", "5XB"), 'krill.yaml:12: preprocess.save_shard_size: "5XB" is not a size.'),
-        (FLAT.replace("100MB", "5KB"), "krill.yaml:10: preprocess_save_shard_size: is too small"),
+        (FLAT.replace("100MB", "5KB"), "krill.yaml:10: preprocess_save_shard_size: must be at least 100 KB."),
         (NESTED.replace("path: some", "pth: some"), 'krill.yaml:2: datasets.0.pth: no such key. Did you mean "path"?'),
         (NESTED.replace("  vocab_size", "  vocabulary"), "krill.yaml:6: tokenizer.vocabulary: no such key."),
     ],
@@ -262,7 +262,7 @@ def test_overrides_win_over_keys_of_krill(load: Load) -> None:
 def test_keys_of_krill_mean_nothing_to_a_file_of_ours(complaint: Callable[..., str]) -> None:
     """An override does not turn a file into an old one."""
     said = complaint("datasets: a\ntokenizer: b\nout: c\n", "hub_tokenizer_id=x")
-    assert said == '--set hub_tokenizer_id: no such key. Did you mean "tokenizer"?'
+    assert said == 'overrides hub_tokenizer_id: no such key. Did you mean "tokenizer"?'
 
 
 # ---- milldam migrate ----
@@ -291,7 +291,7 @@ def test_migrate_prints_without_a_file_to_write() -> None:
     done = run_migrate(PROJECT / "examples/seed-002-basic.yaml")
     assert done.stdout.startswith("# Made by milldam migrate from seed-002-basic.yaml.\n")
     assert "\ntokenizer: src/milldam/demo_data/tokenizer.json  # was hub_tokenizer_id\n" in done.stdout
-    assert yaml.safe_load(done.stdout)["sequence_len"] == 2048
+    assert yaml.safe_load(done.stdout)["seq_len"] == 2048
     assert "learning_rate" in done.stderr
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from click.testing import CliRunner, Result
 
 import milldam
-import tokenizers
 
 DEMO = Path(milldam.__file__).parent / "demo_data"
 TOKENIZER = DEMO / "tokenizer.json"

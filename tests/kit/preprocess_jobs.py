@@ -17,10 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tokenizers
 from tests.kit.jobs import EOS_TEXT, TOKENIZER, write_lines
 
 import milldam
-import tokenizers
 from milldam.api import preprocess as run_preprocess
 
 if sys.version_info >= (3, 14):
@@ -198,7 +198,8 @@ def short(texts: list[str]) -> list[str]:
 
 
 def summary_of(out: Path) -> dict[str, Any]:
-    return dict(json.loads((out / "run" / "summary.json").read_bytes()))
+    told = json.loads((out / "run" / "summary.json").read_bytes())
+    return {**told, **told["facts"]}
 
 
 def drops_by_stage(out: Path) -> dict[str, dict[str, int]]:
@@ -238,7 +239,7 @@ PATCHES = {
     "start": "milldam.run:Run.start",
     "record": "milldam.run:Run.add",
     "append": "milldam.run:Run.append",
-    "stage": "milldam.run.workforce:Workforce.work",
+    "stage": "milldam.run.old_workforce:Workforce.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
@@ -254,7 +255,7 @@ PATCHES = {
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",
     "row_shard": "milldam.packing.row_shards:_RowShard.commit",
-    "summary": "milldam.pipeline.finishing:Finish._write",
+    "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:remove_intermediate",
     "report": "milldam.report:write_report",
     "status": "milldam.run:Run.write_status",
@@ -263,11 +264,11 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.crews import LocalCrew
+    from milldam.run.pools import LocalPool
     from milldam.run.serial import SerialExecutor
 
     os.chdir(folder)
-    setattr(LocalCrew, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
+    setattr(LocalPool, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hypothesis import strategies as st
-
 import tokenizers
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
 from milldam.qa.examples import Answer, Example
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = re.split(
     " ", "what year did the city of paris pay how much for bridge a in it was is and he they 1990 500 un be"

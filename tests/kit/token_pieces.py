@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
 import tokenizers
+
 from milldam.tokenizers import cutting
 from milldam.tokenizers.encoder import Encoder, bare_form
 from milldam.tokenizers.engines import HUGGINGFACE, Engine, make_engine

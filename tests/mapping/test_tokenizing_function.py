@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenizers
 from milldam.errors import ConfigError
 from milldam.mapping import text_encoder as tokenizing_function
 from milldam.mapping.identity import identify

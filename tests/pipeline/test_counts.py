@@ -17,7 +17,7 @@ from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_
 import milldam
 from milldam.config.settings import DataSet
 from milldam.errors import ResourceError
-from milldam.run.folder import Run
+from milldam.run.old_folder import Run
 from milldam.stores.tokens.tally import Tally, total
 
 
@@ -47,7 +47,7 @@ def jobs(sets: dict[str, Path]) -> dict[str, tuple[list[Any], dict[str, Any]]]:
         "dedup": ([first, second, third], {"filters": {"min_characters": 10, "max_tokens": 60_000}}),
         "weights": (weighted, {"splits": {"val": 0.1}, "filters": {"min_tokens": 5}}),
         "limits": (limited, {"splits": {"val_tokens": 900}, "dedup": "near", "write_dropped": True}),
-        "validation": ([second, first], {"validation": sets["validation"], "packing": "wrapped", "sequence_len": 64}),
+        "validation": ([second, first], {"validation": sets["validation"], "packing": "wrapped", "seq_len": 64}),
         "limit": ([first, second], {"limit": 420, "filters": {"min_characters": 10}}),
     }
 
@@ -78,12 +78,13 @@ def figures_shown(out: Path, summary: dict[str, Any], printed: str) -> dict[str,
     kept, read, dropped, rejected = map(_number, text.groups())
     tile_kept, tile_read, tile_dropped, tile_rejected = map(_number, tile.groups())
     told = json.loads((out / "run" / "summary.json").read_bytes())
+    flow = told["facts"]["flow"]
     return {
         "manifest": (tally.read, tally.documents, tally.dropped_count, tally.rejected_count),
         "stats": _of(stats),
         "summary": _of(summary),
         "summary.json": _of(told),
-        "flow": (told["flow"][0]["documents_in"], told["flow"][-1]["documents_out"], *_lost(told["flow"])),
+        "flow": (flow[0]["documents_in"], flow[-1]["documents_out"], *_lost(flow)),
         "report, text": (read, kept, dropped, rejected),
         "report, tile": (tile_read, tile_kept, tile_dropped, tile_rejected),
         "terminal": tuple(map(_number, line.groups())),  # type: ignore[dict-item]
@@ -95,7 +96,8 @@ def _number(shown: str | None) -> int:
 
 
 def _of(told: dict[str, Any]) -> Figures:
-    return told["read"], told["documents"], sum(told["dropped"].values()), sum(told["rejected"].values())
+    counts = told.get("counts", told)
+    return counts["read"], counts["documents"], sum(told["dropped"].values()), sum(told["rejected"].values())
 
 
 def _lost(flow: list[dict[str, Any]]) -> tuple[int, int]:
@@ -108,9 +110,9 @@ def assert_adds_up(out: Path, summary: dict[str, Any], printed: str) -> None:
     assert len(set(shown.values())) == 1, shown
     read, kept, dropped, rejected = shown["manifest"]
     assert read == kept + dropped + rejected and kept == len(milldam.open(out))
-    for one in (Tally(**one) for one in summary["sources"]):
+    for one in (Tally(**one) for one in summary["facts"]["sources"]):
         assert one.read == one.documents + one.dropped_count + one.rejected_count, one
-    assert sum(one["tokens"] for one in summary["sources"]) == milldam.open(out).tokens
+    assert sum(one["tokens"] for one in summary["facts"]["sources"]) == milldam.open(out).tokens
     rejects = out / "rejects.jsonl"
     assert rejected == (len(rejects.read_text().splitlines()) if rejects.exists() else 0)
 
@@ -144,7 +146,7 @@ def test_a_run_that_goes_on_counts_the_same(
     ).read_bytes()
     assert_adds_up(tmp_path / "out", json.loads(invoke("preprocess", config, "--json").stdout), done.stdout)
     told = json.loads((tmp_path / "out" / "run" / "summary.json").read_bytes())
-    assert 0 < told["session_text_bytes"] < sum(_text_bytes(tmp_path / "out"))
+    assert 0 < told["facts"]["session_text_bytes"] < sum(_text_bytes(tmp_path / "out"))
     assert re.search(r"^[\d.]+ s for [\d.]+ \w+ that were left, ", done.stdout, re.M)
 
 
@@ -168,7 +170,7 @@ def _text_bytes(out: Path) -> list[int]:
 def test_the_rate_of_an_undisturbed_run_is_of_all_its_text(sets: dict[str, Path], tmp_path: Path) -> None:
     """What was done in the session is what there is."""
     told = json.loads(invoke("preprocess", write_job(sets, "plain", tmp_path), "--json").stdout)
-    assert told["session_text_bytes"] == told["text_bytes"]
+    assert told["facts"]["session_text_bytes"] == told["counts"]["text_bytes"]
 
 
 def test_each_source_has_its_own_documents_tokens_and_drops(tmp_path: Path) -> None:

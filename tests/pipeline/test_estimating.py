@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import tracemalloc
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from tests.kit.preprocess_jobs import config_of, fresh_texts, preprocess, write_
 import milldam
 from milldam.config.loading import load_config
 from milldam.errors import ResourceError
-from milldam.pipeline.estimating import UNITS_SAMPLED, Estimate, Survey, require_disk
-from milldam.pipeline.needs import LOADER_BYTES, Load, Machines, find_needs
-from milldam.sources.listed import Listing, belongs
+from milldam.pipeline import estimating
+from milldam.pipeline.estimating import UNITS_SAMPLED, Survey, require_disk
+from milldam.pipeline.needs import Load, Machines, find_needs
 from milldam.sources.units import Slice, Unit
 
 
@@ -48,12 +48,15 @@ def test_packed_input_counts_by_what_it_unpacks_to() -> None:
     assert Survey.of([]).unpacked_bytes == 0
 
 
-def test_a_full_disk_is_told_with_both_sizes() -> None:
+def test_a_full_disk_is_told_with_both_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is needed, and what is free."""
-    needed = Estimate(1, 1, 1, store_bytes=3 * 10**9, disk_bytes=4 * 10**9, free_bytes=10**9)
-    with pytest.raises(ResourceError, match=r"about 4 GB are needed \(3 GB for the store.*1 GB are free"):
-        require_disk(needed, "out")
-    require_disk(Estimate(1, 1, 1, store_bytes=10, disk_bytes=10, free_bytes=10), "out")
+    monkeypatch.setattr(estimating, "free_bytes", lambda _: 10**9)
+    with pytest.raises(ResourceError, match=r"about 3.8 TB are needed \(3.8 TB for the store.*1 GB are free"):
+        require_disk(
+            find_needs(full_config(tmp_path), load(documents=10**7, token_bytes=10**10), ("pack",), Machines()), "out"
+        )
+    few = load(documents=10, tokens=10, token_bytes=20, units=1)
+    require_disk(find_needs(full_config(tmp_path), few, ("pack",), Machines()), "out")
 
 
 # ---- the plan of a job ----
@@ -118,13 +121,14 @@ def test_the_plan_lists_the_stages_of_the_job(tmp_path: Path) -> None:
         "dedup": {"near": {}, "index": tmp_path / "index"},
         "splits": {"val_tokens": 10},
         "packing": {"write": True},
-        "sequence_len": 8,
+        "seq_len": 8,
     }
     sets = [{"path": path, "max_documents": 40}]
     planned = plan_of(write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings)))
     stages = ["count", "fingerprint", "group", "near", "join", "tokenize", "arrange", "index", "pack", "report"]
     assert planned["plan"]["stages"] == stages
-    assert set(planned["estimate"]["temporary_bytes"]) >= {"fingerprints", "grouping", "signatures", "staged tokens"}
+    kinds = {kind for kinds in planned["estimate"]["disk"].values() for kind in kinds}
+    assert kinds >= {"fingerprints", "grouping", "signatures", "staged tokens"}
     assert not (tmp_path / "index").exists() and not (tmp_path / "out").exists()
 
 
@@ -180,16 +184,15 @@ def load(**more: Any) -> Load:
         "token_bytes": 6 * 10**12,
         "input_bytes": 15 * 10**12,
         "units": 60_000,
-        "plan_bytes": 10**7,
         "shard_size": 256 * 10**6,
         "keeps_texts": False,
-        "work": {"read": 9e4, "hash": 1e4, "signatures": 2e5, "encode": 1e5, "write": 2e4},
+        "work": defaultdict(float, read=9e4, hash=1e4, signatures=2e5, encode=1e5, write=2e4),
     }
     return Load(**known | more)
 
 
 def full_config(tmp_path: Path, **more: Any) -> Any:
-    settings = {"dedup": {"near": {}, "index": tmp_path / "index"}, "packing": {"write": True}, "sequence_len": 8}
+    settings = {"dedup": {"near": {}, "index": tmp_path / "index"}, "packing": {"write": True}, "seq_len": 8}
     path = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "a.jsonl", **settings | more))
     return load_config(path, []).config
 
@@ -211,7 +214,7 @@ def test_disk_is_told_stage_by_stage(tmp_path: Path) -> None:
     assert needs.disk["fingerprint"] == {"fingerprints": 17 * 10**10, "signatures": 256 * 10**10}
     assert {"bands", "pairs"} <= set(needs.disk["near"]) and "labels" in needs.disk["join"]
     stage, most = needs.peak
-    assert stage == "pack" and most == sum(needs.disk["pack"].values()) > needs.packed_bytes
+    assert stage == "pack" and most == sum(needs.disk["pack"].values()) > needs.store_bytes
     wide = find_needs(config, load(), DISK_STAGES, Machines(nodes=4))
     assert wide.disk["near"]["bands"] > 3 * needs.disk["near"]["bands"]
     kept = find_needs(config, load(keeps_texts=True), DISK_STAGES, Machines())
@@ -223,100 +226,3 @@ def test_a_unit_that_unpacks_to_much_is_several_shards(tmp_path: Path) -> None:
     config = full_config(tmp_path, splits={"val": 0.1})
     needs = find_needs(config, load(text_bytes=60 * 10**12), ("tokenize",), Machines())
     assert needs.shards == 60_000 * 4 * 2 and needs.partitions == 0
-    assert needs.loader["memory_bytes"] == needs.shards * LOADER_BYTES
-
-
-# ---- a listing of what is not there ----
-
-
-def write_listing(path: Path, files: int, size: int, documents: int | None = None) -> Path:
-    told = {} if documents is None else {"documents": documents}
-    lines = [json.dumps({"path": f"s3://web/{k:05d}.jsonl", "size": size} | told) for k in range(files)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def listed_plan(tmp_path: Path, listing: Path, *options: Any, sets: Any = "s3://web/", **settings: Any) -> Any:
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings))
-    return invoke("plan", config, "--listing", listing, *options)
-
-
-def test_a_listing_is_planned_on_without_its_files(tmp_path: Path) -> None:
-    """Terabytes that nobody has; what is simulated is called so, as text and as JSON, and nothing is written."""
-    listing = write_listing(tmp_path / "files.jsonl", 600, 250_000_000, 166_667)
-    sample = write_lines(tmp_path / "a.jsonl", fresh_texts(200))
-    before = sorted([*tmp_path.iterdir(), tmp_path / "c.yaml"])
-    done = listed_plan(tmp_path, listing, "--sample", sample, "--nodes", 4, "--json")
-    assert done.exit_code == 0, done.stderr
-    planned = json.loads(done.stdout)
-    assert planned["plan"]["units"] == planned["estimate"]["needs"]["shards"] == 600
-    assert planned["estimate"]["documents"] == 600 * 166_667
-    assert planned["state"] == "simulated" and "600 files" in planned["simulated"][0]
-    assert planned["machines"]["nodes"] == 4
-    assert sorted(tmp_path.iterdir()) == before
-    told = listed_plan(tmp_path, listing).stdout
-    assert "Simulated input: 600 files" in told and "typical English text" in told and "are free" not in told
-
-
-def test_a_listing_plans_as_the_files_themselves(tmp_path: Path) -> None:
-    """The same units and, with them as sample, about the same documents and tokens."""
-    paths = [write_lines(tmp_path / f"{k}.jsonl", make_texts(400_000, seed=k)) for k in range(3)]
-    sets = [str(path) for path in paths]
-    csv = tmp_path / "files.csv"
-    csv.write_text("size,path\n" + "".join(f"{path.stat().st_size},{path}\n" for path in paths))
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, shard_size="200KB"))
-    real = plan_of(config)
-    sample = itertools.chain.from_iterable(("--sample", path) for path in paths)
-    done = invoke("plan", config, "--listing", csv, *sample, "--json")
-    simulated = json.loads(done.stdout)
-    assert simulated["plan"]["units"] == real["plan"]["units"]
-    for figure in ("documents", "tokens", "text_bytes"):
-        assert simulated["estimate"][figure] == pytest.approx(real["estimate"][figure], rel=0.1)
-
-
-def test_listed_files_belong_to_the_data_set_that_names_them(tmp_path: Path) -> None:
-    """By folder or glob where there are several; packed ones count by what they unpack to."""
-    assert belongs("web/a.jsonl", ["web/*.jsonl"]) and not belongs("web/a.jsonl", ["we"])
-    listing = tmp_path / "files.csv"
-    listing.write_text("path,size\ns3://a/1.jsonl.gz,100MB\ns3://b/2.jsonl,300000000\ns3://c/3.jsonl,7\n")
-    sets = [{"path": "s3://a"}, {"path": "s3://b", "weight": 2}]
-    planned = json.loads(listed_plan(tmp_path, listing, "--json", sets=sets).stdout)
-    assert planned["plan"]["input_bytes"] == 400_000_000
-    assert planned["estimate"]["text_bytes"] == pytest.approx(0.98 * 900e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("a.csv", "path\nx.jsonl\n", 'no column "size"'),
-        ("a.csv", "path,size\nx.jsonl,many\n", "a.csv:2: needs a path and a size"),
-        ("a.jsonl", '{"path": "x.pdf", "size": 1}\n', "a.jsonl:1: x.pdf: its ending"),
-        ("a.jsonl", "[]\n", "a.jsonl:1: needs a path"),
-        ("a.jsonl", "{\n", "a.jsonl:1: no JSON"),
-        ("a.jsonl", "", "lists no file"),
-        ("a.txt", "x", "a listing is JSON lines"),
-    ],
-)
-def test_a_wrong_listing_is_told_by_its_line(tmp_path: Path, name: str, text: str, told: str) -> None:
-    """What, where, and what to do."""
-    (tmp_path / name).write_text(text)
-    done = listed_plan(tmp_path, tmp_path / name)
-    assert done.exit_code in (2, 3) and told in done.stderr
-
-
-def test_a_sample_without_a_listing_is_refused(tmp_path: Path) -> None:
-    """It would be ignored."""
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", "a.jsonl"))
-    done = invoke("plan", config, "--sample", "a.jsonl")
-    assert done.exit_code == 2 and "--listing" in done.stderr
-
-
-def test_a_long_listing_is_streamed(tmp_path: Path) -> None:
-    """No file of it is held."""
-    listing = write_listing(tmp_path / "files.jsonl", 20_000, 10)
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in Listing(listing).files()) == 20_000
-        assert tracemalloc.get_traced_memory()[1] < 500_000
-    finally:
-        tracemalloc.stop()

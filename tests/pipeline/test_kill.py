@@ -57,7 +57,7 @@ class Job:
 
 def make_job(folder: Path, *, compressed: bool) -> Job:
     # The slow engine leaves time to be killed in.
-    options = ("--tokenizer", TOKENIZER, "--engine", "huggingface", "--workers", 2, "--memory", "1GB")
+    options = ("--tokenizer", TOKENIZER, "--encoder", "huggingface", "--workers", 2, "--memory", "1GB")
     corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 4_000_000, broken_every=200)
     path = corpus.path
     if compressed:
@@ -138,7 +138,7 @@ def test_an_interrupted_run_says_how_to_go_on(
         stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr
-    assert "Interrupted. Every finished shard is safe." in stderr
+    assert "Interrupted. Everything finished is safe." in stderr
     assert stderr.rstrip().splitlines()[-1].startswith("  milldam tokenize ")
     assert still_running(process.pid) == []
     assert not (out / "milldam.json").exists()

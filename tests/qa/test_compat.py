@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import tokenizers
+
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.qa.compat import (
     StreamingSquadProcessor,
@@ -208,7 +208,7 @@ def test_data_that_changed_behind_its_name_is_told(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the Hub: the message says what to do here, where there is no command line."""
-    monkeypatch.setattr("milldam.qa.compat._identity", lambda dataset, split: dataset)
+    monkeypatch.setattr("milldam.qa.compat.caching._identity", lambda dataset, split: dataset)
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps(EXAMPLES[0]) + "\n")
     process(path, tmp_path / "cache", tokenizer)

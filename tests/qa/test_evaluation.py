@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from click.testing import CliRunner
 
-import tokenizers
 from milldam.cli import main
 from milldam.errors import ConfigError, InputError
 from milldam.qa.answering import answers

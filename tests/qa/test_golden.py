@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.kit.qa_recipe import squad_examples, windower_of
 
-import tokenizers
 from milldam.qa.windows import Windower
 from milldam.tokenizers.loading import load_tokenizer
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from tests.kit.jobs import (
     TOKENIZER,
-    demo_texts,
     invoke,
     kill_group,
     leftovers,
@@ -23,8 +23,8 @@ from tests.kit.jobs import (
     store_bytes,
     wait_until,
 )
+from tests.kit.qa_jobs import command, small, write_examples
 
-import tokenizers
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
 from milldam.qa.job import WINDOWS_BYTES, QARun, prepare
@@ -34,37 +34,7 @@ from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
 from milldam.stores.features import FeatureStore, verify
 
-SIZES = ("--max-seq-length", 64, "--overlap", 16)
 KILLS = 5
-
-
-def write_examples(path: Path, count: int, *, seed: int = 0, length: int = 300) -> Path:
-    """Made-up questions on stretches of the demo texts, in HF's form: a third without an answer, some misaligned."""
-    rng = random.Random(seed)
-    sources = [text for text in demo_texts() if len(text) > 50]
-    with path.open("w", encoding="utf-8") as file:
-        context = ""
-        for number in range(count):
-            if number % 3 == 0:
-                source = rng.choice(sources)
-                begin = rng.randrange(len(source) - 40)
-                context = f"{rng.randrange(10**6)} {source[begin : begin + rng.randrange(40, length)]}"
-            begin = rng.randrange(len(context) - 5)
-            text = context[begin : begin + 5]
-            stated = begin + (3 if number % 50 == 1 else 0)
-            answers = {"text": [text], "answer_start": [stated]} if number % 3 else {"text": [], "answer_start": []}
-            record = {"id": f"q{number}", "title": "", "context": context, "question": f"What is {number}?"}
-            file.write(json.dumps(record | {"answers": answers}, ensure_ascii=False) + "\n")
-    return path
-
-
-def command(path: Path, out: Path, *options: object) -> list[object]:
-    return ["qa", path, "-o", out, "--tokenizer", TOKENIZER, *SIZES, *options]
-
-
-def small(path: Path, out: Path, **options: Any) -> FeatureStore:
-    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "workers": 1}
-    return prepare(path, out, **settings | options)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +44,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several parts."""
+    """Several chunks."""
     return write_examples(tmp_path_factory.mktemp("many") / "many.jsonl", 3300, length=400)
 
 
@@ -110,7 +80,7 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
 
 
 def _rules(settings: dict[str, Any]) -> Any:
-    from milldam.qa.rules import QARules
+    from milldam.qa.settings import QARules
 
     return QARules(**{name: settings[name] for name in QARules().as_dict()})
 
@@ -324,7 +294,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     (tmp_path / "e.jsonl").write_text("".join(lines))
     asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
     run = json.loads(run_milldam(*asked("--memory", "200MB", "--json")).stdout)
-    assert (run["examples"], run["counts"]["rejected"]) == (3, {"too_large": 2})
+    assert (run["counts"]["examples"], run["rejected"]) == (3, {"too_large": 2})
     assert run["memory"]["peak"] < run["memory"]["budget"]
     told = [json.loads(line) for line in (tmp_path / "s/rejects.jsonl").read_text().splitlines()]
     assert [one["where"] for one in told] == ["line 2", "line 4"]
@@ -332,7 +302,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     assert '"context" of question "giant" has 8.4 MB: too much for a budget of 200 MB' in told[1]["detail"]
     named = told[0]["detail"].partition("--memory ")[2].split()[0]
     run = json.loads(run_milldam(*asked("--memory", named, "--overwrite", "--json")).stdout)
-    assert (run["examples"], run["counts"]["rejected"]) == (4, {"too_large": 1})
+    assert (run["counts"]["examples"], run["rejected"]) == (4, {"too_large": 1})
     assert run["memory"]["peak"] < run["memory"]["budget"]
 
 
@@ -380,11 +350,10 @@ def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_seq_lenght": 3}, 'no setting "max_seq_lenght". Did you mean "max_seq_length"'),
-        ({"max_seq_length": "64"}, "max_seq_length: '64'; a whole number"),
-        ({"max_examples": 0}, "max_examples: 0; use 1 or more"),
+        ({"max_seq_length": "many"}, 'max_seq_length: must be a whole number, not "many"'),
+        ({"max_examples": 0}, "max_examples: must be at least 1"),
         ({"split": "../x"}, 'split: "../x"'),
-        ({"first": "answer"}, 'first: "answer"; must be one of auto, question, context'),
+        ({"first": "answer"}, 'first: must be auto, question or context, not "answer"'),
         ({"overlap": 200}, "overlap: 200"),
     ],
 )
@@ -405,7 +374,7 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
     (tmp_path / "qa.yaml").write_text(json.dumps(config | {"max_seq_length": 64, "overlap": 99}))
     assert invoke("qa", tmp_path / "qa.yaml", "--overlap", 16).exit_code == 0
     small(few, tmp_path / "call")
-    prepare(config | {"max_seq_length": 64, "doc_stride": 16}, tmp_path / "dict")
+    prepare(**config | {"max_seq_length": 64, "doc_stride": 16, "out": tmp_path / "dict"})
     assert store_bytes(tmp_path / "file") == store_bytes(tmp_path / "call") == store_bytes(tmp_path / "dict")
 
 
@@ -415,8 +384,8 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
     told = invoke("qa", tmp_path / "qa.yaml")
     assert told.exit_code == 2 and 'qa.yaml:4: overlapp: no such key. Did you mean "overlap"?' in told.stderr
     (tmp_path / "qa.yaml").write_text("tokenizer: t\n")
-    assert "inputs, out: missing" in invoke("qa", tmp_path / "qa.yaml").stderr
-    assert "say it with --tokenizer" in invoke("qa", "a.json", "-o", "x").stderr
+    assert "inputs and out are missing" in invoke("qa", tmp_path / "qa.yaml").stderr
+    assert "--tokenizer is missing" in invoke("qa", "a.json", "-o", "x").stderr
 
 
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
@@ -425,7 +394,7 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     for word in ("60 examples", "windows", "with the answer", "repaired", "tokens/s", "Memory", "answers.jsonl"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
-    assert told["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
+    assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
     assert invoke(*command(few, tmp_path / "3", "--quiet")).stdout == ""
 
 
@@ -433,9 +402,9 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
 
 
 def recorded(out: Path) -> int:
-    """Finished units of a run, and one for the reading."""
-    made = out / "run" / "made.jsonl"
-    return (out / "run" / "read.json").exists() + (made.read_bytes().count(b"\n") if made.exists() else 0)
+    """Finished units of a run, and files that were read."""
+    records = (out / "run" / name for name in ("read.jsonl", "made.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
 
 
 def has_progressed(out: Path, before: int) -> bool:
@@ -467,7 +436,7 @@ def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Pa
         run_milldam(*command(many, out, "--workers", 2, "--memory", "1GB"))
         assert store_bytes(out) == store_bytes(reference)
         assert leftovers(out) == []
-        assert not (out / "run" / "parts").exists()
+        assert not (out / "run" / "chunks").exists()
     assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
 
 

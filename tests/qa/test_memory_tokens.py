@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
-import tokenizers
 from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import Features
 from milldam.qa.memory_tokens import MemoryTokens, add_memory_tokens, with_memory
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
-import tokenizers
 from milldam import qa
 from milldam.qa.examples import Answer, Example
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
-import tokenizers
 from milldam import markup
 from milldam.cli import progress, terminal
 from milldam.config import settings as config
@@ -125,8 +125,8 @@ def full_summary() -> dict[str, Any]:
     return {
         "seconds": 176.4,
         "workers": 4,
-        "stages": {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4},
-        "wall": {name: float(seconds) for name, seconds in STAGES},
+        "work": {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4},
+        "stages": {name: float(seconds) for name, seconds in STAGES},
         "memory": {
             "start": 38 * MB,
             "peak": 402 * MB,
@@ -138,35 +138,47 @@ def full_summary() -> dict[str, Any]:
                 for k, (name, _) in enumerate(STAGES[:5])
             },
         },
-        "dedup": {
-            "documents": 1_249_312,
-            "distinct": 1_035_303,
-            "dropped": 214_009,
-            "clusters": {
-                "1": 931_000,
-                "2": 61_002,
-                "3": 20_118,
-                "4": 9_902,
-                "5": 4_100,
-                "6": 1_990,
-                "9": 310,
-                "80": 12,
+        "facts": {
+            "dedup": {
+                "documents": 1_249_312,
+                "distinct": 1_035_303,
+                "dropped": 214_009,
+                "clusters": {
+                    "1": 931_000,
+                    "2": 61_002,
+                    "3": 20_118,
+                    "4": 9_902,
+                    "5": 4_100,
+                    "6": 1_990,
+                    "9": 310,
+                    "80": 12,
+                },
             },
-        },
-        "near": {"documents": 1_035_303, "distinct": 968_401, "dropped": 66_902, "clusters": {"2": 30_100, "3": 9_000}},
-        "packing": {
-            "strategy": "best_fit",
-            "sequence_len": 2048,
-            "rows": 310_441,
-            "tokens": 634_201_120,
-            "padding": 1_582_048,
-            "tail": 0,
-            "cut_documents": 10_223,
-            "efficiency": 0.99751,
+            "near": {
+                "documents": 1_035_303,
+                "distinct": 968_401,
+                "dropped": 66_902,
+                "clusters": {"2": 30_100, "3": 9_000},
+            },
+            "packing": {
+                "strategy": "best_fit",
+                "seq_len": 2048,
+                "rows": 310_441,
+                "tokens": 634_201_120,
+                "padding": 1_582_048,
+                "tail": 0,
+                "cut_documents": 10_223,
+                "efficiency": 0.99751,
+            },
+            "config": {
+                "datasets": ["data/*.jsonl.zst"],
+                "tokenizer": "gpt2/",
+                "memory": "512MB",
+                "splits": {"val": 0.05},
+            },
         },
         "started": 1_700_000_000.0,
         "finished": 1_700_000_177.0,
-        "config": {"datasets": ["data/*.jsonl.zst"], "tokenizer": "gpt2/", "memory": "512MB", "splits": {"val": 0.05}},
         "machine": {"cpu": "4 cores, x86_64", "memory": "16 GB", "system": "Linux 6.1"},
         "versions": {"milldam": "0.1.0", "python": "3.11.9", "numpy": "2.1.0", "tokenizers": "0.20.3"},
     }
@@ -290,7 +302,7 @@ def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
 def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
     """The keys that every run writes are enough for time, throughput and memory."""
     out = make_store(tmp_path / "s", {"train": ["one document", "another"]})
-    old = {name: full_summary()[name] for name in ("seconds", "workers", "stages", "memory")}
+    old = {name: full_summary()[name] for name in ("seconds", "workers", "stages", "work", "memory")}
     write_run(out, old, a_run())
     page = read_page(out)
     assert page.ids == set(SECTIONS)
@@ -300,8 +312,8 @@ def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
 def test_rows_are_shown_by_split(tmp_path: Path) -> None:
     """A run may tell its rows for each split; what it did not count is worked out."""
     out = make_store(tmp_path / "s", {"train": ["one"], "val": ["two"]})
-    rows = {"strategy": "wrapped", "sequence_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
-    write_run(out, {"packing": {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows}})
+    rows = {"strategy": "wrapped", "seq_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
+    write_run(out, {"facts": {"packing": {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows}}})
     text = read_page(out).text
     assert "train 100.00 % 8 200 77 31" in text and "val 75.00 % 8 200 0 31" in text
 
@@ -334,9 +346,9 @@ def test_a_store_of_next_to_nothing_gives_a_page(tmp_path: Path, texts: dict[str
     [
         "not json",
         "[]",
-        '{"flow": 3, "wall": [], "memory": {"stages": {"a": null}, "peak": "x"}, "packing": {"rows": "many"}}',
-        '{"packing": {"train": {"rows": 5}, "val": 3}, "near": {"clusters": 1}, "dedup": {"dropped": 1e400}}',
-        '{"seconds": 0, "workers": 0, "flow": [{}, 7], "dedup": {"clusters": {"x": 1, "2": -1}}, "started": 1e300}',
+        '{"stages": [], "memory": {"stages": {"a": null}, "peak": "x"}, "facts": {"packing": {"rows": "many"}}}',
+        '{"facts": {"packing": {"train": {"rows": 5}, "val": 3}, "near": {"clusters": 1}, "dedup": {"dropped": 1e9}}}',
+        '{"seconds": 0, "workers": 0, "facts": {"dedup": {"clusters": {"x": 1, "2": -1}}}, "started": 1e300}',
         '{"seconds": NaN, "finished": 1e99, "memory": {"budget": 0, "peak": -5}, "machine": {"\\ud800": "\\udfff"}}',
     ],
 )
@@ -381,9 +393,10 @@ def make_hostile_store(folder: Path) -> Path:
     manifest["shards"][1]["split"] = HOSTILE[2]
     (out / "milldam.json").write_text(json.dumps(manifest))
     summary = full_summary()
-    summary["packing"]["strategy"] = evil
-    summary |= {"config": {evil: evil}, "machine": {evil: evil}, "versions": {evil: evil}}
-    summary["wall"] = summary["stages"] = {evil: 4.0}
+    summary["facts"]["packing"]["strategy"] = evil
+    summary["facts"]["config"] = {evil: evil}
+    summary |= {"machine": {evil: evil}, "versions": {evil: evil}}
+    summary["work"] = summary["stages"] = {evil: 4.0}
     summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
     stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
     write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB}\n" for k, s in enumerate(stages)])

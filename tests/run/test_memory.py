@@ -175,7 +175,7 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
         time.sleep(3 * memory.SAMPLE_SECONDS)
         monitor.enter_stage("two")
         child.communicate(b"\n")
-    summary = monitor.summary()
+    summary = monitor.use(10**9)
     assert summary["peak"] >= summary["start"] + (80 << 20)
     assert summary["final"] < summary["peak"] - (60 << 20)
     assert list(summary["stages"]) == ["one", "two"]
@@ -210,7 +210,7 @@ def test_monitor_can_forget_what_was_measured_before_it(tmp_path: Path) -> None:
     stages = [row["stage"] for row in csv.DictReader(lines)]
     assert list(dict.fromkeys(stages)) == ["prepare", "tokenize"]
     assert stages.count("prepare") >= 2
-    assert list(monitor.summary()["stages"]) == ["prepare", "tokenize"]
+    assert list(monitor.use(10**9)["stages"]) == ["prepare", "tokenize"]
 
 
 def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
@@ -220,7 +220,7 @@ def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     with Monitor(Path("/dev/full")) as monitor:
         time.sleep(3 * memory.SAMPLE_SECONDS)
         assert monitor._thread.is_alive()
-    assert monitor.summary()["peak"] > 0
+    assert monitor.use(10**9)["peak"] > 0
 
 
 # ---- workers within the budget ----
@@ -263,7 +263,7 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
         monitor.note("b", 8, 4 * here)
         monitor.note("a", 7, 2 * here)
         assert monitor.sample().anonymous == 7 * here
-    assert monitor.summary()["machines"] == {"a": 2 * here, "b": 7 * here}
+    assert monitor.use(10**9)["machines"] == {"a": 2 * here, "b": 7 * here}
     rows = (tmp_path / "memory.csv").read_text()
     assert f",b:8,{4 * here},0\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
-import tokenizers
 from milldam.errors import InputError
 from milldam.tokenizers.loading import load_tokenizer
 

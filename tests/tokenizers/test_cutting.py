@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.kit.token_pieces import (
@@ -27,7 +28,6 @@ from tests.kit.token_pieces import (
 )
 from tests.kit.token_runs import LLAMA3, O200K, RULES, small_links, with_rule
 
-import tokenizers
 from milldam.tokenizers import cutting
 from milldam.tokenizers.encoder import Encoder, bare_form
 from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, make_engine

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tokenizers
 from milldam.errors import ConfigError
 from milldam.tokenizers import engines, proof
 from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, FrugalEngine, encode_each, json_model_type, make_engine

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tokenizers
 from milldam.errors import InputError
 from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import tokenizers
+
 from milldam.errors import ConfigError
 from milldam.tokenizers.loading import load_tokenizer
 from milldam.tokenizers.special import NamedTokens, SpecialTokens, choose_special_tokens, read_named_tokens

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tokenizers
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.tokenizers import training
 from milldam.tokenizers.loading import load_tokenizer

@@ -11,34 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.engine import engine_options
+from milldam.cli.options import config_file, job_options, json_option, machine_options
+from milldam.cli.running import run_and_show
 from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
-    from milldam.pipeline.estimating import Estimate
+    from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
-    from milldam.pipeline.stages import PlannedJob
-    from milldam.sources.listed import Listing
 
 _SAMPLE_TOKENS = 120
-_config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
-_set = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file: --set dedup.near.rows=8."
-)
 
 
 @click.command()
-@_config
-@_set
+@config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: memory of the file]")
-@click.option("--workers", type=int, help="Cores to use. [default: workers of the file]")
-@engine_options
-@click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+@job_options(in_file=True)
 def preprocess(
     config: Path,
     overrides: tuple[str, ...],
@@ -50,28 +39,27 @@ def preprocess(
     """Take raw data sets to a ready store: clean, deduplicate, filter, tokenize, split, pack.
 
     CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. Interrupted or killed, the same
-    command goes on where it stopped.
+    command resumes.
 
     \b
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.cli.tokenize import run_and_show
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     loaded = load(config, overrides, quiet=quiet, options=options)
     if dry_run:
         _show_plan(loaded, as_json=as_json)
         return
-    summary = run_and_show(partial(run_job, loaded), Path(loaded.out), as_json=as_json, quiet=quiet)
+    summary = run_and_show(partial(run_job, loaded), as_json=as_json, quiet=quiet)
     if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-        _show_sample(summary.out)
+        _show_sample(Path(summary.out))
 
 
 def _show_sample(out: Path) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
-    from milldam.run.folder import PACKED_FOLDER
+    from milldam.pipeline.finishing import PACKED_FOLDER
     from milldam.stores.tokens import Store
 
     rows = out / PACKED_FOLDER
@@ -80,27 +68,14 @@ def _show_sample(out: Path) -> None:
 
 
 @click.command()
-@_config
-@_set
+@config_file
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that will do it.")
-@click.option("--workers", type=int, help="Cores to use on each. [default: workers of the file]")
-@click.option("--memory", metavar="SIZE", help="Budget of each. [default: memory of the file]")
-@click.option(
-    "--listing",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Plan on simulated input: files by path and size (.jsonl, .csv), also documents; they need not be there.",
-)
-@click.option(
-    "--sample", multiple=True, metavar="PATH", help="Real files like those of --listing. [default: typical text]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@machine_options(in_file=True)
+@json_option
 def plan(
     config: Path,
     overrides: tuple[str, ...],
     nodes: int,
-    listing: Path | None,
-    sample: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -111,16 +86,8 @@ def plan(
     \b
     milldam plan config.yaml
     milldam plan config.yaml --nodes 16 --workers 32 --memory 64GB
-    milldam plan config.yaml --listing files.csv --sample part-00.jsonl
     """
-    from milldam.errors import ConfigError
-    from milldam.sources.listed import Listing
-
-    if sample and listing is None:
-        raise ConfigError("--sample goes with --listing; input that is there is its own sample.")
-    loaded = load(config, overrides, quiet=False, options=options)
-    listed = None if listing is None else Listing(listing, sample)
-    _show_plan(loaded, as_json=as_json, nodes=nodes, listing=listed)
+    _show_plan(load(config, overrides, quiet=False, options=options), as_json=as_json, nodes=nodes)
 
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
@@ -128,78 +95,60 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
     from milldam.config.loading import load_config
 
     chosen = {name: value for name, value in options.items() if value is not None and value is not False}
-    given = [f"{name}={json.dumps(value, default=str)}" for name, value in chosen.items()]
-    loaded = load_config(path, [*overrides, *given])
+    loaded = load_config(path, overrides, chosen)
     if not quiet:
         for note in loaded.notes:
             click.echo(f"Note: {note}", err=True)
     return loaded.config
 
 
-def _show_plan(config: Config, *, as_json: bool, nodes: int = 1, listing: Listing | None = None) -> None:
-    from milldam.pipeline.stages import plan_job
+def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
+    from milldam.pipeline.job import plan_job
 
-    planned = plan_job(config, nodes=nodes, listing=listing)
+    planned = plan_job(config, nodes=nodes)
     if as_json:
-        click.echo(json.dumps(_as_json(planned)))
+        click.echo(json.dumps({one.name: _plain(getattr(planned, one.name)) for one in dataclasses.fields(planned)}))
         return
     for line in _plan_lines(planned, config):
         click.echo(line)
 
 
-def _as_json(planned: PlannedJob) -> dict[str, Any]:
-    return dataclasses.asdict(planned)
+def _plain(told: Any) -> Any:
+    """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
+    from milldam.run.planning import WorkPlan
+
+    if isinstance(told, WorkPlan):
+        return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}
+    return dataclasses.asdict(told) if dataclasses.is_dataclass(told) and not isinstance(told, type) else told
 
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
     from milldam.cli.progress import plan_lines
     from milldam.memory import format_size
 
-    guess, needs, machines = planned.estimate, planned.estimate.needs, planned.machines
-    assert needs is not None
+    needs, machines = planned.estimate, planned.machines
     time = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
-    loader = needs.loader
+    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in needs.temporary_bytes.items())
+    stage, most = needs.peak
     return [
         *plan_lines(planned.plan),
         f"Output: {config.out} ({planned.state})",
-        *(f"Simulated {line}" for line in planned.simulated),
-        "Estimated from a sample:" if not planned.simulated else "Estimated, for what is simulated:",
-        f"  about {counted(guess.documents, 'document')}, {format_size(guess.text_bytes)} of text,"
-        f" {counted(guess.tokens, 'token')}"
-        " (before anything is dropped)",
-        f"  units {planned.plan.units:,}, shards {needs.shards:,}, manifest {format_size(needs.manifest_bytes)},"
-        f" run folder {format_size(needs.run_folder_bytes)}",
-        *_dedup_lines(needs),
-        *_disk_lines(guess, needs, told=not planned.simulated),
-        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(guess.seconds)}"
+        "Estimated from a sample:",
+        f"  about {counted(needs.documents, 'document')}, {format_size(needs.text_bytes)} of text,"
+        f" {counted(needs.tokens, 'token')} (before anything is dropped)",
+        f"  {counted(planned.plan.units, 'unit')}, {counted(needs.shards, 'shard')}{_dedup_steps(needs)}",
+        f"  disk: store {format_size(needs.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
+        f" meanwhile {temporary or 'nothing'}",
+        f"  disk at most: {format_size(most)}, in {stage}; {format_size(planned.free_bytes)} are free",
+        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(sum(needs.seconds.values()))}"
         + (f" ({time})" if "," in time else ""),
         f"  memory: at least {format_size(planned.memory_bytes)} a machine for {counted(machines.workers, 'worker')}",
-        f"  loader: first batch after {_duration(loader['first_batch_seconds'])},"
-        f" {format_size(loader['memory_bytes'])} a process",
     ]
 
 
-def _dedup_lines(needs: Needs) -> list[str]:
-    from milldam.memory import format_size
-
+def _dedup_steps(needs: Needs) -> str:
     steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
-    told = [counted(number, one) + f" of {what}" for (one, what), number in steps.items() if number]
-    if needs.dedup_index_bytes:
-        told.append(f"{format_size(needs.dedup_index_bytes)} for the index across runs")
-    return [f"  dedup: {', '.join(told)}"] if told else []
-
-
-def _disk_lines(guess: Estimate, needs: Needs, *, told: bool) -> list[str]:
-    from milldam.memory import format_size
-
-    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in guess.temporary_bytes.items())
-    stage, most = needs.peak
-    free = f"; {format_size(guess.free_bytes)} are free" if told else ""
-    return [
-        f"  disk: store {format_size(guess.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
-        f" meanwhile {temporary or 'nothing'}",
-        f"  disk at most: {format_size(most)}, in {stage}{free}",
-    ]
+    return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
 
 
 def _duration(seconds: float) -> str:

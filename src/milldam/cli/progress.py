@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.cli.summaries import column_lines
 from milldam.cli.terminal import visible
 from milldam.markup import counted
 from milldam.memory import format_size
@@ -122,22 +123,6 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines
-
-
-def column_lines(columns: dict[str, str | None]) -> list[str]:
-    """The field that the text comes from, and where there are several the data sets of each; none for plain text.
-
-    >>> column_lines({"datasets.0": "text", "datasets.1": "body"})
-    ['Text:   field "text" of datasets.0; field "body" of datasets.1']
-    """
-    fields: dict[str | None, list[str]] = {}
-    for data_set, column in columns.items():
-        fields.setdefault(column, []).append(data_set)
-    if set(fields) <= {None}:
-        return []
-    told = {f'field "{visible(column)}"' if column else "plain text": sets for column, sets in fields.items()}
-    which = (field if len(told) == 1 else f"{field} of {', '.join(sets)}" for field, sets in told.items())
-    return [f"Text:   {'; '.join(which)}"]
 
 
 def progress_line(snapshot: Snapshot) -> str:

@@ -17,6 +17,7 @@ def schema() -> None:
     milldam schema > milldam.schema.json
     # yaml-language-server: $schema=milldam.schema.json
     """
-    from milldam.config.schema import json_schema
+    from milldam.config.checking import json_schema
+    from milldam.config.settings import Config
 
-    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(json_schema(Config, "milldam preprocess"), indent=2, ensure_ascii=False))

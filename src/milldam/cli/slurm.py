@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.options import config_file
+
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@config_file
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
 @click.option("--shares", type=click.IntRange(min=1), help="Tasks of each stage, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
@@ -21,7 +23,6 @@ import click
 @click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch, as it is.")
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="How milldam is started there.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
 def slurm(
     config: Path,
     nodes: int,
@@ -49,12 +50,11 @@ def slurm(
     """
     from milldam.cli.preprocess import load
     from milldam.files import write_file
-    from milldam.pipeline.in_shares import require_shareable
-    from milldam.pipeline.stages import plan_job
+    from milldam.pipeline.job import plan_job, require_arrays
     from milldam.run.array_jobs import ArraySettings, slurm_script
 
     loaded = load(config, overrides, quiet=False, options={})
-    require_shareable(loaded)
+    require_arrays(loaded)
     pieces = plan_job(loaded).plan.pieces
     named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
     options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.source_lines import source_lines
+from milldam.cli.summaries import source_lines
 from milldam.cli.terminal import visible
 
 if TYPE_CHECKING:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from milldam.markup import counted
-
-if TYPE_CHECKING:
-    from milldam.run.folder import Run
 
 _STUCK_SECONDS = 120
 
@@ -74,20 +71,46 @@ def _is_silent(told: dict[str, Any]) -> bool:
     return bool(time.time() - heard > _STUCK_SECONDS)
 
 
-def _run_of(out: Path) -> Run:
-    """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run.folder import RUN_FOLDER, TABLE_RECORDS, Run
-    from milldam.stores.kinds import FEATURES, TABLE, store_kind
+class _TokenRun:
+    """A run of the frame, seen from another process."""
 
-    kind = store_kind(out)
+    def __init__(self, out: Path) -> None:
+        from milldam.run.folder import RunFolder
+        from milldam.stores.kinds import TOKENS
+
+        self._run = RunFolder(out, TOKENS)
+        self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
+        self.share_statuses = self._run.task_statuses
+
+    def safe(self) -> dict[str, int]:
+        from milldam.run.records import safe_counts
+
+        return {"documents": 0, "tokens": 0} | safe_counts(self._run.journal, "records.jsonl")
+
+    def planned_units(self) -> int | None:
+        try:
+            return len(self._run.units)
+        except FileNotFoundError:
+            return None
+
+
+def _run_of(out: Path) -> Any:
+    """The run in a folder: of tokens, of a table, or of question answering."""
+    from milldam.run.folder import RUN_FOLDER, kind_in
+    from milldam.run.old_folder import TABLE_RECORDS, Run
+    from milldam.stores.kinds import FEATURES, TABLE, TOKENS
+
+    kind = kind_in(out)
     if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():
         from milldam.mapping.map_run import MapRun
 
         return MapRun(out)
+    if kind is TOKENS:
+        return _TokenRun(out)
     run = Run(out)
     unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
     if not unfinished and kind is not FEATURES:
-        return run
+        return _TokenRun(out)
     from milldam.qa.job import QARun
 
     return QARun(out)
@@ -97,7 +120,11 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     from milldam.memory import format_size
 
     safe = found["safe"]
-    figures = [counted(count, name.removesuffix("s")) for name, count in safe.items() if name != "units_done"]
+    figures = [
+        counted(count, name.removesuffix("s"))
+        for name, count in safe.items()
+        if name in ("documents", "tokens", "rows")
+    ]
     done, all_units = safe["units_done"], found.get("units")
     kept = ", ".join([counted(done, "unit"), *figures])
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")

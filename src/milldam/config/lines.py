@@ -10,19 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted
 from milldam.errors import ConfigError
-
-KeyPath = tuple[str | int, ...]
-SET = "--set"
 
 MOST_VALUES = 100_000
 DEEPEST = 50
-MOST_PROBLEMS = 10
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
@@ -39,102 +35,38 @@ _HINTS = {
 }
 
 
-def dotted(path: KeyPath) -> str:
-    """A path as people write it: datasets.0.path"""
-    return ".".join(str(part) for part in path)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a key and its value stand."""
-
-    source: str
-    """The file, or --set."""
-    key_line: int | None = None
-    value_line: int | None = None
-    text: str | None = None
-    """A scalar as it was written, when it had no quotes."""
-
-
-@dataclass(slots=True)
-class Document:
-    """Plain values with their places; and what is wrong with them so far."""
-
-    source: str
-    data: Any = None
-    places: dict[KeyPath, Place] = field(default_factory=dict)
-    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
-    """For keys that were moved: where they stood in the file."""
-    problems: list[str] = field(default_factory=list)
-
-    def text_of(self, path: KeyPath) -> str | None:
-        place = self.places.get(self._original(path))
-        return place.text if place else None
-
-    def add_problem(self, path: KeyPath, message: str, *, at_key: bool = False) -> None:
-        self.problems.append(self.located(path, message, at_key=at_key))
-
-    def located(self, path: KeyPath, message: str, *, at_key: bool = False) -> str:
-        """The message with place and key in front: `config.yaml:12: dedup.treshold: no such key.`"""
-        original = self._original(path)
-        named = f"{dotted(original)}: " if original else ""
-        known = original
-        while known and known not in self.places:
-            known = known[:-1]
-        place = self.places.get(known, Place(self.source))
-        if place.source == SET:
-            return f"{SET} {named}{message}"
-        line = place.key_line if at_key or known != original else place.value_line
-        return f"{place.source}:{line}: {named}{message}" if line else f"{place.source}: {named}{message}"
-
-    def raise_problems(self) -> None:
-        if self.problems:
-            shown = self.problems[:MOST_PROBLEMS]
-            more = len(self.problems) - len(shown)
-            raise ConfigError("\n".join([*shown, f"... and {more} more."] if more else shown))
-
-    def _original(self, path: KeyPath) -> KeyPath:
-        """The path under which the author wrote it."""
-        if path in self.places:
-            return path
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]] + path[length:]
-        return path
-
-
-def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Document:
+def read_yaml(text: str, source: str, *, at: KeyPath = ()) -> Given:
     """The values of a YAML text. Raises ConfigError with the line when it is no YAML; keys given twice are problems."""
-    document = Document(source)
+    given = Given(source, None)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None:
-            document.data = _Walk(document).value(node, at, node.start_mark.line + 1, 0)
+            given.data = _Walk(given).value(node, at, node.start_mark.line + 1, 0)
     except yaml.YAMLError as error:
         raise ConfigError(_explained(error, text, source)) from None
     except RecursionError:
         raise ConfigError(f"{source}: nested too deep.") from None
-    return document
+    return given
 
 
 class _Walk:
     """Turns the nodes of one text into values, noting places."""
 
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    def __init__(self, given: Given) -> None:
+        self._given = given
         self._values = 0
 
     def value(self, node: yaml.Node, path: KeyPath, key_line: int, depth: int) -> Any:
         self._values += 1
         if self._values > MOST_VALUES or depth > DEEPEST:
-            raise ConfigError(f"{self._document.source}: too large or nested too deep for a configuration.")
+            raise ConfigError(f"{self._given.source}: too large or nested too deep for a configuration.")
         line = node.start_mark.line + 1
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         written = node.value if plain else None
-        source = self._document.source
-        self._document.places[path] = Place(source, key_line, line, written)
+        source = self._given.source
+        self._given.places[path] = Place(source, key_line, line, written)
         if node.tag not in _TAGS:
-            self._document.add_problem(path, f"the tag {node.tag.replace(_TAG, '!!')} has no meaning here.")
+            self._given.add_problem(path, f"the tag {node.tag.replace(_TAG, '!!')} has no meaning here.")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):
@@ -148,10 +80,11 @@ class _Walk:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                self._document.add_problem(path, "a key must be a word.")
+                self._given.add_problem(path, "a key must be a word.")
             elif key.value in own and key.tag != _MERGE:
-                where, name = f"{self._document.source}:{line}", dotted((*path, key.value))
-                self._document.problems.append(f"{where}: {name}: given twice; first in line {own[key.value]}.")
+                where, name = f"{self._given.source}:{line}", dotted((*path, key.value))
+                said = f"{where}: {name}: given twice; first in line {own[key.value]}."
+                self._given.problems.append((line, (said,)))
             elif key.tag != _MERGE:
                 own[key.value] = line
                 made[key.value] = self.value(value, (*path, key.value), line, depth + 1)
@@ -207,5 +140,5 @@ def _explained(error: yaml.YAMLError, text: str, source: str) -> str:
     mark = error.problem_mark or error.context_mark
     what = ": ".join(part for part in (error.context, error.problem) if part)
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
-    where = f"{source}:{mark.line + 1}" if mark and source != SET else source
+    where = f"{source}:{mark.line + 1}" if mark and source != OVERRIDES else source
     return f"{where}: not valid YAML: {what}.{hint}"

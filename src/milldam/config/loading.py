@@ -1,36 +1,28 @@
-"""A YAML file or a dict -> a Config. Every problem is told at once, with file, line, key and the nearest right word."""
+"""A YAML file or a dict, with options and single values put over it -> settings. Files of Krill are converted."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
+from milldam.config.checking import as_meant, checked_settings, keys_of
 from milldam.config.legacy import convert, drop_superseded, is_legacy
-from milldam.config.lines import Document, KeyPath, read_yaml
+from milldam.config.lines import read_yaml
+from milldam.config.origins import Given, KeyPath
 from milldam.config.overrides import apply_override, parse_override
-from milldam.config.schema import adapter
 from milldam.config.settings import Config
-from milldam.config.shape import defaults_of, fit, keys_of
 from milldam.errors import ConfigError
 
+T = TypeVar("T")
+
 LARGEST_FILE = 1 << 20
-_REQUIRED = [key for key in keys_of(Config) if key not in defaults_of(Config)]
 _EXAMPLE = """A configuration needs at least:
   datasets: corpus.jsonl
   tokenizer: gpt2/
   out: corpus.milldam"""
-_RANGES = {
-    "greater_than_equal": "must be at least {ge}.",
-    "greater_than": "must be more than {gt}.",
-    "less_than_equal": "must be at most {le}.",
-    "less_than": "must be less than {lt}.",
-}
-_LEGACY_NAMES = {"tokenizer": "hub_tokenizer_id", "datasets": "datasets"}
+_KRILLS = "In a file of Krill they are called hub_tokenizer_id and datasets."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +38,69 @@ class LoadedConfig:
     """For keys of an old file: what they were. Empty when the file is in today's form."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a file for `milldam preprocess`, with values such as `datasets.0.path=x` put over it.
+def load_config(
+    given: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> LoadedConfig:
+    """The configuration of a file for `milldam preprocess`, or of a dict that says the same.
 
-    Files of Krill are converted on the way; the notes say how. Raises ConfigError.
+    Overrides such as `datasets.0.path=x` and options are put over it. Files of Krill are converted on the way; the
+    notes say how. Raises ConfigError.
     """
-    document = read_yaml(_text_of(Path(path)), str(path))
-    if not isinstance(document.data, dict):
-        raise ConfigError(f"{path}: {_not_a_block(document.data)}. {_EXAMPLE}")
-    return _load(document, overrides)
+    read = Given("config", _plain(given)) if isinstance(given, Mapping) else _read(Path(given), _EXAMPLE)
+    legacy = is_legacy(read.data)
+    paths = [_override(read, one, legacy) for one in overrides]
+    for name, value in (options or {}).items():
+        if legacy:
+            drop_superseded(read.data, (name,))
+        read.put(name, value)
+    notes, comments = _convert(read) if legacy else ([], {})
+    if legacy:
+        comments |= dict.fromkeys(paths, "given by --set")
+    config = checked_settings(Config, read, if_missing=_KRILLS if legacy else _EXAMPLE)
+    meant = as_meant(Config, read)
+    source = {key: meant[key] for key in keys_of(Config) if key in meant}
+    return LoadedConfig(config, source, notes, comments)
 
 
-def parse_config(given: Mapping[str, Any], overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The same from a dict, which may hold whatever a file may: `{"datasets": "books/", ...}`."""
-    return _load(Document("config", _plain(given)), overrides)
+def load_settings(kind: type[T], path: Path, options: Mapping[str, Any]) -> T:
+    """The settings of another job from its file, with options put over them."""
+    given = _read(path, "Its keys are those of the options.")
+    for name, value in options.items():
+        given.put(name, value)
+    return checked_settings(kind, given)
 
 
 def _plain(value: Any) -> Any:
     """Python's values as YAML would have given them."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, Path) else value
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _load(document: Document, overrides: Sequence[str]) -> LoadedConfig:
-    legacy = is_legacy(document.data)
-    paths = [_override(document, one, legacy) for one in overrides]
-    notes, comments = _convert(document) if legacy else ([], {})
+def _override(given: Given, text: str, legacy: bool) -> KeyPath:
+    path, value = parse_override(text)
     if legacy:
-        comments |= dict.fromkeys(paths, "given by --set")
-    source = fit(document, Config)
-    document.problems += _missing(document, legacy)
-    document.raise_problems()
-    ordered = {key: source[key] for key in keys_of(Config) if key in source}
-    return LoadedConfig(_validated(document, ordered), ordered, notes, comments)
+        drop_superseded(given.data, path)
+    apply_override(given, path, value)
+    return path
+
+
+def _convert(given: Given) -> tuple[list[str], dict[KeyPath, str]]:
+    conversion = convert(given.data)
+    for path, message in conversion.problems:
+        given.add_problem(path, message, at_key=True)
+    given.data, given.origins = conversion.config, conversion.origins
+    return conversion.notes, conversion.comments
+
+
+def _read(path: Path, advice: str) -> Given:
+    given = read_yaml(_text_of(path), str(path))
+    if not isinstance(given.data, dict):
+        found = {type(None): "empty", list: "a list; keys are wanted"}.get(
+            type(given.data), "a single value; keys are wanted"
+        )
+        raise ConfigError(f"{path}: {found}. {advice}")
+    return given
 
 
 def _text_of(path: Path) -> str:
@@ -89,7 +108,7 @@ def _text_of(path: Path) -> str:
         if path.is_file() and path.stat().st_size > LARGEST_FILE:
             raise ConfigError(
                 f"{path}: too large for a configuration, which is a small YAML file.\n"
-                "To tokenize data without one: milldam tokenize INPUT -o OUT --tokenizer TOKENIZER."
+                "To tokenize data without one, use `milldam tokenize`."
             )
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -101,89 +120,3 @@ def _text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text.") from None
-
-
-def _not_a_block(data: Any) -> str:
-    if data is None:
-        return "empty"
-    return "a list; keys are wanted" if isinstance(data, list) else "a single value; keys are wanted"
-
-
-def _override(document: Document, given: str, legacy: bool) -> KeyPath:
-    path, value = parse_override(given)
-    if legacy:
-        drop_superseded(document.data, path)
-    apply_override(document, path, value)
-    return path
-
-
-def _convert(document: Document) -> tuple[list[str], dict[KeyPath, str]]:
-    conversion = convert(document.data)
-    for path, message in conversion.problems:
-        document.add_problem(path, message, at_key=True)
-    document.data, document.origins = conversion.config, conversion.origins
-    return conversion.notes, conversion.comments
-
-
-def _missing(document: Document, legacy: bool) -> list[str]:
-    names = [name for name in _REQUIRED if name not in document.data]
-    if not names:
-        return []
-    verb = "is" if len(names) == 1 else "are"
-    what = (
-        f"{document.source}: {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)} {verb} missing."
-    )
-    if not legacy:
-        return [f"{what} {_EXAMPLE}"]
-    ways = [f"{_LEGACY_NAMES.get(name, name)} in the file or --set {name}=PATH" for name in names]
-    return [f"{what} Use {'; '.join(ways)}."]
-
-
-def _validated(document: Document, source: dict[str, Any]) -> Config:
-    try:
-        return adapter().validate_python(source)
-    except ConfigError as error:
-        raise ConfigError(_placed(document, source, str(error))) from None
-    except ValidationError as error:
-        for path, message in _limits_broken(error, source):
-            document.add_problem(path, message)
-        document.raise_problems()
-        raise
-
-
-def _limits_broken(error: ValidationError, source: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """What is left for pydantic to find: numbers out of range. Its names for branches of unions are no keys."""
-    for one in error.errors(include_url=False):
-        path: KeyPath = ()
-        here: Any = source
-        for part in one["loc"]:
-            if part in here if isinstance(here, dict) else isinstance(here, list) and isinstance(part, int):
-                path, here = (*path, part), here[part]
-        limits = {name: f"{limit:g}" for name, limit in one.get("ctx", {}).items() if isinstance(limit, int | float)}
-        if not isinstance(here, dict | list):
-            yield path, _RANGES.get(one["type"], f"{one['msg']}.").format(**limits)
-
-
-def _placed(document: Document, source: dict[str, Any], message: str) -> str:
-    """A sentence of Config's own, with the line of the key it begins with, or of the value that it quotes first."""
-    word = re.match(r"(\w+)\b", message)
-    quoted = re.match(r'"([^"]*)"', message)
-    found = []
-    for path, value in _walk(source):
-        if (word and path[-1] == word[1]) or (quoted and value == quoted[1]):
-            found.append(path)
-    if found and word and len(found[0]) == 1:
-        found = found[:1]
-    if len(found) != 1:
-        return f"{document.source}: {message}"
-    said = message
-    if word:
-        said = message.removeprefix(word[1]).removeprefix(":").lstrip()
-    return document.located(found[0], said)
-
-
-def _walk(value: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
-    """Every key and list item, those at the top first."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    here = [((*path, key), inner) for key, inner in pairs]
-    return here + [below for at, inner in here for below in _walk(inner, at)]

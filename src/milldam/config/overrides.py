@@ -1,43 +1,62 @@
-"""`--set a.b=c`: single values put over those of the file."""
+"""`--set a.b=c`: single values put over those of the file, and the short forms that they reach into."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from milldam.config.lines import SET, Document, KeyPath, Place, dotted, read_yaml
-from milldam.config.short_forms import spelled_out
-from milldam.errors import ConfigError
+from milldam.config.lines import read_yaml
+from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted
+from milldam.errors import ConfigError, Setting
+
+_BLOCKS: dict[str, dict[str, dict[str, Any]]] = {
+    "dedup": {"exact": {}, "bloom": {"method": "bloom"}, "near": {"near": {}}},
+    "packing": {"wrapped": {"strategy": "wrapped"}, "best_fit": {"strategy": "best_fit"}},
+    "clean": {"default": {}},
+}
+_PATHS = ("tokenizer", "datasets", "validation")
 
 
-def parse_override(given: str) -> tuple[KeyPath, Document]:
+def spelled_out(name: str, value: Any) -> Any:
+    """The block that a word stands for, so that more can be said in it; anything else as it is.
+
+    >>> spelled_out("dedup", "near"), spelled_out("tokenizer", "gpt2/"), spelled_out("dedup", "off")
+    ({'near': {}}, {'path': 'gpt2/'}, 'off')
+    """
+    if not isinstance(value, str):
+        return value
+    if name in _PATHS:
+        return {"path": value}
+    return dict(_BLOCKS.get(name, {}).get(value, {})) if value in _BLOCKS.get(name, {}) else value
+
+
+def parse_override(text: str) -> tuple[KeyPath, Given]:
     """`datasets.0.path=x` as a path and the value, read as YAML.
 
     A text that is no YAML, such as *.jsonl, is taken as it is.
     """
-    name, equals, text = given.partition("=")
+    name, equals, written = text.partition("=")
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in name.strip().split("."))
     if not equals or "" in path or isinstance(path[0], int):
-        raise ConfigError(f"{SET} {given}: write it as key=value, such as {SET} dedup.index=seen/ or {SET} seed=1.")
+        raise _wrong(f"{text}: write it as key=value, such as dedup.index=seen/ or seed=1.")
     try:
-        document = read_yaml(text, SET, at=path)
+        value = read_yaml(written, OVERRIDES, at=path)
     except ConfigError:
-        if text.lstrip()[:1] in ("[", "{", '"', "'"):
-            raise
-        document = Document(SET, text, {path: Place(SET)})
+        if written.lstrip()[:1] in ("[", "{", '"', "'"):
+            raise _wrong(f"{text}: not valid YAML.") from None
+        value = Given(OVERRIDES, written, {path: Place(OVERRIDES)})
     # `--set limit=` takes the value of the file away.
-    document.places.setdefault(path, Place(SET, text=""))
-    return path, document
+    value.places.setdefault(path, Place(OVERRIDES, text=""))
+    return path, value
 
 
-def apply_override(document: Document, path: KeyPath, value: Document) -> None:
+def apply_override(given: Given, path: KeyPath, value: Given) -> None:
     """Put the value in its place, making the blocks above it and spelling out short forms on the way."""
-    _put(document.data, (), path, value.data)
-    for old in [old for old in document.places if old[: len(path)] == path]:
-        del document.places[old]
-    document.places.update(value.places)
+    _put(given.data, (), path, value.data)
+    given.forget_places(path)
+    given.places.update(value.places)
     for length in range(1, len(path)):
-        document.places.setdefault(path[:length], Place(SET))
-    document.problems += value.problems
+        given.places.setdefault(path[:length], Place(OVERRIDES))
+    given.problems += value.problems
 
 
 def _put(here: Any, above: KeyPath, path: KeyPath, value: Any) -> None:
@@ -53,7 +72,7 @@ def _put(here: Any, above: KeyPath, path: KeyPath, value: Any) -> None:
     present = here[key] if isinstance(here, list) else here.get(key)
     here[key] = _opened(present, inside, rest[0])
     if not isinstance(here[key], dict | list):
-        raise ConfigError(f"{SET} {dotted(inside + rest)}: {dotted(inside)} is {present!r}, which has no keys below.")
+        raise _wrong(f"{dotted(inside + rest)}: {dotted(inside)} is {present!r}, which has no keys below.")
     _put(here[key], inside, rest, value)
 
 
@@ -67,7 +86,11 @@ def _opened(value: Any, path: KeyPath, below: str | int) -> Any:
 
 def _check_number(items: list[Any], path: KeyPath, part: str | int) -> None:
     if not isinstance(part, int) or part > len(items):
-        raise ConfigError(
-            f"{SET} {dotted((*path, part))}: {dotted(path)} is a list of {len(items)}. "
+        raise _wrong(
+            f"{dotted((*path, part))}: {dotted(path)} is a list of {len(items)}. "
             f"Write {dotted(path)}.0 for the first, {dotted(path)}.{len(items)} for a new one."
         )
+
+
+def _wrong(said: str) -> ConfigError:
+    return ConfigError(Setting(OVERRIDES), f" {said}")

@@ -2,17 +2,29 @@
 
 One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
 `Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
-made from other settings is never taken for this job's. Memory, workers and engine are not in it.
+made from other settings is never taken for this job's. Memory, workers and executor are not in it.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 
+from milldam.config.fields import (
+    SETTINGS,
+    AtLeastOne,
+    Documents,
+    Encoder,
+    Executor,
+    InputFormat,
+    InvalidUtf8,
+    Size,
+    SizeRange,
+    SpecialText,
+)
 from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError, Setting
 from milldam.filters.rules import FilterRules
@@ -25,8 +37,6 @@ TOKENS_SUFFIX = "_tokens"
 SMALLEST_SHARD_SIZE = 10**5
 MOST_VALUES = 1024
 """Of a signature for near-duplicates: what making one takes grows with the square."""
-
-_SCHEMA: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +51,21 @@ class DataSet:
     """Configuration of a data set on the Hub."""
     text_column: str | None = None
     """Field with the text; dots for nested fields. Default: the obvious one."""
-    documents: Literal["file", "line", "paragraph"] = "file"
+    documents: Documents = "file"
     """In .txt files: what is a document."""
-    separator: str | None = None
+    separator: Annotated[str, MinLen(1)] | None = None
     """In .txt files: documents end at this text."""
-    input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
+    input_format: InputFormat | None = None
     """What the files are, when their names do not say."""
     weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
     """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again. At most
     1000."""
-    max_documents: int | None = None
+    max_documents: AtLeastOne | None = None
     """Take the first so many documents only."""
-    max_tokens: int | None = None
+    max_tokens: AtLeastOne | None = None
     """Keep the first documents with so many tokens together only; the last one is cut to make it exact."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -80,16 +90,16 @@ class DataSet:
 class TrainingRules:
     """How `milldam train-tokenizer` makes the tokenizer."""
 
-    vocab_size: int = 32_000
+    vocab_size: AtLeastOne = 32_000
     """Tokens in the vocabulary, special ones included."""
     model: Literal["bpe", "unigram"] = "bpe"
     """Byte-level BPE, or unigram."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
     """Tokens that never come from text; the first one ends documents."""
-    sample: str | int = "100MB"
+    sample: Size = "100MB"
     """Train on about so much text, a seeded sample of the documents."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +112,14 @@ class TokenizerRules:
     """Token before each document: none, auto or its text."""
     eos: str = "auto"
     """Token after each document: auto, none or its text."""
-    special_text: Literal["special", "plain"] = "special"
+    special_text: SpecialText = "special"
     """The text of a special token inside a document: the special token, as HF has it, or plain text."""
-    engine: Literal["auto", "gigatoken", "huggingface"] = "auto"
+    encoder: Encoder = "auto"
     """What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. Does not change the result."""
     train: TrainingRules | None = None
     """For `milldam train-tokenizer`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +137,7 @@ class Config:
     training documents that equal one of theirs."""
     clean: Literal["off", "default"] | CleanRules = "default"
     """How texts are cleaned."""
-    invalid_utf8: Literal["drop", "reject", "replace", "strict"] = "drop"
+    invalid_utf8: InvalidUtf8 = "drop"
     """Bytes that are no UTF-8, and halves of surrogate pairs: drop them, set the record aside, put U+FFFD in their
     place, or stop."""
     strict: bool = False
@@ -142,28 +152,27 @@ class Config:
     """Shares of the documents that are kept apart, such as {val: 0.001}, or exact numbers of tokens, such as
     {val_tokens: 500_000}; chosen by the hash of the text."""
     packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
-    """How training will fill its rows of sequence_len tokens."""
-    sequence_len: int | None = None
+    """How training will fill its rows of seq_len tokens."""
+    seq_len: AtLeastOne | None = None
     """Tokens in a row; needed for packing."""
     seed: int = 0
     """Chooses other documents for splits, weights and samples."""
-    limit: int | None = None
+    limit: AtLeastOne | None = None
     """Stop after so many documents, exactly; works in one process."""
-    shard_size: str | int | None = None
-    """Input per shard, such as 256MB. Default: a 16th of the input, 16MB to 256MB."""
-    memory: str | int | None = None
+    shard_size: Annotated[str | int, SizeRange(SMALLEST_SHARD_SIZE)] | None = None
+    """Input per shard, such as 256MB. Default: 64MB."""
+    memory: Size | None = None
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
-    workers: int | None = None
+    workers: AtLeastOne | None = None
     """Cores to use. Default: all. Does not change the result."""
-    engine: Literal["local", "ray"] = "local"
-    """Where it is worked: on this machine, or on a Ray cluster whose machines all see `out`. Does not change the
-    result."""
+    executor: Executor = "local"
+    """Where to run: this machine, or a Ray cluster whose machines all see `out`. Does not change the result."""
     address: str | None = None
     """Of the Ray cluster, such as 10.0.0.1:6379. Default: the one that runs here, else one that is started."""
     overwrite: bool = False
     """Replace what was made from other settings or input."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _SCHEMA
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     def __post_init__(self) -> None:
         _check(self)
@@ -272,41 +281,42 @@ def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-# ---- what can be seen to be wrong without looking at any data ----
+# ---- what contradicts each other, seen without looking at any data ----
 
 
 def _check(config: Config) -> None:
-    sources = config.sources
-    if not _data_sets(config.datasets) or any(not one.paths for one in sources):
-        raise ConfigError("No input: name at least one file, folder or glob, or - for standard input.")
-    paths = [path for one in sources for path in one.paths]
-    if "-" in paths and len(paths) > 1:
-        raise ConfigError("Standard input (-) can't be combined with other inputs.")
-    if "-" in paths:
-        _check_standard_input(config)
-    for one in sources:
-        _check_data_set(one)
-    _check_numbers(config)
+    if not _data_sets(config.datasets) or any(not one.paths for one in config.sources):
+        raise ConfigError(Setting("datasets"), ": no input. Name a file, folder or glob, or - for standard input.")
+    _check_paths(config)
     _check_splits(config)
     _check_limit(config)
     _check_rules(config)
-    _check_engine(config, paths)
-    if config.packing_rules is not None and config.sequence_len is None:
-        raise ConfigError("packing needs sequence_len, the number of tokens in a row.")
+    if config.executor == "local" and config.address is not None:
+        raise ConfigError(Setting("address"), ": goes with ", Setting("executor", "ray"), ".")
+    if config.packing_rules is not None and config.seq_len is None:
+        raise ConfigError(Setting("packing"), ": needs ", Setting("seq_len"), ", the number of tokens in a row.")
 
 
-def _check_standard_input(config: Config) -> None:
+def _check_paths(config: Config) -> None:
+    paths = [path for one in config.sources for path in one.paths]
+    seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
+    if config.executor == "ray" and seen_here_alone:
+        said = f": ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
+        raise ConfigError(Setting("executor"), said)
+    if "-" not in paths:
+        return
+    if len(paths) > 1:
+        raise ConfigError(Setting("datasets"), ": standard input (-) can't be combined with other inputs.")
     (one,) = config.sources
     twice = {
         "dedup": config.dedup_rules is not None,
-        "weight": one.weight > 1,
-        "max_documents": one.max_documents is not None,
-        "split": one.split is not None,
+        "datasets.0.weight": one.weight > 1,
+        "datasets.0.max_documents": one.max_documents is not None,
+        "datasets.0.split": one.split is not None,
     }
-    for key in (key for key, needed in twice.items() if needed):
-        raise ConfigError(
-            f"{key} reads the input twice, and standard input (-) can be read only once. Save it to a file."
-        )
+    for path in (path for path, needed in twice.items() if needed):
+        said = ": reads the input twice, and standard input (-) can be read only once. Save it to a file."
+        raise ConfigError(Setting(path), said)
 
 
 def _check_limit(config: Config) -> None:
@@ -314,73 +324,41 @@ def _check_limit(config: Config) -> None:
     if config.limit is None:
         return
     if config.validation_sets:
-        raise ConfigError("limit would count validation too. Use max_documents of the data sets instead.")
+        raise ConfigError(Setting("limit"), ": would count validation too. Use max_documents of the data sets instead.")
     if config.dedup_rules is not None and config.dedup_rules.index is not None:
-        raise ConfigError("limit leaves documents out that dedup.index would know as seen. Use max_documents instead.")
-
-
-def _check_engine(config: Config, paths: list[str]) -> None:
-    if config.engine == "local" and config.address is not None:
-        raise ConfigError(Setting("address"), " is for engine: ray.")
-    seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
-    if config.engine == "ray" and seen_here_alone:
-        raise ConfigError(
-            f"engine: ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
-        )
+        said = ": leaves documents out that dedup.index would know as seen. Use max_documents of the data sets instead."
+        raise ConfigError(Setting("limit"), said)
 
 
 def _check_rules(config: Config) -> None:
     near = config.dedup_rules.near if config.dedup_rules is not None else None
     if near is not None and near.bands * near.rows > MOST_VALUES:
-        raise ConfigError(f"dedup: near has {near.bands} bands x {near.rows} rows, more than {MOST_VALUES:,} values.")
-    filters = config.filters
+        said = f": {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values."
+        raise ConfigError(Setting("dedup.near"), said)
     for kind in ("characters", "tokens"):
-        least, most = getattr(filters, f"min_{kind}"), getattr(filters, f"max_{kind}")
+        least, most = getattr(config.filters, f"min_{kind}"), getattr(config.filters, f"max_{kind}")
         if least is not None and most is not None and least > most:
-            raise ConfigError(f"filters: min_{kind} {least:,} is more than max_{kind} {most:,}: nothing would be left.")
-
-
-def _check_data_set(one: DataSet) -> None:
-    if one.separator == "":
-        raise ConfigError(Setting("separator"), " is empty.")
-    for name in ("max_documents", "max_tokens"):
-        value = getattr(one, name)
-        if value is not None and value < 1:
-            raise ConfigError(Setting(name), " must be at least 1.")
-
-
-def _check_numbers(config: Config) -> None:
-    for name in ("limit", "workers", "sequence_len"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(Setting(name), " must be at least 1.")
-    if config.shard_bytes is not None and config.shard_bytes < SMALLEST_SHARD_SIZE:
-        raise ConfigError(Setting("shard_size"), " is too small: at least 100KB.")
-    if config.memory is not None:
-        parse_size(config.memory)
-
-
-def _check_split_names(names: list[str]) -> None:
-    for name in names:
-        if name == TRAIN:
-            raise ConfigError("splits: train is what the other splits leave; name only those.")
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
-            raise ConfigError(f'splits: "{name}" can\'t be the name of a split: use letters and digits.')
-        if names.count(name) > 1:
-            raise ConfigError(f'splits: "{name}" is given both as a share and in tokens.')
+            said = f": {least:,} is more than max_{kind} {most:,}: nothing would be left."
+            raise ConfigError(Setting(f"filters.min_{kind}"), said)
 
 
 def _check_splits(config: Config) -> None:
-    names = [name.removesuffix(TOKENS_SUFFIX) for name in config.splits]
-    _check_split_names(names)
-    if config.validation_sets and VAL in names:
-        raise ConfigError("splits: val is made from the data sets under validation; name the other split otherwise.")
-    for name, share in config.split_shares.items():
-        if not 0 < share < 1:
-            raise ConfigError(f"splits: {name}: {share} is no share; it must be between 0 and 1, or use {name}_tokens.")
-    if sum(config.split_shares.values()) >= 1:
-        raise ConfigError("splits: the shares leave nothing for train.")
+    def refuse(name: str, said: str) -> NoReturn:
+        raise ConfigError(Setting(f"splits.{name}" if name else "splits"), f": {said}")
+
+    for written, given in config.splits.items():
+        name = written.removesuffix(TOKENS_SUFFIX)
+        if name == TRAIN:
+            refuse(written, "train is what the other splits leave; name only those.")
+        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
+            refuse(written, "can't be the name of a split: use letters and digits.")
+        if name == VAL and config.validation_sets:
+            refuse(written, "val is made from the data sets under validation; give this split another name.")
+        if written != name and given < 1:
+            refuse(written, "a number of tokens must be at least 1.")
+        if written == name and not 0 < given < 1:
+            refuse(written, f"{given} is no share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
     if config.split_shares and config.split_tokens:
-        raise ConfigError("splits: give all of them as shares, or all in tokens.")
-    if any(tokens < 1 for tokens in config.split_tokens.values()):
-        raise ConfigError("splits: a number of tokens must be at least 1.")
+        refuse("", "give all of them as shares, or all in tokens.")
+    if sum(config.split_shares.values()) >= 1:
+        refuse("", "the shares leave nothing for train.")

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from milldam.config.lines import KeyPath, number_in
+from milldam.config.lines import number_in
+from milldam.config.origins import KeyPath
 
 
 def as_yaml(config: dict[str, Any], comments: dict[KeyPath, str], header: list[str]) -> str:

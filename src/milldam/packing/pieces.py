@@ -58,16 +58,16 @@ class Rows:
 
 
 class Cutter:
-    """Document lengths in, pieces of at most `sequence_len` tokens out.
+    """Document lengths in, pieces of at most `seq_len` tokens out.
 
     `wrapped`: cuts lie where rows end when documents lie end to end. Otherwise each document is cut from its own start,
     into pieces of a whole row and a remainder.
     """
 
-    def __init__(self, sequence_len: int, *, wrapped: bool) -> None:
+    def __init__(self, seq_len: int, *, wrapped: bool) -> None:
         self.cut_documents = 0
         """Documents that became more than one piece, so far."""
-        self._row = sequence_len
+        self._row = seq_len
         self._wrapped = wrapped
 
     def __call__(self, documents: Iterable[Int64s]) -> Iterator[Pieces]:
@@ -92,7 +92,7 @@ class Cutter:
             yield Pieces(begins, stops - begins)
 
 
-def wrapped_rows(pieces: Iterator[Pieces], sequence_len: int, *, pad_last: bool) -> Iterator[Rows]:
+def wrapped_rows(pieces: Iterator[Pieces], seq_len: int, *, pad_last: bool) -> Iterator[Rows]:
     """Documents end to end, in rows of pieces that were cut where rows end.
 
     The last, partial row comes only when it is to be padded. Holds the pieces of one chunk and of the row that is open.
@@ -101,14 +101,14 @@ def wrapped_rows(pieces: Iterator[Pieces], sequence_len: int, *, pad_last: bool)
     for chunk in pieces:
         waiting = join((open_row, chunk))
         ends = waiting.starts + waiting.lengths
-        full = int(np.searchsorted(ends, ends[-1] // sequence_len * sequence_len, side="right"))
+        full = int(np.searchsorted(ends, ends[-1] // seq_len * seq_len, side="right"))
         if full:
-            yield _rows(waiting[:full], sequence_len)
+            yield _rows(waiting[:full], seq_len)
         open_row = waiting[full:]
     if pad_last and len(open_row):
-        yield _rows(open_row, sequence_len)
+        yield _rows(open_row, seq_len)
 
 
-def _rows(pieces: Pieces, sequence_len: int) -> Rows:
-    row = pieces.starts // sequence_len
+def _rows(pieces: Pieces, seq_len: int) -> Rows:
+    row = pieces.starts // seq_len
     return Rows(pieces, np.bincount(row - row[0]).astype(np.int64))

@@ -34,18 +34,18 @@ class RowForm:
     """What all rows have in common."""
 
     dtype: str
-    sequence_len: int
+    seq_len: int
     pad_id: int
 
     @property
     def shard_rows(self) -> int:
-        return max(1, SHARD_BYTES // (self.sequence_len * np.dtype(self.dtype).itemsize))
+        return max(1, SHARD_BYTES // (self.seq_len * np.dtype(self.dtype).itemsize))
 
 
 def write_shards(stream: TokenStream, split: str, rows: Iterator[Rows], form: RowForm, folder: Path) -> Iterator[Shard]:
     """Write rows to `SPLIT-00000`, `SPLIT-00001`, ...: each shard as it is finished."""
     reader = open_reader(stream)
-    at_once = max(1, _BATCH_TOKENS // form.sequence_len)
+    at_once = max(1, _BATCH_TOKENS // form.seq_len)
     writer: _RowShard | None = None
     number = 0
     try:
@@ -86,7 +86,7 @@ class _RowShard:
             self._counts = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
 
     def append(self, rows: Rows, reader: Reader) -> None:
-        row_len, pieces = self.form.sequence_len, rows.pieces
+        row_len, pieces = self.form.seq_len, rows.pieces
         ends = np.cumsum(rows.counts)
         padding = row_len - np.add.reduceat(pieces.lengths, ends - rows.counts)
         tokens = _read(reader, pieces)
@@ -101,7 +101,7 @@ class _RowShard:
 
     def _padded(self, tokens: TokenArray, filled: Int64s) -> TokenArray:
         """(rows, tokens): each row's tokens, and padding behind them."""
-        out = np.full((len(filled), self.form.sequence_len), self.form.pad_id, self.form.dtype)
+        out = np.full((len(filled), self.form.seq_len), self.form.pad_id, self.form.dtype)
         ends = np.cumsum(filled)
         for row, begin, end in zip(out, (ends - filled).tolist(), ends.tolist(), strict=True):
             row[: end - begin] = tokens[begin:end]
@@ -114,7 +114,7 @@ class _RowShard:
             self._write_index(new)
             idx_record = new.commit()
         self.discard()
-        tokens = self.rows * self.form.sequence_len
+        tokens = self.rows * self.form.seq_len
         return Shard(self.name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
 
     def _write_index(self, new: NewFile) -> None:

@@ -1,7 +1,7 @@
 """What comes of packing: the figures alone, or the rows on disk.
 
 `plan_rows` reads indexes only. `write_rows` writes a folder that is itself a store (docs/format.md): its documents are
-the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, sequence_len)` is the rows of a shard. Its manifest names
+the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, seq_len)` is the rows of a shard. Its manifest names
 the store it was made from by fingerprint, and is written last: a write that was killed starts again.
 """
 
@@ -34,7 +34,7 @@ class Packed:
     """How a split was packed. Tokens and padding fill the rows; tokens and tail are the whole split."""
 
     strategy: str
-    sequence_len: int
+    seq_len: int
     rows: int
     tokens: int
     """Tokens in the rows, padding not counted."""
@@ -47,7 +47,7 @@ class Packed:
     @property
     def efficiency(self) -> float:
         """Share of the rows that is not padding."""
-        return self.tokens / (self.rows * self.sequence_len) if self.rows else 1.0
+        return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"efficiency": round(self.efficiency, 6)}
@@ -56,10 +56,10 @@ class Packed:
 class _Packing:
     """Packs one split; counts what passes."""
 
-    def __init__(self, stream: TokenStream, rules: PackingRules, sequence_len: int) -> None:
-        _check(rules, sequence_len)
-        self._stream, self._rules, self._row = stream, rules, sequence_len
-        self._cutter = Cutter(sequence_len, wrapped=rules.strategy == "wrapped")
+    def __init__(self, stream: TokenStream, rules: PackingRules, seq_len: int) -> None:
+        _check(rules, seq_len)
+        self._stream, self._rules, self._row = stream, rules, seq_len
+        self._cutter = Cutter(seq_len, wrapped=rules.strategy == "wrapped")
         self._counted_rows = self._counted_tokens = 0
 
     def rows(self) -> Iterator[Rows]:
@@ -78,7 +78,7 @@ class _Packing:
         rows, tokens = self._counted_rows, self._counted_tokens
         return Packed(
             strategy=self._rules.strategy,
-            sequence_len=self._row,
+            seq_len=self._row,
             rows=rows,
             tokens=tokens,
             padding=rows * self._row - tokens,
@@ -87,69 +87,67 @@ class _Packing:
         )
 
 
-def _check(rules: PackingRules, sequence_len: int) -> None:
-    if not 1 <= sequence_len <= MAX_SEQUENCE:
-        raise ConfigError(f"sequence_len: {sequence_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
+def _check(rules: PackingRules, seq_len: int) -> None:
+    if not 1 <= seq_len <= MAX_SEQUENCE:
+        raise ConfigError(f"seq_len: {seq_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
     if rules.buffer < 1:
         raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
 
 
-def pack(
-    store_path: str | Path, rules: PackingRules, sequence_len: int, folder: Path | None
-) -> dict[str, dict[str, Any]]:
+def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path | None) -> dict[str, dict[str, Any]]:
     """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one)."""
     store = Store(store_path)
     if folder is None:
-        packed = {split: plan_rows(store_path, split, rules, sequence_len) for split in store.splits}
+        packed = {split: plan_rows(store_path, split, rules, seq_len) for split in store.splits}
     else:
         pad_id = store.manifest.tokenizer.get("eos") or 0
-        packed = write_rows(store_path, folder, rules, sequence_len=sequence_len, pad_id=pad_id)
+        packed = write_rows(store_path, folder, rules, seq_len=seq_len, pad_id=pad_id)
     return {split: figures.as_dict() for split, figures in packed.items()}
 
 
-def plan_rows(store_path: str | Path, split: str, rules: PackingRules, sequence_len: int) -> Packed:
+def plan_rows(store_path: str | Path, split: str, rules: PackingRules, seq_len: int) -> Packed:
     """The figures of packing a split, without reading or writing a token."""
-    packing = _Packing(Store(store_path, split=split).stream(), rules, sequence_len)
+    packing = _Packing(Store(store_path, split=split).stream(), rules, seq_len)
     for _ in packing.rows():
         pass
     return packing.figures()
 
 
 def write_rows(
-    store_path: str | Path, folder: Path, rules: PackingRules, *, sequence_len: int, pad_id: int
+    store_path: str | Path, folder: Path, rules: PackingRules, *, seq_len: int, pad_id: int
 ) -> dict[str, Packed]:
     """Write the rows of every split into a folder, unless they lie there already; the figures by split.
 
     Call it while holding the lock of the run: what another write left there is removed.
     """
-    _check(rules, sequence_len)
+    _check(rules, seq_len)
     store = Store(store_path)
     if not 0 <= pad_id < store.vocab_size:
         raise ConfigError(f"pad id {pad_id:,} is outside the vocabulary of {store.vocab_size:,} tokens.")
-    wanted = _settings(store, rules, sequence_len, pad_id)
+    wanted = _settings(store, rules, seq_len, pad_id)
     found = _read_finished(folder)
     if found is not None and _is_current(found, wanted, store.manifest, folder):
         return {split: _from_dict(figures) for split, figures in found.settings["packed"].items()}
     _clear(folder)
-    form = RowForm(store.manifest.dtype, sequence_len, pad_id)
+    form = RowForm(store.manifest.dtype, seq_len, pad_id)
     shards: list[Shard] = []
     packed: dict[str, Packed] = {}
     for split in store.splits:
         stream = store.named_part(split).stream()
-        packing = _Packing(stream, rules, sequence_len)
+        packing = _Packing(stream, rules, seq_len)
         shards += write_shards(stream, split, packing.rows(), form, folder)
         packed[split] = packing.figures()
     _finish(folder, store, wanted | {"packed": {name: one.as_dict() for name, one in packed.items()}}, shards)
     return packed
 
 
-def _settings(store: Store, rules: PackingRules, sequence_len: int, pad_id: int) -> dict[str, Any]:
+def _settings(store: Store, rules: PackingRules, seq_len: int, pad_id: int) -> dict[str, Any]:
     """All that the rows follow from."""
     counts = Counter(shard.split for shard in store.shards)
     own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
     return {
         "packing": {"strategy": rules.strategy} | own,
-        "sequence_len": sequence_len,
+        "seq_len": seq_len,
         "pad_id": pad_id,
         "source": store.fingerprint,
         "source_splits": {split: counts[split] for split in store.splits},

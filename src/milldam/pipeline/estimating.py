@@ -1,6 +1,6 @@
 """What a job will take, before it begins: documents, tokens, disk, time.
 
-From a small sample of each data set (the heads of some sixteen stretches of files spread over the input, at most a
+From a small sample of each data set (the heads of some sixteen slices of files spread over the input, at most a
 quarter of a megabyte of each), or, for the check of the disk that every job begins with, from typical text. What fits
 into the sample is counted exactly; else the figures are estimates and are called so. What follows from them is in
 needs.py.
@@ -8,15 +8,13 @@ needs.py.
 
 from __future__ import annotations
 
-import itertools
-import json
 import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 
@@ -35,7 +33,7 @@ from milldam.stores.tokens.format import token_dtype
 from milldam.text.arrays import byte_count
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.encoder import groups
-from milldam.tokenizers.engines import Engine, make_engine
+from milldam.tokenizers.engines import make_engine
 
 UNITS_SAMPLED = 8
 SAMPLE_BYTES, SMALLEST_SAMPLE = 256 << 10, 16 << 10
@@ -45,26 +43,7 @@ WARM_SHARE = 0.65
 """An engine that knows the words of a sample encodes it faster than new text by this factor."""
 WRITE_SECONDS = 1.4e-9
 """A byte of text, of one core: writing its tokens, with what is around it."""
-_UNIT_BYTES = 46
-"""A line of the list of units, beside its slices, with where it lies."""
-_LISTED_BYTES = 110
-"""A line of the list of files, beside the path."""
 _UNPACKED_SAMPLE = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    documents: int
-    text_bytes: int
-    tokens: int
-    store_bytes: int
-    temporary_bytes: dict[str, int] = field(default_factory=dict)
-    """What is on disk meanwhile, by kind; not all of it at a time."""
-    seconds: float = 0.0
-    free_bytes: int = 0
-    disk_bytes: int = 0
-    """The most there is at a time, the store included."""
-    needs: Needs | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +54,7 @@ class Sample:
     text_bytes: float = 0
     documents: float = 0
     tokens: float = 0
-    work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    work: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of one core by kind: read (and clean), hash, signatures, filter, encode, write."""
     slices: float = 0
 
@@ -86,6 +65,10 @@ class Sample:
         for kind, seconds in other.work.items():
             self.work[kind] += factor * seconds
 
+
+# Measured (docs/scale.md): a gigabyte of English JSON lines, in documents of 2.2 KB.
+TYPICAL_WORK = {"read": 5.8, "hash": 1.1, "signatures": 16.2, "encode": 9.7, "write": 1.4}
+TYPICAL = Sample(1.02e9, 1e9, 453_500, 1e9 / 4.4, defaultdict(float, TYPICAL_WORK))
 
 Kind = tuple[int, str, str | None]
 """Files that are alike: the number of their data set, their format, their compression."""
@@ -116,74 +99,30 @@ def _ratio(kind: Kind) -> float:
     return TYPICAL_RATIO.get(kind[2] or "", 1.0)
 
 
-# Measured (docs/scale.md): seconds for a gigabyte of English JSON lines, and for a document.
-_TYPICAL_WORK = {"read": 5.8, "hash": 0.2, "signatures": 8.0, "encode": 9.7, "write": 1.4}
-_TYPICAL_DOCUMENT = {"hash": 2e-6, "signatures": 18e-6}
-
-
-def typical(input_bytes: float, documents: float) -> Sample:
-    """Text of that much, as most of it is."""
-    text = input_bytes * 0.98
-    work = {
-        kind: seconds * text / 1e9 + _TYPICAL_DOCUMENT.get(kind, 0.0) * documents
-        for kind, seconds in _TYPICAL_WORK.items()
-    }
-    return Sample(int(input_bytes), int(text), int(documents), int(text / 4.4), work)
-
-
-TYPICAL = typical(4_500_000, 2000)
+# ---- what the whole job comes to ----
 
 
 def estimate(
-    config: Config,
-    prepared: Prepared,
-    survey: Survey,
-    samples: Samples,
-    stages: tuple[str, ...],
-    machines: Machines,
-    *,
-    documents: dict[int, int] | None = None,
-    here: bool = True,
-) -> Estimate:
-    """What so much input will take when each data set is like its sample.
-
-    `documents`: of each data set, where they are known. `here`: the output goes to a disk that can be looked at.
-    """
-    job = _expected(prepared, survey, samples, documents or {})
-    tokens = int(job.tokens)
+    config: Config, prepared: Prepared, survey: Survey, samples: Samples, stages: tuple[str, ...], machines: Machines
+) -> Needs:
+    """What so much input will take when each data set is like its sample."""
+    job = _expected(prepared, survey, samples)
     width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
-    free = _free_bytes(config)
     load = Load(
         documents=round(job.documents),
         text_bytes=int(job.text_bytes),
-        tokens=tokens,
-        token_bytes=tokens * width,
+        tokens=int(job.tokens),
+        token_bytes=int(job.tokens) * width,
         input_bytes=prepared.identity.input["bytes"],
         units=survey.units,
-        plan_bytes=int(survey.plan_bytes + prepared.identity.input["files"] * _LISTED_BYTES),
         shard_size=prepared.shard_size,
-        keeps_texts=here and keeps_texts(config, job.text_bytes),
-        work=dict(job.work),
+        keeps_texts=keeps_texts(config, job.text_bytes),
+        work=job.work,
     )
-    needs = find_needs(config, load, stages, machines)
-    store = {"tokens", "idx", "packed rows", "dedup index"}
-    kinds: Counter[str] = Counter()
-    for sizes in needs.disk.values():
-        kinds |= Counter(sizes)
-    return Estimate(
-        documents=load.documents,
-        text_bytes=load.text_bytes,
-        tokens=tokens,
-        store_bytes=load.token_bytes + needs.index_bytes + needs.packed_bytes,
-        temporary_bytes={kind: size for kind, size in kinds.items() if kind not in store},
-        seconds=sum(needs.seconds.values()),
-        free_bytes=free,
-        disk_bytes=needs.peak[1],
-        needs=needs,
-    )
+    return find_needs(config, load, stages, machines)
 
 
-def _expected(prepared: Prepared, survey: Survey, samples: Samples, documents: dict[int, int]) -> Sample:
+def _expected(prepared: Prepared, survey: Survey, samples: Samples) -> Sample:
     """What is taken of all data sets."""
     job = Sample()
     for number, source in enumerate(prepared.sources):
@@ -191,28 +130,39 @@ def _expected(prepared: Prepared, survey: Survey, samples: Samples, documents: d
         for kind, size in survey.sizes.items():
             if kind[0] == number:
                 held.add(samples.expect(kind, size, survey.slices[kind]))
-        there = documents.get(number) or held.documents
-        taken = _wanted(source, there)
-        job.add(held, taken / max(1.0, there))
-        # Where documents are known, the sample need not have as many.
-        job.documents += taken - held.documents * taken / max(1.0, there)
+        job.add(held, _wanted(source, held.documents) / max(1.0, held.documents))
     return job
-
-
-def require_disk(needed: Estimate, out: str) -> None:
-    """Refuse a job that would fill the disk."""
-    if needed.disk_bytes > needed.free_bytes:
-        raise ResourceError(
-            f"Not enough disk for {out}: about {format_size(needed.disk_bytes)} are needed "
-            f"({format_size(needed.store_bytes)} for the store, the rest on the way), "
-            f"{format_size(needed.free_bytes)} are free.\nFree some space, or choose another place for it."
-        )
 
 
 def _wanted(source: Source, documents: float) -> float:
     """How many of a data set's documents are taken: slice, limit, weight."""
     first, stop = wanted_rows(source, round(documents))
     return (stop - first) * source.rules.weight
+
+
+def require_disk(needs: Needs, out: str) -> None:
+    """Refuse a job that would fill the disk."""
+    needed, free = needs.peak[1], free_bytes(out)
+    if needed > free:
+        raise ResourceError(
+            f"Not enough disk for {out}: about {format_size(needed)} are needed "
+            f"({format_size(needs.store_bytes)} for the store, the rest on the way), {format_size(free)} are free.\n"
+            "Free some space, or choose another place for it."
+        )
+
+
+def keeps_texts(config: Config, text_bytes: float) -> bool:
+    """Whether the first pass keeps its texts for the second: where they take a small part of the free disk."""
+    return text_bytes < free_bytes(config.out) // TEXTS_PART_OF_DISK
+
+
+def free_bytes(out: str) -> int:
+    """On the disk that a folder is, or will be, on."""
+    path = Path(out).absolute()
+    return shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists())).free
+
+
+# ---- a look at the input ----
 
 
 class Survey:
@@ -259,13 +209,6 @@ class Survey:
         return [unit for spread in self._spread.values() for unit in spread.some[:: -(-len(spread.some) // each)]]
 
     @property
-    def plan_bytes(self) -> float:
-        """About the size of the list of units, and of the paths in the list of files."""
-        some = [unit.slices[0] for unit in self.some]
-        listed = sum(len(json.dumps(slice.as_json())) + 2 + len(slice.path) for slice in some)
-        return listed / max(1, len(some)) * self.slices.total() + _UNIT_BYTES * self.units
-
-    @property
     def unpacked_bytes(self) -> float:
         """About the size of all without compression."""
         return sum(size * _ratio(kind) for kind, size in self.sizes.items())
@@ -289,9 +232,7 @@ class _Spread:
 
 def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Samples:
     """Read and encode the heads of some units of one slice each, and do with them what the job will do."""
-    plain = config.tokenizer_rules.special_text == "plain"
-    engine = make_engine(engine_name, prepared.tokenizer_json, plain_specials=plain, threads=1)
-    working = _Working(engine, _FirstPass(config), Filters(config.filters))
+    working = _Working(config, prepared, engine_name)
     limit = max(SMALLEST_SAMPLE, min(SAMPLE_BYTES, 2 * UNITS_SAMPLED * SAMPLE_BYTES // max(1, len(units))))
     samples = Samples(Sample())
     for unit in units:
@@ -307,7 +248,7 @@ def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: 
         for one, counted in ((own, slice.size), (samples.other, size)):
             head.input_bytes = counted / times
             one.add(head, times)
-    del working, engine
+    del working
     release()
     return samples
 
@@ -320,13 +261,18 @@ def _times(slice: Slice, head: Sample, size: float) -> float:
     return max(1.0, size / max(1.0, head.input_bytes))
 
 
-@dataclass(frozen=True, slots=True)
 class _Working:
     """What the job does with texts."""
 
-    engine: Engine
-    first_pass: _FirstPass
-    filters: Filters
+    def __init__(self, config: Config, prepared: Prepared, engine: str) -> None:
+        from milldam.dedup.fingerprints import Fingerprinter
+        from milldam.dedup.minhash import MinHasher
+
+        plain, rules = config.tokenizer_rules.special_text == "plain", config.dedup_rules
+        self._engine = make_engine(engine, prepared.tokenizer_json, plain_specials=plain, threads=1)
+        self._fingerprinter = Fingerprinter(rules.normalize) if rules is not None else None
+        self._hasher = MinHasher(rules.near) if rules is not None and rules.near is not None else None
+        self._filters = Filters(config.filters)
 
     def on_head(self, batches: Iterable[Documents], limit: int) -> tuple[Sample, bool]:
         """What the first batches hold, the last one cut to what is wanted of it, and whether that was all."""
@@ -349,87 +295,44 @@ class _Working:
         return head, True
 
     def _work_on(self, texts: pa.LargeStringArray, head: Sample) -> None:
-        self.first_pass.work_on(texts, head.work)
-        with _Timed(head.work, "filter"):
-            self.filters.judge(texts, Verdicts(len(texts)))
-        for _ in _encoded(self.engine, texts):
-            pass  # what an engine learns from the first words is no measure of the millions that follow
-        with _Timed(head.work, "encode", 1 / WARM_SHARE):
-            head.tokens += sum(_encoded(self.engine, texts))
-        head.work["write"] += byte_count(texts) * WRITE_SECONDS
-
-
-class _Timed:
-    """Adds the processor's time, which others on the machine change less than the clock's."""
-
-    def __init__(self, work: dict[str, float], kind: str, factor: float = 1.0) -> None:
-        self._work, self._kind, self._factor = work, kind, factor
-
-    def __enter__(self) -> None:
-        self._started = time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self._work[self._kind] += (time.process_time() - self._started) * self._factor
-
-
-class _FirstPass:
-    """What dedup does with texts."""
-
-    def __init__(self, config: Config) -> None:
-        from milldam.dedup.fingerprints import Fingerprinter
-        from milldam.dedup.minhash import MinHasher
-
-        rules = config.dedup_rules
-        self._fingerprinter = Fingerprinter(rules.normalize) if rules is not None else None
-        self._hasher = MinHasher(rules.near) if rules is not None and rules.near is not None else None
-
-    def work_on(self, texts: pa.LargeStringArray, work: dict[str, float]) -> None:
         if self._fingerprinter is not None:
-            with _Timed(work, "hash"):
+            with _timed(head.work, "hash"):
                 self._fingerprinter.hash(texts)
         if self._hasher is not None:
-            with _Timed(work, "signatures"):
+            with _timed(head.work, "signatures"):
                 self._hasher.signatures(texts)
+        with _timed(head.work, "filter"):
+            self._filters.judge(texts, Verdicts(len(texts)))
+        self._encode(texts)  # what an engine learns from the first words is no measure of the millions that follow
+        with _timed(head.work, "encode", 1 / WARM_SHARE):
+            head.tokens += self._encode(texts)
+        head.work["write"] += byte_count(texts) * WRITE_SECONDS
+
+    def _encode(self, texts: pa.LargeStringArray) -> int:
+        """Tokens of the texts, with one more a document."""
+        return len(texts) + sum(len(self._engine.encode(group)[0]) for group in groups(texts, self._engine.batch_bytes))
 
 
-def _encoded(engine: Engine, texts: pa.LargeStringArray) -> Iterator[int]:
-    """Tokens of each group of texts, with one more a document."""
-    for group in groups(texts, engine.batch_bytes):
-        flat, _ = engine.encode(group)
-        yield len(flat) + len(group)
+@contextmanager
+def _timed(work: dict[str, float], kind: str, factor: float = 1.0) -> Iterator[None]:
+    """Adds the processor's time, which others on the machine change less than the clock's."""
+    started = time.process_time()
+    yield
+    work[kind] += (time.process_time() - started) * factor
 
 
 def _packed_ratio(slice: Slice) -> float:
     """How much larger the head of a compressed file is than what it is packed in."""
     if slice.compression is None:
         return 1.0
+    size = 0
     with open_head(slice.path) as file:
-        size = _size_of_head(file, slice.compression)
+        try:
+            for block in read_blocks(file, slice.compression, 1 << 20):
+                size += len(block)
+                if size >= _UNPACKED_SAMPLE:
+                    break
+        except DamagedError:
+            pass
         packed = file.tell()
     return size / packed if size and packed else 1.0
-
-
-def _size_of_head(file: IO[bytes], compression: str) -> int:
-    size = 0
-    try:
-        for block in read_blocks(file, compression, 1 << 20):
-            size += len(block)
-            if size >= _UNPACKED_SAMPLE:
-                break
-    except DamagedError:
-        pass
-    return size
-
-
-def keeps_texts(config: Config, text_bytes: float) -> bool:
-    """Whether the first pass keeps its texts for the second: where they take a small part of the free disk."""
-    return text_bytes < _free_bytes(config) // TEXTS_PART_OF_DISK
-
-
-def _free_bytes(config: Config) -> int:
-    return shutil.disk_usage(_existing(Path(config.out))).free
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder that exists."""
-    return next(parent for parent in itertools.chain([path.absolute()], path.absolute().parents) if parent.exists())

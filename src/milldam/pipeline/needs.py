@@ -1,4 +1,4 @@
-"""What a job needs at any size: shards, disk stage by stage, time on one machine or several, the start of a loader.
+"""What a job needs at any size: shards, disk stage by stage, time on one machine or several.
 
 Arithmetic on constants that were measured (docs/scale.md says how, and how far the results were off); nothing is read.
 Times are those of a machine like the one they were measured on, with what is read in its memory or on disks that are
@@ -8,16 +8,16 @@ measured.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from milldam.config.settings import Config
 from milldam.dedup.fingerprints import partition_count
-from milldam.dedup.rules import DedupRules, NearRules
+from milldam.dedup.rules import NearRules
 from milldam.pipeline.resolving import GROUP, JOIN, NEAR
 
 # ---- bytes a document ----
-HASH_BYTES = 17
-TEXT_OFFSET_BYTES = 8
+HASH_BYTES, TEXT_OFFSET_BYTES, STAGED_BYTES = 17, 8, 24
 GROUPING_BYTES = 40
 """While a partition is grouped: 9 to 31, and DuckDB's own files."""
 BAND_BYTES, LABEL_BYTES = 8, 13
@@ -25,10 +25,8 @@ BAND_BYTES, LABEL_BYTES = 8, 13
 PAIR_BYTES = 45
 """Depends on the data: 13 where 11 % are near-duplicates, 45 where 25 % are."""
 INDEX_BYTES, DEDUP_INDEX_BYTES = 20, 14
-# ---- bytes a shard ----
-MANIFEST_BYTES, RECORD_BYTES, INDEX_HEAD_BYTES = 350, 420, 42
-TIMELINE_BYTES = 60
-"""A line of the memory timeline: one a process and second."""
+INDEX_HEAD_BYTES = 42
+"""Of a shard's `.idx`."""
 # ---- seconds of one core ----
 GROUP_SECONDS, GROUP_FILE_SECONDS = 0.4e-6, 1.2e-3
 """A document; and a file of hashes in each partition, however little of it is read."""
@@ -43,11 +41,9 @@ ARRANGE_SECONDS, PACK_SECONDS, PACK_TOKEN_SECONDS = 3.0e-9, 1.5e-6, 3.0e-9
 REPORT_SECONDS = 10e-9
 KEPT_TEXT_SECONDS = 0.4e-9
 """A byte of text that is kept between the passes: writing and reading it."""
-# ---- a loader, for each shard ----
-OPEN_SECONDS, FIRST_BATCH_SECONDS, LOADER_BYTES = 11e-6, 16e-6, 1700
 
-_ALONE = (JOIN, "index", "pack", "report")
-"""Stages that one process does."""
+_STORE = ("tokens", "idx", "packed rows", "dedup index")
+"""Files that stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,9 @@ class Load:
     """All of them."""
     input_bytes: int
     units: int
-    plan_bytes: int
-    """The lists of files and units."""
     shard_size: int
     keeps_texts: bool
-    work: dict[str, float]
+    work: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds of one core by kind: read (and clean), hash, signatures, filter, encode, write."""
 
 
@@ -82,205 +76,131 @@ class Load:
 class Needs:
     """What it comes to."""
 
-    shards: int
-    manifest_bytes: int
-    run_folder_bytes: int
-    """What stays of it when the store is finished."""
+    documents: int
+    text_bytes: int
+    tokens: int
+    """Before anything is dropped."""
+    store_bytes: int
     index_bytes: int
     """The `.idx` files, part of the store."""
-    packed_bytes: int
+    shards: int
     partitions: int
     """Of the hashes; 0 without exact dedup."""
     band_steps: int
     """Of the signatures; 0 without near-dedup."""
-    dedup_index_bytes: int
-    """What the run adds to the index across runs."""
-    disk: dict[str, dict[str, int]] = field(default_factory=dict)
+    disk: dict[str, dict[str, int]]
     """Stage -> kind of file -> bytes, when the stage has most of them."""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
     """Stage -> time."""
-    loader: dict[str, float] = field(default_factory=dict)
-    """Seconds to open the store and to the first batch, and bytes of memory of each process that has it open."""
 
     @property
     def peak(self) -> tuple[str, int]:
-        """The stage that takes most disk, and how much."""
+        """The stage that takes most disk, and how much, the store included."""
         sizes = {stage: sum(kinds.values()) for stage, kinds in self.disk.items()}
         stage = max(sizes, key=sizes.__getitem__)
         return stage, sizes[stage]
 
+    @property
+    def temporary_bytes(self) -> dict[str, int]:
+        """What is on disk meanwhile, by kind; not all of it at a time."""
+        kinds: Counter[str] = Counter()
+        for sizes in self.disk.values():
+            kinds |= Counter(sizes)
+        return {kind: size for kind, size in kinds.items() if kind not in _STORE}
+
 
 def find_needs(config: Config, load: Load, stages: tuple[str, ...], machines: Machines) -> Needs:
     """What the stages of a job need on some machines."""
-    return _Reckoning(config, load, stages, machines).needs()
+    sizes = _Sizes(config, load, stages)
+    disk = {stage: _on_disk(sizes, stage, machines.nodes) for stage in stages if stage not in ("count", "report")}
+    seconds = _seconds(sizes, machines)
+    return Needs(
+        documents=load.documents,
+        text_bytes=load.text_bytes,
+        tokens=load.tokens,
+        store_bytes=load.token_bytes + sizes.index_bytes + sizes.packed_bytes,
+        index_bytes=sizes.index_bytes,
+        shards=sizes.shards,
+        partitions=sizes.partitions,
+        band_steps=sizes.band_steps,
+        disk={stage: sizes for stage, sizes in disk.items() if sizes},
+        seconds={stage: seconds[stage] for stage in stages},
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reckoning:
-    config: Config
-    load: Load
-    stages: tuple[str, ...]
-    machines: Machines
+class _Sizes:
+    """What follows from a load and its settings, whoever does the job."""
 
-    def needs(self) -> Needs:
-        shards, seconds = self._shards, self._seconds()
-        timeline = sum(TIMELINE_BYTES * seconds[stage] * self._processes(stage) for stage in seconds)
-        return Needs(
-            shards=shards,
-            manifest_bytes=1500 + shards * MANIFEST_BYTES,
-            run_folder_bytes=int(self.load.plan_bytes + shards * RECORD_BYTES + timeline),
-            index_bytes=self._index_bytes,
-            packed_bytes=self._packed_bytes,
-            partitions=self._partitions if GROUP in self.stages else 0,
-            band_steps=self._band_steps,
-            dedup_index_bytes=self.load.documents * DEDUP_INDEX_BYTES if "index" in self.stages else 0,
-            disk=self._disk(),
-            seconds=seconds,
-            loader={
-                "open_seconds": shards * OPEN_SECONDS,
-                "first_batch_seconds": shards * (OPEN_SECONDS + FIRST_BATCH_SECONDS),
-                "memory_bytes": shards * LOADER_BYTES,
-            },
-        )
-
-    def _processes(self, stage: str) -> int:
-        """At work in a stage, with the one that hands out the work."""
-        nodes = self.machines.nodes
-        if stage in _ALONE:
-            return 2
-        return 1 + nodes * (1 if stage in (GROUP, NEAR) else self.machines.workers)
-
-    # ---- counts and sizes ----
-
-    @property
-    def _dedup(self) -> DedupRules | None:
-        return self.config.dedup_rules
-
-    @property
-    def _near(self) -> NearRules | None:
-        return None if self._dedup is None else self._dedup.near
-
-    @property
-    def _shards(self) -> int:
-        """A unit is one, or several where it unpacks to more text than a shard holds; each once for every split."""
-        load = self.load
-        parts = max(1, round(load.text_bytes / max(1, load.units) / load.shard_size))
-        shares = len(self.config.split_shares) + len(self.config.validation_sets[:1])
-        return load.units * parts * (1 + shares)
-
-    @property
-    def _partitions(self) -> int:
-        return partition_count(self.load.input_bytes)
-
-    @property
-    def _band_steps(self) -> int:
+    def __init__(self, config: Config, load: Load, stages: tuple[str, ...]) -> None:
         from milldam.dedup.near import pair_steps
 
-        return 0 if self._near is None else pair_steps(self._near)
+        dedup, packing = config.dedup_rules, config.packing_rules
+        self.load, self.dedup, self.stages = load, dedup is not None, stages
+        self.exact = dedup is not None and dedup.method == "exact"
+        self.near: NearRules | None = None if dedup is None else dedup.near
+        self.band_steps = 0 if self.near is None else pair_steps(self.near)
+        self.partitions = partition_count(load.input_bytes) if GROUP in stages else 0
+        # A unit is one shard, or several where it unpacks to more text than one holds; each once for every split.
+        parts = max(1, round(load.text_bytes / max(1, load.units) / load.shard_size))
+        self.shards = load.units * parts * (1 + len(config.split_shares) + len(config.validation_sets[:1]))
+        self.index_bytes = load.documents * INDEX_BYTES + self.shards * INDEX_HEAD_BYTES
+        self.packed_bytes = 0
+        if packing is not None and packing.write:
+            rows = load.tokens // (config.seq_len or 1)
+            self.packed_bytes = load.token_bytes + (load.documents + rows // 2) * INDEX_BYTES
 
-    @property
-    def _index_bytes(self) -> int:
-        return self.load.documents * INDEX_BYTES + self._shards * INDEX_HEAD_BYTES
 
-    @property
-    def _packed_bytes(self) -> int:
-        rules = self.config.packing_rules
-        if rules is None or not rules.write:
-            return 0
-        rows = self.load.tokens // (self.config.sequence_len or 1)
-        return self.load.token_bytes + (self.load.documents + rows // 2) * INDEX_BYTES
-
-    # ---- disk ----
-
-    def _disk(self) -> dict[str, dict[str, int]]:
-        kinds = {stage: self._on_disk(stage) for stage in self.stages if stage not in ("count", "report")}
-        found = {stage: {kind: size for kind, size in sizes.items() if size} for stage, sizes in kinds.items()}
-        return {stage: sizes for stage, sizes in found.items() if sizes}
-
-    def _on_disk(self, stage: str) -> dict[str, int]:
-        """What lies there while a stage is at work."""
-        load = self.load
-        store = {"tokens": load.token_bytes, "idx": self._index_bytes}
-        passes = {
-            "tokenize": self._while_tokenizing(store),
-            "arrange": store | {"staged tokens": load.token_bytes + load.documents * 24},
-            "index": store | {"dedup index": load.documents * DEDUP_INDEX_BYTES},
-            "pack": store | {"packed rows": self._packed_bytes},
-        }
-        kept = self._kept()
-        if stage in passes:
-            return kept | passes[stage]
-        return kept | self._texts() | self._while_grouping(stage)
-
-    def _kept(self) -> dict[str, int]:
-        """What the first pass leaves, until the end."""
-        if self._dedup is None:
-            return {}
-        near = self._near
+def _on_disk(sizes: _Sizes, stage: str, nodes: int) -> dict[str, int]:
+    """What lies there while a stage is at work: what the first pass left, until the end, and what is its own."""
+    load, near = sizes.load, sizes.near
+    kept = texts = {}
+    if sizes.dedup:
         signatures = 0 if near is None else near.bands * near.rows
-        return {"fingerprints": self.load.documents * HASH_BYTES, "signatures": self.load.documents * signatures}
+        kept = {"fingerprints": load.documents * HASH_BYTES, "signatures": load.documents * signatures}
+        texts = {"texts": load.text_bytes + load.documents * TEXT_OFFSET_BYTES} if load.keeps_texts else {}
+    store = {"tokens": load.token_bytes, "idx": sizes.index_bytes}
+    own = {
+        # Kept texts go unit by unit as the store grows: the larger of the two is the most there is.
+        "tokenize": max(texts, store, key=lambda kinds: sum(kinds.values())),
+        "arrange": store | {"staged tokens": load.token_bytes + load.documents * STAGED_BYTES},
+        "index": store | {"dedup index": load.documents * DEDUP_INDEX_BYTES},
+        "pack": store | {"packed rows": sizes.packed_bytes},
+    }
+    found = kept | (own[stage] if stage in own else texts | _while_grouping(sizes, stage, nodes))
+    return {kind: size for kind, size in found.items() if size}
 
-    def _texts(self) -> dict[str, int]:
-        load = self.load
-        kept = self._dedup is not None and load.keeps_texts
-        return {"texts": load.text_bytes + load.documents * TEXT_OFFSET_BYTES if kept else 0}
 
-    def _while_tokenizing(self, store: dict[str, int]) -> dict[str, int]:
-        """Kept texts go unit by unit as the store grows: the larger of the two is the most there is."""
-        texts = self._texts()
-        return texts if sum(texts.values()) > sum(store.values()) else store
+def _while_grouping(sizes: _Sizes, stage: str, nodes: int) -> dict[str, int]:
+    documents, near = sizes.load.documents, sizes.near
+    pairs = {"pairs": documents * PAIR_BYTES}
+    if stage == GROUP and sizes.exact:
+        return {"grouping": int(documents * GROUPING_BYTES * min(1.0, nodes / sizes.partitions))}
+    if stage == NEAR and near is not None:
+        at_once = min(nodes, sizes.band_steps) * -(-near.bands // sizes.band_steps)
+        return {"bands": documents * (BAND_BYTES * at_once + 1)} | pairs
+    return {"labels": documents * LABEL_BYTES} | pairs if stage == JOIN else {}
 
-    def _while_grouping(self, stage: str) -> dict[str, int]:
-        load, nodes = self.load, self.machines.nodes
-        if stage == GROUP and self._dedup is not None and self._dedup.method == "exact":
-            share = min(1.0, nodes / self._partitions)
-            return {"grouping": int(load.documents * GROUPING_BYTES * share)}
-        if stage == NEAR and self._near is not None:
-            at_once = min(nodes, self._band_steps) * -(-self._near.bands // self._band_steps)
-            return {"bands": load.documents * (BAND_BYTES * at_once + 1), "pairs": load.documents * PAIR_BYTES}
-        if stage == JOIN:
-            return {"labels": load.documents * LABEL_BYTES, "pairs": load.documents * PAIR_BYTES}
-        return {}
 
-    # ---- time ----
-
-    def _seconds(self) -> dict[str, float]:
-        """Units are worked on by everyone; partitions and bands by one process a node; the rest by one alone."""
-        load, nodes = self.load, self.machines.nodes
-        everyone = min(nodes * self.machines.workers, max(1, load.units))
-        work = load.work
-        again = load.text_bytes * KEPT_TEXT_SECONDS if load.keeps_texts else work.get("read", 0.0)
-        drops = load.units * self._drop_files * DROP_FILE_SECONDS
-        partition = load.documents / self._partitions * GROUP_SECONDS + load.units * GROUP_FILE_SECONDS
-        bands = self._near.bands if self._near is not None else 0
-        step = load.documents * bands * BAND_SECONDS / max(1, self._band_steps)
-        pairs = load.documents * PAIR_BYTES / 8 * COMPARED_SHARE
-        known = {
-            "count": work.get("read", 0.0) / everyone,
-            "fingerprint": self._first_pass / everyone,
-            GROUP: -(-self._partitions // nodes) * partition,
-            NEAR: -(-self._band_steps // nodes) * step,
-            JOIN: load.documents * JOIN_SECONDS + pairs * PAIR_SECONDS,
-            "tokenize": (again * ("fingerprint" in self.stages) + self._second_pass + drops) / everyone,
-            "arrange": load.token_bytes * ARRANGE_SECONDS / everyone,
-            "index": load.documents * GROUP_SECONDS,
-            "pack": load.documents * PACK_SECONDS + self._packed_bytes * PACK_TOKEN_SECONDS,
-            "report": load.documents * REPORT_SECONDS,
-        }
-        return {stage: known[stage] for stage in self.stages}
-
-    @property
-    def _first_pass(self) -> float:
-        kinds = ("read", "hash") if self._near is None else ("read", "hash", "signatures")
-        return sum(self.load.work.get(kind, 0.0) for kind in kinds)
-
-    @property
-    def _second_pass(self) -> float:
-        work = self.load.work
-        own = sum(work.get(kind, 0.0) for kind in ("filter", "encode", "write"))
-        return own if "fingerprint" in self.stages else own + work.get("read", 0.0)
-
-    @property
-    def _drop_files(self) -> int:
-        exact = self._partitions if GROUP in self.stages else 0
-        return exact + (JOIN in self.stages)
+def _seconds(sizes: _Sizes, machines: Machines) -> dict[str, float]:
+    """Units are worked on by everyone; partitions and bands by one process a node; the rest by one alone."""
+    load, work, nodes, two_passes = sizes.load, sizes.load.work, machines.nodes, "fingerprint" in sizes.stages
+    everyone = min(nodes * machines.workers, max(1, load.units))
+    signatures = work["signatures"] if sizes.near is not None else 0.0
+    again = load.text_bytes * KEPT_TEXT_SECONDS if two_passes and load.keeps_texts else work["read"]
+    drops = load.units * (sizes.partitions + (JOIN in sizes.stages)) * DROP_FILE_SECONDS
+    partition = load.documents / max(1, sizes.partitions) * GROUP_SECONDS + load.units * GROUP_FILE_SECONDS
+    bands = sizes.near.bands if sizes.near is not None else 0
+    step = load.documents * bands * BAND_SECONDS / max(1, sizes.band_steps)
+    pairs = load.documents * PAIR_BYTES / 8 * COMPARED_SHARE
+    return {
+        "count": work["read"] / everyone,
+        "fingerprint": (work["read"] + work["hash"] + signatures) / everyone,
+        GROUP: -(-sizes.partitions // nodes) * partition,
+        NEAR: -(-sizes.band_steps // nodes) * step,
+        JOIN: load.documents * JOIN_SECONDS + pairs * PAIR_SECONDS,
+        "tokenize": (again + work["filter"] + work["encode"] + work["write"] + drops) / everyone,
+        "arrange": load.token_bytes * ARRANGE_SECONDS / everyone,
+        "index": load.documents * GROUP_SECONDS,
+        "pack": load.documents * PACK_SECONDS + sizes.packed_bytes * PACK_TOKEN_SECONDS,
+        "report": load.documents * REPORT_SECONDS,
+    }

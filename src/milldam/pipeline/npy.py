@@ -21,10 +21,11 @@ from milldam.exporters.npy import npy_header
 from milldam.exporters.reading import token_blocks
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.loader.stores import Store
+from milldam.pipeline.finishing import TextSummary
+from milldam.pipeline.job import run_job
 from milldam.pipeline.rejects import NAME as REJECTS
-from milldam.pipeline.stages import run_job
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.progress import Observer, Summary
+from milldam.run.progress import Observer
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.manifest import NAME as MANIFEST
 from milldam.stores.tokens.manifest import Manifest
@@ -41,7 +42,7 @@ def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
     return Path(inputs[0]).with_suffix(".npy")
 
 
-def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary:
+def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSummary:
     """Do the job, or what is left of it; a file that is up to date is left alone. `config.out` names the file."""
     npy = Path(config.out)
     sidecar = npy.with_name(npy.name + ".json")
@@ -58,13 +59,13 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> Summary
         if compared:
             shutil.rmtree(work)
         raise
-    if not compared:
+    if not summary.up_to_date:
         _join(work, npy)
         if (work / REJECTS).exists():
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
         write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
-    return dataclasses.replace(summary, out=npy, output_bytes=npy.stat().st_size)
+    return dataclasses.replace(summary, out=str(npy), output_bytes=npy.stat().st_size)
 
 
 def _clear_comparison(work: Path) -> None:

@@ -4,37 +4,37 @@ Answers are compared in lower case, without ASCII punctuation, English articles 
 language. F1 is over the words of both, with repeats. The best of the gold answers counts; a question without a gold
 answer wants an empty one. A question without a prediction counts, with 0 (so does v1.1's script; that of v2 fails).
 
-Questions are read one after the other, of each its id and answers alone. Held are ids, gold answers, predictions and
-scores; contexts are not.
+Held are ids, gold answers, predictions and scores; contexts are not.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from milldam.errors import ConfigError, InputError
-
-if TYPE_CHECKING:
-    from milldam.sources.listing import InputFile
+from milldam.qa.references import (
+    Gold,
+    NullOdds,
+    Predicted,
+    References,
+    gold_answers,
+    named,
+    read_null_odds,
+    read_predictions,
+)
 
 Version = Literal["1.1", "2.0"]
-Predicted = Any
-"""{id: text}, the path of such a JSON file, or Predictions."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ORDINALS = re.compile(r"(?<=\d)(?:st|nd|rd|th|s)\b", re.IGNORECASE)
 _SHORT_WORDS = 3
 KINDS = ("number", "short", "long")
-_NEEDED = ("id", "answers")
-_WANTED = 'Wanted are "id" and "answers" with their "text". References must be whole: mend it.'
 OFFICIAL_THRESHOLD = 1.0
 """On null odds, where v2's script is told no other."""
 
@@ -152,15 +152,6 @@ class Scores:
 # ---- references against predictions ----
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is known to be right."""
-
-    id: str
-    gold: tuple[str, ...]
-    """The texts of its answers."""
-
-
 @dataclass(slots=True)
 class _Tally:
     """Scores by question."""
@@ -190,9 +181,9 @@ def _percent(scores: dict[str, float], ids: list[str]) -> float:
 
 
 def evaluate(
-    references: Any,
+    references: References,
     predictions: Predicted,
-    null_odds: Mapping[str, float] | str | Path | None = None,
+    null_odds: NullOdds | None = None,
     *,
     threshold: float | None = OFFICIAL_THRESHOLD,
     version: Version | None = None,
@@ -216,10 +207,7 @@ def evaluate(
     """
     if threshold not in (None, OFFICIAL_THRESHOLD) and null_odds is None:
         raise ConfigError("threshold: it applies to null odds; give null_odds as well.")
-    references = _opened(references)
-    questions = {question.id: question.gold for question in questions_of(references, split)}
-    if not questions:
-        raise InputError(f"{_named(references)}: no questions in it.")
+    questions, left_out = gold_answers(references, split)
     texts, odds = read_predictions(predictions), None if null_odds is None else read_null_odds(null_odds)
     chosen = version or ("2.0" if not all(questions.values()) else "1.1")
     tally = _scored(questions, texts, chosen)
@@ -230,27 +218,10 @@ def evaluate(
     if odds is not None and threshold is not None:
         _apply_threshold(tally, odds, threshold, set(missing))
     unknown = sum(id not in questions for id in texts)
-    return Scores(chosen, tally.groups(), missing, unknown, best, _left_out(references))
+    return Scores(chosen, tally.groups(), missing, unknown, best, left_out)
 
 
-def _opened(references: Any) -> Any:
-    """A feature store, where the path of one is given."""
-    from milldam.stores.features.manifest import NAME
-
-    if not isinstance(references, str | Path) or not (Path(references) / NAME).exists():
-        return references
-    from milldam.stores.features import FeatureStore
-
-    return FeatureStore(Path(references))
-
-
-def _left_out(references: Any) -> int:
-    manifest = getattr(references, "manifest", None)
-    counts = {} if manifest is None else manifest.counts
-    return sum(sum(counts.get(name, {}).values()) for name in ("dropped", "rejected"))
-
-
-def _scored(questions: dict[str, tuple[str, ...]], texts: dict[str, str], version: Version) -> _Tally:
+def _scored(questions: dict[str, Gold], texts: dict[str, str], version: Version) -> _Tally:
     tally = _Tally()
     for id, gold in questions.items():
         tally.kinds[id] = kind_of(gold[0]) if gold else "unanswerable"
@@ -268,7 +239,7 @@ def _require_odds(odds: Mapping[str, float], ids: list[str], source: Any) -> Non
     without = [id for id in ids if id not in odds]
     if without:
         raise InputError(
-            f'{_named(source)}: no null odds for {len(without):,} of {len(ids):,} predictions, such as "{without[0]}". '
+            f'{named(source)}: no null odds for {len(without):,} of {len(ids):,} predictions, such as "{without[0]}". '
             "Make both files in one run."
         )
 
@@ -300,146 +271,3 @@ def _best_of(
         if now > best:
             best, best_threshold = now, odds[id]
     return 100.0 * best / len(tally.kinds), best_threshold
-
-
-# ---- reading ----
-
-
-def read_predictions(predictions: Predicted) -> dict[str, str]:
-    """{id: text} from what `evaluate` takes."""
-    if hasattr(predictions, "texts"):
-        return dict(predictions.texts())
-    return _checked(predictions, str, "a text", "{question id: answer}")
-
-
-def read_null_odds(odds: Mapping[str, float] | str | Path) -> dict[str, float]:
-    return _checked(odds, (int, float), "a number", "{question id: number}")
-
-
-def _checked(source: Any, kind: Any, called: str, form: str) -> dict[str, Any]:
-    found = source if isinstance(source, Mapping) else _read_json(Path(source))
-    if not isinstance(found, Mapping):
-        raise InputError(f"{_named(source)}: a JSON object {form} is needed; found {_called(found)}.")
-    for id, value in found.items():
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f'{_named(source)}: "{id}" has {_called(value)} where {called} is needed, as in {form}.')
-    return dict(found)
-
-
-def _called(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
-    return names.get(type(value), "a number")
-
-
-def _named(source: Any) -> str:
-    return str(source) if isinstance(source, str | Path) else f"the {type(source).__name__} that was given"
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: can't be read ({error.strerror}).") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}).") from None
-
-
-def questions_of(references: Any, split: str = "validation") -> Iterator[Question]:
-    """The questions of a file, of flat records or SQuAD's own form, or of a feature store."""
-    references = _opened(references)
-    if isinstance(references, str | Path):
-        return _of_files(str(references), split)
-    if hasattr(references, "example") and hasattr(references, "examples"):
-        return (_of_record(references.example(number), _named(references)) for number in range(references.examples))
-    if isinstance(references, Mapping):
-        return _of_squad(references, _named(references))
-    return (_of_record(record, _named(references)) for record in references)
-
-
-def _of_files(given: str, split: str) -> Iterator[Question]:
-    """One that can't be used ends it: scores over some of the questions would look like scores over all."""
-    from milldam.qa.listing import list_files
-    from milldam.qa.sources import flat_records
-
-    for file in list_files([given], split):
-        for where, value, error in _records(file):
-            if error is not None:
-                raise InputError(f"{file.path}: {where}: {error}. References must be whole: mend it.")
-            for place, record in flat_records(where, value, ""):
-                yield _of_record(record, f"{file.path}: {place}")
-
-
-def _records(file: InputFile) -> Iterator[tuple[str, Any, Exception | None]]:
-    """(where, value, what is wrong with it). Of tables, the columns that scores need."""
-    from milldam.qa.sources import READERS, damaged, table_records
-
-    if file.format not in ("parquet", "arrow"):
-        yield from ((one.where, one.value, one.error) for one in READERS[file.format](file, None))
-        return
-    import pyarrow as pa
-
-    row = 0
-    try:
-        for batch in _batches(file):
-            yield from ((one.where, one.value, one.error) for one in table_records(batch, row))
-            row += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        raise damaged(file.path, file.format, error) from None
-
-
-def _batches(file: InputFile) -> Iterator[Any]:
-    from milldam.sources.tables import open_arrow, open_parquet
-
-    if file.format == "parquet":
-        with open_parquet(file.path, file.compression, None) as parquet:
-            columns = _columns(parquet.schema_arrow.names, file.path)
-            yield from parquet.iter_batches(1024, columns=columns, use_threads=False)
-        return
-    with open_arrow(file.path, file.compression, None) as reader:
-        columns = _columns(reader.schema.names, file.path)
-        count = getattr(reader, "num_record_batches", None)
-        batches = iter(reader) if count is None else (reader.get_batch(number) for number in range(count))
-        for batch in batches:
-            wanted = batch.select(columns)
-            wanted.validate(full=False)
-            yield wanted
-
-
-def _columns(names: list[str], path: str) -> list[str]:
-    missing = [name for name in _NEEDED if name not in names]
-    if missing:
-        raise InputError(f"{path}: no column {', '.join(missing)}; found {', '.join(names) or 'none'}.")
-    return list(_NEEDED)
-
-
-def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Question]:
-    if not isinstance(document.get("data"), list):
-        raise InputError(f'{name}: no list "data" in it, as SQuAD files have.')
-    for article in document["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield _of_record(question, name)
-
-
-def _of_record(record: Any, name: str) -> Question:
-    """SQuAD's answers are a list of objects, those of the flat form one object of lists; an `Example` has its own."""
-    if hasattr(record, "answers") and hasattr(record, "id"):
-        return Question(str(record.id), tuple(answer.text for answer in record.answers))
-    try:
-        id, answers = record["id"], record["answers"]
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError(f"{name}: a question without {error}. {_WANTED}") from None
-    texts = _texts([] if answers is None else answers)
-    if id is None or texts is None:
-        raise InputError(f"{name}: an id or answers that can't be used. {_WANTED}")
-    return Question(str(id), texts)
-
-
-def _texts(answers: Any) -> tuple[str, ...] | None:
-    """None: they have another form."""
-    try:
-        found = answers["text"] if isinstance(answers, Mapping) else [one["text"] for one in answers]
-        texts = None if isinstance(found, str) else tuple(found)
-    except (KeyError, TypeError):
-        return None
-    return texts if texts is not None and all(isinstance(text, str) for text in texts) else None

@@ -1,9 +1,9 @@
 """The job of `milldam qa`: examples to a store of features. Each step leaves a state from which the same call goes on.
 
 prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
-read        the sources once, in order, into parts of examples in the run folder
-window      units of parts to shards of windows, in worker processes; every finished shard is recorded
-finish      the list of repaired answers gathered, the manifest written last
+read        files once, in order, into chunks of examples in the run folder; every file that was read is recorded
+window      chunks of a file to shards of windows, in worker processes; every finished shard is recorded
+finish      the lists of rejects and repaired answers gathered, the manifest written last
 
 Memory: this process reads and keeps count; a worker holds a tokenizer and a batch of windows. How many workers there
 are follows from the budget, and what they make from the input and the settings alone.
@@ -13,102 +13,95 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from milldam.config.checking import checked_settings
 from milldam.errors import InputError
-from milldam.files import NewFile, hash_bytes, remove_temporaries
+from milldam.files import NewFile, hash_bytes, remove_matching, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
-from milldam.qa.listing import list_files
-from milldam.qa.parts import FOLDER as PARTS
-from milldam.qa.parts import REJECTS, Read, ReadTask, part_path
-from milldam.qa.settings import QASettings, settings_of
+from milldam.qa.chunks import Read, ReadTask, chunk_path, readings, rejects_path, shards_of
+from milldam.qa.records import list_files
+from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.weighing import Scale
 from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
-from milldam.run.folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
 from milldam.run.identity import Identity
+from milldam.run.old_folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
+from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
 from milldam.run.progress import Observer, Quiet
-from milldam.run.workforce import Staff, Stage, at_work
-from milldam.sealed import is_whole, read_sealed, write_sealed
+from milldam.run.summary import Summary, describe_machine, package_versions
+from milldam.sealed import is_whole
 from milldam.sources.listing import InputFile
 from milldam.stores.features.manifest import NAME as MANIFEST
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 
 if TYPE_CHECKING:
+    from milldam.config.fields import Executor
     from milldam.stores.features.reader import FeatureStore
 
-ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
+ANSWERS, REJECTS = "answers.jsonl", "rejects.jsonl"
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
 VALUE_FACTOR, READING_BYTES = 64, 32 * 10**6
 """Bytes held for a byte of a value while it is read (24 for `{}`, 4 for a character, twice); what it leaves."""
-SMALL_PARTS = 8 * 10**6
+SMALL_INPUT = 8 * 10**6
 """Bytes of examples for which starting worker processes takes longer than the work."""
-_READ = "read.json"
+_READ = "read.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class QASummary:
-    """What a finished run tells."""
+class QAFacts(TypedDict):
+    """What the summary of such a job tells besides."""
 
-    out: Path
-    up_to_date: bool
-    examples: int
-    """Examples that have windows."""
-    windows: int
-    counts: dict[str, Any]
-    """As the manifest has them."""
-    seconds: float = 0.0
-    wall: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
-    stages: dict[str, float] = field(default_factory=dict)
-    """Work by kind, summed over workers."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    workers: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"out": str(self.out)}
+    max_seq_length: int
+    memory_tokens: int
 
 
 def prepare(
-    inputs: str | Path | Sequence[str | Path] | Mapping[str, Any] | QASettings,
-    out: str | Path | None = None,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
     *,
-    tokenizer: str | Path | None = None,
-    **options: Any,
+    tokenizer: str | Path,
+    max_seq_length: int = 384,
+    overlap: int | None = None,
+    hop: int | None = None,
+    doc_stride: int | None = None,
+    memory_tokens: int = 0,
+    first: First = "auto",
+    padding_side: PaddingSide = "auto",
+    max_segments: int | None = None,
+    max_examples: int | None = None,
+    split: str = "train",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    engine: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
+    strict: bool = False,
 ) -> FeatureStore:
     """Turn examples of question answering into a store of features and open it; what `milldam qa` does.
 
-    `inputs`: files, folders, globs, names on the Hub; or all settings at once, as a dict. `options` are the other
-    settings of `QASettings`: max_seq_length, overlap, hop, doc_stride (which means overlap), memory_tokens, and so on.
-    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
-    job takes on top of what the program holds already.
+    `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
+    overlap. Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits
+    what the job takes on top of what the program holds already.
 
     >>> prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased", overlap=128)   # doctest: +SKIP
     FeatureStore('squad.milldam': 131,944 windows of 384, 130,319 examples, 700 MB)
     """
+    settings = checked_settings(QASettings, locals())
     from milldam.stores.features.reader import FeatureStore
 
     release()
-    settings = _settings(inputs, {"out": out, "tokenizer": tokenizer, **options})
     run_qa(settings, held_bytes=usage().anonymous)
     return FeatureStore(settings.out)
 
 
-def _settings(given: Any, options: dict[str, Any]) -> QASettings:
-    said = {name: value for name, value in options.items() if value is not None}
-    if isinstance(given, QASettings):
-        return settings_of(asdict(given) | said)
-    return settings_of({**given, **said} if isinstance(given, Mapping) else {"inputs": given, **said})
-
-
-def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
+def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> Summary[QAFacts]:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
     with QARun(Path(settings.out)) as run:
         return _Job(settings, run, observer or Quiet(), held_bytes).run()
@@ -130,8 +123,7 @@ class QARun(Run):
         return super().identity()
 
     def has_results(self) -> bool:
-        read = self.what_was_read()
-        return (read is not None and read.examples > 0) or super().has_results()
+        return any(self.what_was_read()) or super().has_results()
 
     def _clear(self) -> None:
         super()._clear()
@@ -139,18 +131,17 @@ class QARun(Run):
 
     def tidy(self) -> None:
         super().tidy()
-        remove_temporaries(self.folder / PARTS)
+        remove_temporaries(self.folder / "chunks")
 
-    def what_was_read(self) -> Read | None:
-        """What the first stage left when it was done; None: it was not."""
-        found = read_sealed(self.folder / _READ)
-        read = Read(**found) if found is not None else None
-        return read if read is not None and self._has_parts(read) else None
+    def what_was_read(self) -> dict[str, Read]:
+        """The files that were read and whose chunks are there as they were written."""
+        found = (Read(**line) for line in self.appended(_READ))
+        return {one.key: one for one in found if self._has_chunks(one)}
 
-    def _has_parts(self, read: Read) -> bool:
-        """Whether all parts are as they were written; else they are read again."""
-        records = [{"bytes": size, "xxh3": xxh3} for size, xxh3 in zip(read.parts, read.hashes, strict=True)]
-        return all(is_whole(part_path(self.folder, number), record) for number, record in enumerate(records))
+    def _has_chunks(self, read: Read) -> bool:
+        if read.rejects is not None and not is_whole(rejects_path(self.folder, read.key), read.rejects):
+            return False
+        return all(is_whole(chunk_path(self.folder, chunk), chunk) for chunks in read.chunks for chunk in chunks)
 
     def made(self) -> dict[int, Made]:
         """The units that are done and whose files are there."""
@@ -181,7 +172,7 @@ class _Job:
         self._rules = settings.rules
         self._budget = Budget.of(settings.memory, held_bytes)
 
-    def run(self) -> QASummary:
+    def run(self) -> Summary[QAFacts]:
         run = self._run
         where = self._settings.engine, self._settings.address
         with at_work(run, self._observer, self._budget, *where) as self._workforce:
@@ -192,17 +183,17 @@ class _Job:
             begin = self._where_to_begin(identity)
             if begin == FINISHED:
                 _remove_intermediate(run)
-                return _told_by(FeatureManifest.read(run.out), run.out)
+                return self._summary(FeatureManifest.read(run.out), up_to_date=True)
             self._loaded_bytes = TOKENIZER_FACTOR * len(tokenizer.json) + WINDOWS_BYTES
             fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
             self._begin(begin, identity, tokenizer)
-            read = self._read(tokenizer)
-            self._plan = self._plan_work(read, identity)
+            reads = self._read(tokenizer)
+            self._plan = self._plan_work(reads, identity)
             self._observer.planned(self._plan)
-            made = self._make_windows(read, tokenizer)
+            made = self._make_windows(reads, tokenizer)
             self._workforce.close()
             self._workforce.enter("finish")
-            return self._finish(read, made, tokenizer, identity)
+            return self._finish(reads, made, tokenizer, identity)
 
     # ---- prepare ----
 
@@ -219,7 +210,7 @@ class _Job:
         return {"version": WINDOWS_VERSION, "tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
 
     def _list_input(self) -> dict[str, Any]:
-        files = list_files(self._settings.paths, self._settings.split)
+        files = list_files(self._settings.inputs, self._settings.split)
         return self._run.write_inputs((0, file) for file in files)
 
     def _where_to_begin(self, identity: Identity) -> str:
@@ -245,24 +236,22 @@ class _Job:
 
     # ---- read ----
 
-    def _read(self, tokenizer: QATokenizer) -> Read:
+    def _read(self, tokenizer: QATokenizer) -> list[Read]:
         run, found = self._run, self._run.what_was_read()
-        if found is not None:
-            return found
-        task = ReadTask(
-            run.folder,
-            run.out / REJECTS,
-            lambda: (InputFile(**file) for file in run.inputs()),
-            self._settings.max_examples,
-            self._settings.strict,
-            self._limits(tokenizer),
-        )
-        reads: list[Read] = []
-        stage = Stage("read", task, iter([0]), lambda unit: None, total=1)
-        self._workforce.work(stage, Staff(1, 1, here=True), reads.append)
-        if reads[0].examples:  # else the same command reads again, maybe with more memory
-            write_sealed(run.folder / _READ, asdict(reads[0]))
-        return reads[0]
+        files = (InputFile(**file) for file in run.inputs())
+        wanted = list(readings(files, self._settings.max_examples))
+        todo = [number for number, one in enumerate(wanted) if one.key not in found]
+
+        def keep(read: Read) -> None:
+            found[read.key] = read
+            if read.examples:  # else the same command reads again, maybe with more memory
+                run.append(_READ, asdict(read))
+
+        task = ReadTask(run.folder, self._settings.strict, self._limits(tokenizer))
+        total, done = len(wanted), len(wanted) - len(todo)
+        stage = Stage("read", task, iter(todo), wanted.__getitem__, total=total, done=done)
+        self._workforce.work(stage, Staff(1, 1, here=True), keep)
+        return [found[one.key] for one in wanted]
 
     def _limits(self, tokenizer: QATokenizer) -> Limits:
         """What the budget leaves: for a value that is read here, and for an example in a worker."""
@@ -279,20 +268,23 @@ class _Job:
 
     # ---- window ----
 
-    def _plan_work(self, read: Read, identity: Identity) -> WorkPlan:
-        units, done = len(read.units()), len(self._run.made())
+    def _plan_work(self, reads: list[Read], identity: Identity) -> WorkPlan:
+        shards = [shard for read in reads for shard in shards_of(read)]
+        units, done = len(shards), len(self._run.made())
+        chunk_bytes = sum(chunk["bytes"] for shard in shards for chunk in shard)
         wanted = self._settings.workers or self._workforce.crew.cores
         local = self._settings.engine == "local"
-        small = local and self._settings.workers is None and sum(read.parts) < SMALL_PARTS
+        small = local and self._settings.workers is None and chunk_bytes < SMALL_INPUT
         useful = 1 if small else max(1, min(wanted, units - done))
         release()
         parent = usage().anonymous
-        workers = fit_workers(self._budget, parent, self._worker_bytes(read.heaviest), useful)
+        workers = fit_workers(self._budget, parent, self._worker_bytes(max(read.heaviest for read in reads)), useful)
         held = parent if workers > 1 or self._workforce.crew.machine else 0
         rules = self._rules
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
         return make_plan(
             self._budget,
+            kind=WorkPlan,
             workers=workers,
             useful=useful,
             cores=wanted,
@@ -300,7 +292,7 @@ class _Job:
             units=units,
             done=done,
             input_bytes=identity.input["bytes"],
-            shard_size=sum(read.parts) // max(1, units),
+            shard_size=chunk_bytes // max(1, units),
             engine="huggingface",
             engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
             stages=("read", "window"),
@@ -310,8 +302,9 @@ class _Job:
         """What a worker takes whose heaviest example takes so much."""
         return self._loaded_bytes + self._workforce.crew.overhead_bytes + heaviest
 
-    def _make_windows(self, read: Read, tokenizer: QATokenizer) -> dict[int, Made]:
-        run, units, made = self._run, read.units(), self._run.made()
+    def _make_windows(self, reads: list[Read], tokenizer: QATokenizer) -> dict[int, Made]:
+        run, made = self._run, self._run.made()
+        units = [shard for read in reads for shard in shards_of(read)]
         todo = [number for number in range(len(units)) if number not in made]
         task = WindowTask(
             run.out, run.folder, self._settings.split, self._rules, tokenizer.template, tokenizer.form(self._rules)
@@ -328,7 +321,7 @@ class _Job:
             lambda number: Assigned(number, units[number]),
             total=len(units),
             done=len(units) - len(todo),
-            input_bytes=sum(read.parts[part] for number in todo for part in units[number]),
+            input_bytes=sum(chunk["bytes"] for number in todo for chunk in units[number]),
         )
         if todo:
             self._workforce.work(stage, Staff(self._plan.workers, self._plan.threads), keep)
@@ -336,44 +329,54 @@ class _Job:
 
     # ---- finish ----
 
-    def _finish(self, read: Read, made: dict[int, Made], tokenizer: QATokenizer, identity: Identity) -> QASummary:
+    def _finish(
+        self, reads: list[Read], made: dict[int, Made], tokenizer: QATokenizer, identity: Identity
+    ) -> Summary[QAFacts]:
         run = self._run
         if self._list_input() != identity.input:
             raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
-        _gather_answers(run, len(read.units()))
-        manifest = _manifest(read, made, tokenizer, identity, tokenizer.form(self._rules))
+        _gather(run.out / ANSWERS, (answers_path(run.folder, unit) for unit in sorted(made) if made[unit].answers))
+        _gather(run.out / REJECTS, (rejects_path(run.folder, read.key) for read in reads if read.rejects))
+        manifest = _manifest(reads, made, tokenizer, identity, tokenizer.form(self._rules))
         if not manifest.shards:
-            raise InputError(_nothing_left(read, manifest, run.out))
+            raise InputError(_nothing_left(manifest, run.out))
         run.tidy()
-        summary = self._summary(manifest)
-        write_sealed(run.folder / SUMMARY, summary.as_json())
+        summary = self._summary(manifest, len(made))
+        summary.write(run.folder)
         manifest.write(run.out)
         _remove_intermediate(run)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
         return summary
 
-    def _summary(self, manifest: FeatureManifest) -> QASummary:
-        told = _told_by(manifest, self._run.out)
-        return QASummary(
-            told.out,
-            False,
-            told.examples,
-            told.windows,
-            told.counts,
+    def _summary(self, manifest: FeatureManifest, made: int = 0, *, up_to_date: bool = False) -> Summary[QAFacts]:
+        counts = {name: count for name, count in manifest.counts.items() if isinstance(count, int)}
+        told: Summary[QAFacts] = Summary(
+            "qa",
+            str(self._run.out),
+            {"max_seq_length": manifest.form.max_seq_length, "memory_tokens": len(manifest.memory["read"])},
+            up_to_date=up_to_date,
+            counts=counts | {"read": counts["examples"], "examples": manifest.examples},
+            rejected=manifest.counts["rejected"],
+            dropped=manifest.counts["dropped"],
+        )
+        if up_to_date:
+            return told
+        return replace(
+            told,
+            units=made,
+            output_bytes=sum(file["bytes"] for shard in manifest.shards for file in shard.files.values()),
             seconds=self._workforce.elapsed,
-            wall=self._workforce.wall,
-            stages=dict(self._workforce.seconds),
-            memory=self._monitor.summary() | {"budget": self._budget.limit_bytes},
+            stages=self._workforce.wall,
+            work=dict(self._workforce.seconds),
+            memory=self._monitor.use(self._budget.limit_bytes),
             workers=self._plan.workers,
+            machine=describe_machine(),
+            versions=package_versions(),
         )
 
 
-def _told_by(manifest: FeatureManifest, out: Path) -> QASummary:
-    return QASummary(out, True, manifest.examples, manifest.windows, manifest.counts)
-
-
 def _manifest(
-    read: Read, made: dict[int, Made], tokenizer: QATokenizer, identity: Identity, form: Any
+    reads: list[Read], made: dict[int, Made], tokenizer: QATokenizer, identity: Identity, form: Any
 ) -> FeatureManifest:
     template = tokenizer.template
     units = [made[number] for number in sorted(made)]
@@ -390,54 +393,52 @@ def _manifest(
         settings=identity.settings,
         input=identity.input,
         shards=tuple(FeatureShard(**one.shard) for one in units if one.shard is not None),
-        counts=_counts(read, units),
+        counts=_counts(reads, units),
     )
 
 
-def _counts(read: Read, units: list[Made]) -> dict[str, Any]:
+def _counts(reads: list[Read], units: list[Made]) -> dict[str, Any]:
     found: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     for one in units:
         found.update(one.counts)
         dropped.update(one.dropped)
+    for read in reads:
+        rejected.update(read.rejected)
     return {
-        "examples": read.examples,
+        "examples": sum(read.examples for read in reads),
         "answered": found["ok"] + found["repaired"],
         "unanswerable": found["none"],
         "repaired": found["repaired"],
         "unrepairable": found["unrepairable"],
         "dropped": dict(sorted(dropped.items())),
-        "rejected": read.rejected,
+        "rejected": dict(sorted(rejected.items())),
         "windows": found["windows"],
         "windows_with_answers": found["windows_with_answers"],
         "tokens": found["tokens"],
     }
 
 
-def _gather_answers(run: QARun, units: int) -> None:
-    """The answers that were repaired, could not be, or were dropped, of all units in order."""
-    with NewFile(run.out / ANSWERS) as new:
-        for path in _existing(run, units):
-            new.write(path.read_bytes())
+def _gather(path: Path, parts: Iterable[Path]) -> None:
+    """One list from those of all units, in order; none when they are empty."""
+    with NewFile(path) as new:
+        for part in parts:
+            new.write(part.read_bytes())
         if new.size:
             new.commit()
 
 
-def _existing(run: QARun, units: int) -> Iterator[Path]:
-    return (path for number in range(units) if (path := answers_path(run.folder, number)).exists())
-
-
 def _remove_intermediate(run: QARun) -> None:
     """What a finished store no longer needs."""
-    shutil.rmtree(run.folder / PARTS, ignore_errors=True)
-    for path in run.folder.glob("answers-*.jsonl"):
-        path.unlink(missing_ok=True)
+    shutil.rmtree(run.folder / "chunks", ignore_errors=True)
+    remove_matching(run.folder, "answers-*.jsonl", "rejects-*.jsonl")
 
 
-def _nothing_left(read: Read, manifest: FeatureManifest, out: Path) -> str:
-    lost = read.rejected | manifest.counts["dropped"]
+def _nothing_left(manifest: FeatureManifest, out: Path) -> str:
+    lost = manifest.counts["rejected"] | manifest.counts["dropped"]
     if not lost:
         return "No examples in the input: nothing to write."
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in lost.items())
-    where = f"\nThe rejected records are in {out / REJECTS}." if read.rejected else ""
+    where = f"\nThe rejected records are in {out / REJECTS}." if manifest.counts["rejected"] else ""
     return f"No examples left: {reasons}.{where}"

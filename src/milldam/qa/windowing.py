@@ -1,4 +1,4 @@
-"""The second stage, in a worker: the parts of a unit -> one shard of windows, and the list of answers to look at.
+"""The second stage, in a worker: the chunks of a unit -> one shard of windows, and the list of answers to look at.
 
 Holds one batch: as many examples as have 256,000 characters in different contexts and about 8 MB of windows, at most
 256; an example that is larger than that is a batch of its own. What comes out does not depend on the batches.
@@ -16,15 +16,16 @@ from typing import Any
 
 from milldam.files import NewFile
 from milldam.memory import release, usage
+from milldam.qa.chunks import REPORT_SECONDS, chunk_path, read_chunk
 from milldam.qa.examples import Example
-from milldam.qa.parts import REPORT_SECONDS, part_path, read_part
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import Template
 from milldam.qa.tokenizer import load_windower
 from milldam.qa.windows import Prepared, Windower
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.writer import FeatureShardWriter
+from milldam.stores.kinds import FileRecord
 
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 8 << 20
 """Examples, characters of different contexts (what encoding takes), bytes of windows."""
@@ -36,7 +37,7 @@ class Assigned:
     """A unit of work."""
 
     unit: int
-    parts: range
+    chunks: list[FileRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class _Unit:
             FeatureShardWriter(task.out, f"{task.split}-{assigned.unit:05d}", task.form) as writer,
             NewFile(answers_path(task.folder, assigned.unit)) as answers,
         ):
-            for batch in _batches(self._examples(assigned.parts), _most_characters(task)):
+            for batch in _batches(self._examples(assigned.chunks), _most_characters(task)):
                 self._append(batch, writer, answers)
             listed = answers.commit() if answers.size else None
             if writer.windows:
@@ -106,9 +107,9 @@ class _Unit:
         self._tell(force=True)
         self.report(PART, Made(assigned.unit, shard, dict(self.counts), dict(self.dropped), listed))
 
-    def _examples(self, parts: Iterable[int]) -> Iterator[Example]:
-        for number in parts:
-            for example, size in read_part(part_path(self.task.folder, number)):
+    def _examples(self, chunks: Iterable[FileRecord]) -> Iterator[Example]:
+        for chunk in chunks:
+            for example, size in read_chunk(chunk_path(self.task.folder, chunk)):
                 self.shown["input_bytes"] += size
                 yield example
 

@@ -54,7 +54,7 @@ class Packing:
 
     split: str
     strategy: str
-    sequence_len: int
+    seq_len: int
     rows: int
     padding: int
     tail: int
@@ -72,6 +72,11 @@ class Facts:
     lengths: dict[str, Lengths]
     samples: tuple[Sample, ...]
     dropped_samples: tuple[Sample, ...]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the run told beside what every kind of job tells."""
+        return as_dict(self.summary.get("facts"))
 
     @property
     def sessions(self) -> int:
@@ -115,14 +120,14 @@ class Facts:
     @property
     def packing(self) -> tuple[Packing, ...]:
         """Rows by split, or of all splits together: as the run told it."""
-        told = as_dict(self.summary.get("packing"))
+        told = as_dict(self.told.get("packing"))
         by_split = {"all": told} if "rows" in told else told
         found = (_packing(split, as_dict(one)) for split, one in by_split.items())
         return tuple(one for one in found if one is not None)
 
     @property
     def clusters(self) -> tuple[Clusters, ...]:
-        found = (_clusters(kind, as_dict(self.summary.get(key))) for key, kind in _DEDUP_KINDS.items())
+        found = (_clusters(kind, as_dict(self.told.get(key))) for key, kind in _DEDUP_KINDS.items())
         return tuple(one for one in found if one is not None)
 
 
@@ -178,7 +183,7 @@ def _clusters(kind: str, told: dict[str, Any]) -> Clusters | None:
 
 
 def _packing(split: str, told: dict[str, Any]) -> Packing | None:
-    names = ("sequence_len", "rows", "padding", "tail", "cut_documents")
+    names = ("seq_len", "rows", "padding", "tail", "cut_documents")
     row_length, rows, padding, tail, cut = (_positive(told.get(name)) or 0 for name in names)
     efficiency = as_number(told.get("efficiency"))
     if not rows:

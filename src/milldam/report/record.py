@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 20_000
 def configuration(facts: Facts) -> Section:
     """The configuration as given, and the settings that decide the result."""
     settings = f"<pre>{_yaml(facts.manifest.settings)}</pre>"
-    config = as_dict(facts.summary.get("config"))
+    config = as_dict(facts.told.get("config"))
     body = settings
     if config:
         body = (

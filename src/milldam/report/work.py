@@ -54,10 +54,10 @@ def throughput(facts: Facts) -> Section:
     """Rates over the whole time, then where the time went."""
     seconds, text = facts.seconds, facts.manifest.text_bytes
     body = show_tiles(_rates(facts, seconds), small=True) if seconds else ""
-    wall = _seconds_by_name(facts.summary.get("wall"))
-    if wall:
-        body += f"<h3>Time per stage</h3>{_time_table(wall, text)}"
-    work = _seconds_by_name(facts.summary.get("stages"))
+    stages = _seconds_by_name(facts.summary.get("stages"))
+    if stages:
+        body += f"<h3>Time per stage</h3>{_time_table(stages, text)}"
+    work = _seconds_by_name(facts.summary.get("work"))
     if work:
         body += f"<h3>Work per step, summed over workers</h3>{_time_table(work, text)}"
     if not body:

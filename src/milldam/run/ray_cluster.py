@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
+from milldam.errors import ConfigError, InputError, ResourceError, Setting, WorkerError
 from milldam.memory import format_size
-from milldam.run.crews import LocalCrew, Staff
+from milldam.run.pools import LocalPool, Workers
 from milldam.run.ray_node import ERROR, TOLD, Hand, look
 from milldam.run.tasks import CRASH, DONE, MEMORY, Event, Executor, Task
 
@@ -44,7 +44,7 @@ _BUSY_SECONDS = 60.0
 """After so long a unit that waits for a node, whose cores or memory others have, goes to a slot that is free."""
 
 
-class RayCrew:
+class RayPool:
     """A Ray cluster. `budget_bytes`: what milldam may hold on each node.
 
     In a program that is connected to one, that one is used, whatever the address.
@@ -53,7 +53,7 @@ class RayCrew:
     def __init__(self, address: str | None, budget_bytes: int) -> None:
         self._ray = _import_ray()
         self._budget_bytes = budget_bytes
-        self._here = LocalCrew(budget_bytes)
+        self._here = LocalPool(budget_bytes)
         self._folder: Path | None = None
         self._fit: dict[str, bool] = {}
         """Node -> whether it can take part."""
@@ -61,8 +61,9 @@ class RayCrew:
         named = address or os.environ.get("RAY_ADDRESS", "")
         if named.startswith("ray://") or self._ray.util.client.ray.is_connected():
             raise ConfigError(
-                "Ray Client (ray://) can't stream what workers report.\n"
-                "Run milldam on a machine of the cluster, with --address HOST:6379, or with `ray job submit`."
+                "Ray Client (ray://) can't stream what workers report.\nRun milldam on a machine of the cluster, with ",
+                Setting("address", "HOST:6379"),
+                ", or with `ray job submit`.",
             )
         if self._started:
             self._connect(address)
@@ -87,7 +88,9 @@ class RayCrew:
             where = address or "here"
             raise InputError(
                 f"No Ray cluster could be reached ({where}): {str(error).splitlines()[0]}\n"
-                "Start one with `ray start --head`, and name it with --address HOST:6379."
+                "Start one with `ray start --head`, and name it with ",
+                Setting("address", "HOST:6379"),
+                ".",
             ) from None
         finally:
             # Ray puts its own in place, which would end this process with nothing said.
@@ -101,8 +104,9 @@ class RayCrew:
         if largest.memory_bytes < self._budget_bytes:
             raise ResourceError(
                 f"A budget of {format_size(self._budget_bytes)} fits on no node: {largest.name} gives Ray "
-                f"{format_size(largest.memory_bytes)}, and no other more.\n"
-                f"Use --memory {largest.memory_bytes // 10**6}MB or less; it holds for each node."
+                f"{format_size(largest.memory_bytes)}, and no other more.\nUse ",
+                Setting("memory", f"{largest.memory_bytes // 10**6}MB"),
+                " or less; it holds for each node.",
             )
 
     overhead_bytes = OVERHEAD_BYTES
@@ -170,29 +174,29 @@ class RayCrew:
 
     # ---- work ----
 
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        if staff.here:
-            return self._here.executor(stage, staff)
+    def executor(self, stage: str, workers: Workers) -> Executor:
+        if workers.here:
+            return self._here.executor(stage, workers)
         self.close()
-        return _RayExecutor(self, staff)
+        return _RayExecutor(self, workers)
 
-    def slots(self, staff: Staff) -> list[_Slot]:
+    def slots(self, workers: Workers) -> list[_Slot]:
         """Places for one unit at a time, spread over the nodes."""
-        by_node = ([_Slot(node, number) for number in range(self._room(node, staff))] for node in self._fit_nodes())
+        by_node = ([_Slot(node, number) for number in range(self._room(node, workers))] for node in self._fit_nodes())
         spread = itertools.zip_longest(*by_node)
         return [slot for round_ in spread for slot in round_ if slot is not None]
 
-    def _room(self, node: _Node, staff: Staff) -> int:
-        return min(staff.workers, max(1, node.cores // staff.threads), node.memory_bytes // self._share(staff))
+    def _room(self, node: _Node, workers: Workers) -> int:
+        return min(workers.count, max(1, node.cores // workers.threads), node.memory_bytes // self._share(workers))
 
-    def _share(self, staff: Staff) -> int:
-        return max(1, self._budget_bytes // staff.workers)
+    def _share(self, workers: Workers) -> int:
+        return max(1, self._budget_bytes // workers.count)
 
-    def hire(self, slot: _Slot, staff: Staff, task: Any) -> Any:
+    def hire(self, slot: _Slot, workers: Workers, task: Any) -> Any:
         """A worker in a slot, for a task that was put where every node can fetch it."""
         remote = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand)
-        room = _on(slot.node, cores=min(staff.threads, slot.node.cores), memory_bytes=self._share(staff))
-        return remote.options(**room).remote(task, staff.threads, str(Path.cwd()))
+        room = _on(slot.node, cores=min(workers.threads, slot.node.cores), memory_bytes=self._share(workers))
+        return remote.options(**room).remote(task, workers.threads, str(Path.cwd()))
 
     def dismiss(self, hand: Any) -> None:
         """End a worker, whatever it is doing."""
@@ -254,9 +258,9 @@ class _Running:
 class _RayExecutor:
     """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
 
-    def __init__(self, crew: RayCrew, staff: Staff) -> None:
-        self._crew, self._staff = crew, staff
-        self._ray = crew._ray
+    def __init__(self, pool: RayPool, workers: Workers) -> None:
+        self._crew, self._staff = pool, workers
+        self._ray = pool._ray
         self._workers: dict[_Slot, int] = {}
         self._hands: dict[_Slot, _Hired] = {}
         self._running: dict[Any, _Running] = {}
@@ -393,7 +397,9 @@ class _RayExecutor:
         if self._crashes[unit] > RETRIES:
             raise WorkerError(
                 f"Unit {unit} lost its worker {self._crashes[unit]} times; the last one {cause}.\n"
-                "Every finished unit is safe. Run the same command again; if it was memory, with fewer --workers."
+                "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
+                Setting("workers"),
+                ".",
             )
         self._tell(running.hand, unit, CRASH, cause)
         self._again.append(unit)
@@ -422,7 +428,7 @@ def _complaint(name: str, folder: Path, found: tuple[bool, bool, str]) -> str | 
         return None
     what = "can't write to" if sees else "does not see"
     return (
-        f"The node {name} {what} {folder}.\nWith --engine ray the output lies on a file system that all "
+        f"The node {name} {what} {folder}.\nOn a Ray cluster the output lies on a file system that all "
         "nodes share, under the same path."
     )
 
@@ -443,7 +449,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError('--engine ray needs the package ray: pip install "milldam[ray]"') from None
+        raise ConfigError(Setting("executor", "ray"), ' needs the package ray: pip install "milldam[ray]"') from None
     finally:
         if ours:
             del os.environ[silence]

@@ -1,0 +1,178 @@
+"""The first stage: input files -> chunks of at most 1,024 examples in the run folder, each file read once and in order.
+
+A chunk is JSON lines, one an example: [id, title, question, context, [[text, start], ...]]; a context that is that of
+the line before is null. Which examples a chunk has follows from its file alone, and its name from its content: so a
+file that is added or changed leaves the chunks of others as they are. Holds an example at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milldam.files import NewFile, hash_bytes
+from milldam.memory import usage
+from milldam.qa.examples import Answer, Example
+from milldam.qa.sources import Limits, Reject, read_examples, stop_at_reject
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.sources.listing import InputFile
+from milldam.stores.kinds import FileRecord
+
+EXAMPLES, CHARACTERS = 1024, 32 << 20
+"""A chunk ends with so many examples, or so many characters."""
+REPORT_SECONDS = 0.25
+_MOST_CHUNKS, _SHARDS_WANTED = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Files to read: one; or, where examples are counted over all of them, all."""
+
+    key: str
+    files: tuple[InputFile, ...]
+    most: int | None = None
+    """Examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What came of a reading; its files are durable before this is told."""
+
+    key: str
+    examples: int
+    chunks: list[list[FileRecord]]
+    """By file."""
+    rejected: dict[str, int]
+    """Reason -> records."""
+    rejects: FileRecord | None
+    """Size and hash of the list of rejects; None: there are none."""
+    heaviest: int
+    """What the example that takes most takes beside what every worker does."""
+
+
+def readings(files: Iterable[InputFile], max_examples: int | None) -> Iterator[Reading]:
+    """What there is to read, named by the state of the files."""
+    groups = ([file] for file in files) if max_examples is None else iter([list(files)])
+    for group in groups:
+        known = [max_examples, *((Path(file.path).name, file.size, file.version) for file in group)]
+        yield Reading(hash_bytes(json.dumps(known).encode()), tuple(group), max_examples)
+
+
+def shards_of(read: Read) -> Iterator[list[FileRecord]]:
+    """The chunks that become a shard together: a sixteenth of a file's, but at most 64."""
+    for chunks in read.chunks:
+        size = max(1, min(_MOST_CHUNKS, len(chunks) // _SHARDS_WANTED))
+        yield from (chunks[first : first + size] for first in range(0, len(chunks), size))
+
+
+def chunk_path(folder: Path, chunk: FileRecord) -> Path:
+    return folder / "chunks" / f"{chunk['xxh3']}.jsonl"
+
+
+def rejects_path(folder: Path, key: str) -> Path:
+    return folder / f"rejects-{key}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Reads files, in this process."""
+
+    folder: Path
+    """Of the run."""
+    strict: bool
+    limits: Limits
+
+    def start(self) -> Work:
+        (self.folder / "chunks").mkdir(exist_ok=True)
+        return self._work
+
+    def _work(self, reading: Reading, report: Report) -> None:
+        with NewFile(rejects_path(self.folder, reading.key)) as rejects:
+            tally = _Tally(rejects, self.limits, report)
+            chunks: list[list[FileRecord]] = []
+            for file in reading.files:
+                on_reject = stop_at_reject if self.strict else tally.reject
+                found = read_examples(file, on_reject, limits=self.limits, spool=str(self.folder))
+                left = None if reading.most is None else reading.most - tally.examples
+                chunks.append(list(_write_chunks(self.folder, itertools.islice(found, left), tally)))
+                if tally.examples == reading.most:
+                    break
+            listed = rejects.commit() if tally.rejected else None
+        rejected = dict(sorted(tally.rejected.items()))
+        report(PART, Read(reading.key, tally.examples, chunks, rejected, listed, tally.heaviest))
+
+
+@dataclass(slots=True)
+class _Tally:
+    rejects: NewFile
+    limits: Limits
+    report: Report
+    examples: int = 0
+    characters: int = 0
+    heaviest: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    told: float = 0.0
+
+    def reject(self, found: Reject) -> None:
+        self.rejected[found.reason] += 1
+        line = json.dumps(found.as_json(), ensure_ascii=False) + "\n"
+        self.rejects.write(line.encode("utf-8", "backslashreplace"))
+
+    def count(self, example: Example, characters: int) -> None:
+        self.examples += 1
+        self.characters += characters
+        self.heaviest = max(self.heaviest, self.limits.weigh(example.size_bytes, example))
+
+    def tell(self) -> None:
+        if time.monotonic() - self.told > REPORT_SECONDS:
+            self.told = time.monotonic()
+            counts = {"documents": self.examples, "text_bytes": self.characters}
+            self.report(PROGRESS, {"counts": counts, "seconds": {}, "anonymous_bytes": usage().anonymous})
+
+
+def _write_chunks(folder: Path, examples: Iterator[Example], tally: _Tally) -> Iterator[FileRecord]:
+    """Write every chunk; size and hash of each."""
+    ahead = next(examples, None)
+    while ahead is not None:
+        with NewFile(folder / "chunks" / "new.jsonl") as new:
+            ahead = _write_chunk(new, ahead, examples, tally)
+            record: FileRecord = new.commit()
+        new.path.rename(chunk_path(folder, record))
+        yield record
+        tally.tell()
+
+
+def _write_chunk(new: NewFile, first: Example, examples: Iterator[Example], tally: _Tally) -> Example | None:
+    """Fill a chunk; the example that no longer belongs to it."""
+    characters = count = 0
+    context: str | None = None
+    example: Example | None = first
+    while example is not None:
+        same = example.context == context
+        size = len(example.question) + (0 if same else len(example.context))
+        if count == EXAMPLES or (count and characters + size > CHARACTERS):
+            break
+        answers = [[answer.text, answer.start] for answer in example.answers]
+        shown = None if same else example.context
+        line = json.dumps([example.id, example.title, example.question, shown, answers], ensure_ascii=False) + "\n"
+        new.write(line.encode())
+        tally.count(example, size)
+        context, count, characters = example.context, count + 1, characters + size
+        example = next(examples, None)
+    return example
+
+
+def read_chunk(path: Path) -> Iterator[tuple[Example, int]]:
+    """The examples of a chunk, each with the bytes of its line."""
+    context = ""
+    with path.open("rb") as lines:
+        for line in lines:
+            id, title, question, given, answers = json.loads(line)
+            context = context if given is None else given
+            found = tuple(Answer(text, start) for text, start in answers)
+            yield Example(id, question, context, found, title), len(line)

@@ -1,0 +1,331 @@
+"""Files -> records that should hold examples: SQuAD's JSON as a stream; JSON lines, arrays and tables row by row.
+
+Nothing is parsed whole: a paragraph with its questions, a line, or a few megabytes of rows are held. Of a record that
+is larger than it may be, `TooLarge` stands for what makes it so.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from milldam.errors import ConfigError, InputError
+from milldam.input_files import is_address, kind_of
+from milldam.sources.batch import MalformedError
+from milldam.sources.compression import DamagedError, compression_of, read_blocks
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.giant import parts_of_line
+from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
+from milldam.sources.jsonl import json_blocks
+from milldam.sources.listing import InputFile, list_inputs
+from milldam.sources.opening import STDIN, open_bytes
+from milldam.sources.records import WHOLE, Block
+from milldam.sources.splits import parse_split
+from milldam.sources.units import whole
+
+SQUAD, ARRAY = "squad", "json"
+"""What a .json file may hold: SQuAD's object, or a list of records."""
+FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
+WANTED = frozenset((*FIELDS, "paragraphs", "qas", "text", "answer_start"))
+KEPT_CHARS = 4096
+_FORMATS = ("json", "jsonl", "parquet", "arrow")
+_TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+_KNOWN = "Known are SQuAD's JSON, JSON lines, parquet and Arrow, each also as .gz, .zst, .bz2 or .xz."
+_HEAD_BYTES = 1 << 18
+_ROWS, _BATCH_BYTES = 1024, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Something that should hold one example or several, and where it was found."""
+
+    where: str
+    """line 7, row 7, or the path in the JSON: data[0].paragraphs[3]"""
+    value: Any
+    title: Any = ""
+    error: MalformedError | None = None
+
+
+# ---- which files ----
+
+
+def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFile]:
+    """The files behind each input, in the order given. Reads the head of each at most.
+
+    A file is taken as it is named. Of a folder, of what `save_to_disk` wrote and of a data set on the Hub, the files of
+    the split are taken.
+    """
+    if parse_split(split).rows is not None:
+        raise ConfigError(f'split "{split}": slices are not known here. Use max_examples for the first ones.')
+    for given in inputs:
+        if given == STDIN:
+            raise InputError("Standard input can't be read for question answering: name a file.")
+        named = os.path.isfile(given) or is_address(given) or (glob.has_magic(given) and not os.path.isdir(given))
+        paths = (given,) if named else _of_split(given, split)
+        yield from (_described(file) for file in list_inputs(paths, ARRAY))
+
+
+def _of_split(given: str, split: str) -> tuple[str, ...]:
+    files = resolve_data_set(given, split, None).inputs
+    wanted = tuple(path for path in files if (kind_of(path) or ("",))[0] in _FORMATS)
+    if not wanted:
+        raise InputError(f"{given}: no input files in it. {_KNOWN}")
+    return wanted
+
+
+def _described(file: InputFile) -> InputFile:
+    """With its format by the name; by the content where the name does not say."""
+    named = kind_of(file.path)
+    if named is not None and named[0] in _FORMATS[1:]:
+        return replace(file, format=named[0])
+    with open_bytes(file.path) as opened:
+        head = opened.read(_HEAD_BYTES)
+    compression = file.compression or compression_of(head)
+    with suppress(DamagedError):
+        head = next(read_blocks(io.BytesIO(head), compression, _HEAD_BYTES), b"")
+    table = next((kind for magic, kind in _TABLES.items() if head.startswith(magic)), None)
+    return replace(file, format=table or _json_kind(head, file.path), compression=compression)
+
+
+def _json_kind(head: bytes, path: str) -> str:
+    """JSON lines when the first line is a record by itself; else a list of records, or SQuAD's JSON."""
+    text = head.decode("utf-8-sig", "replace").lstrip()
+    if text[:1] not in ("{", "["):
+        raise InputError(f"{path}: no examples of question answering in it. {_KNOWN}")
+    if text.startswith("["):
+        return ARRAY
+    try:
+        first = json.loads(text.partition("\n")[0])
+    except (ValueError, RecursionError):
+        return SQUAD
+    return "jsonl" if isinstance(first, dict) and not isinstance(first.get("data"), list) else SQUAD
+
+
+# ---- records of a file ----
+
+
+def read_records(
+    file: InputFile,
+    *,
+    columns: Sequence[str] = FIELDS,
+    needed: Sequence[str] = ("id", "context", "question"),
+    spool: str | None = None,
+    largest: int = LARGEST_VALUE,
+) -> Iterator[Record]:
+    """The records of a listed file. Of tables, these columns.
+
+    `spool`: where compressed tables are unpacked to. `largest`: bytes of a value that is held.
+    """
+    if file.format == SQUAD:
+        return _read_squad(file, largest)
+    if file.format in ("jsonl", ARRAY):
+        return _read_lines(file, largest)
+    return _read_table(file, columns, needed, spool, largest)
+
+
+def flat_records(where: str, value: Any, title: Any = "") -> Iterator[tuple[str, Any]]:
+    """The flat records in a record: itself, the questions of a paragraph, or those of an article's paragraphs."""
+    if isinstance(value, dict) and isinstance(value.get("qas"), list):
+        shared = {"context": value.get("context"), "title": value.get("title", title)}
+        for number, qa in enumerate(value["qas"]):
+            yield f"{where}.qas[{number}]", qa | shared if isinstance(qa, dict) else qa
+    elif isinstance(value, dict) and isinstance(value.get("paragraphs"), list):
+        for number, paragraph in enumerate(value["paragraphs"]):
+            yield from flat_records(f"{where}.paragraphs[{number}]", paragraph, value.get("title", title))
+    else:
+        yield where, {"title": title} | value if isinstance(value, dict) else value
+
+
+def _read_of(blocks: Iterator[bytes]) -> Callable[[int], bytes]:
+    """`read(size)` over blocks: at least so many bytes, fewer at the end."""
+
+    def read(size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0 and (block := next(blocks, None)) is not None:
+            parts.append(block)
+            size -= len(block)
+        return b"".join(parts)
+
+    return read
+
+
+# ---- SQuAD's JSON ----
+
+
+@contextmanager
+def _walking(file: InputFile, largest: int) -> Iterator[JsonStream]:
+    with open_bytes(file.path) as opened:
+        yield JsonStream(_read_of(read_blocks(opened, file.compression, BLOCK_BYTES)), largest, WANTED)
+
+
+def _read_squad(file: InputFile, largest: int) -> Iterator[Record]:
+    """One JSON text: SQuAD's, or one record after the other."""
+    try:
+        with _walking(file, largest) as stream:
+            titles = enumerate(_titles(file, largest))
+            while stream.peek() != "":
+                yield from _read_object(stream, titles)
+    except (JsonError, DamagedError) as error:
+        raise InputError(f"{file.path}: not whole JSON ({error}). Get the file again.") from None
+
+
+def _read_object(stream: JsonStream, titles: Iterator[tuple[int, Any]]) -> Iterator[Record]:
+    record = {}
+    for key in stream.fields():
+        if key == "data" and stream.peek() == "[":
+            for number in stream.items():
+                yield from _read_article(stream, number, titles)
+        else:
+            record[key] = stream.value()
+    if any(name in record for name in ("context", "question", "qas", "paragraphs")):
+        yield Record("the only record", record)
+
+
+def _read_article(stream: JsonStream, number: int, titles: Iterator[tuple[int, Any]]) -> Iterator[Record]:
+    """The paragraphs of an article, one at a time; or a flat record."""
+    where = f"data[{number}]"
+    if stream.peek() != "{":
+        yield Record(where, stream.value())
+        return
+    record: dict[str, Any] = {}
+    walked = False
+    for key in stream.fields():
+        if key == "paragraphs" and stream.peek() == "[":
+            walked = True
+            if "title" not in record:
+                record["title"] = next(title for at, title in titles if at == number)
+            for paragraph in stream.items():
+                yield Record(f"{where}.paragraphs[{paragraph}]", stream.value(), _title(record["title"]))
+        else:
+            record[key] = stream.value()
+    if not walked:
+        yield Record(where, record)
+
+
+def _titles(file: InputFile, largest: int) -> Iterator[Any]:
+    """The title of each article: for those that come behind their paragraphs, a second reading of the file."""
+    with _walking(file, largest) as stream:
+        for key in stream.fields():
+            if key != "data" or stream.peek() != "[":
+                stream.skip()
+                continue
+            for _ in stream.items():
+                title: Any = ""
+                if stream.peek() != "{":
+                    stream.skip()
+                else:
+                    for field in stream.fields():
+                        if field == "title":
+                            title = stream.value()
+                        else:
+                            stream.skip()
+                yield title
+
+
+def _title(value: Any) -> Any:
+    return value if isinstance(value, TooLarge) else str(value or "")
+
+
+# ---- JSON lines, and the items of a list ----
+
+
+def _read_lines(file: InputFile, largest: int) -> Iterator[Record]:
+    """One that is no JSON is told, and the next one read."""
+    behind = "the beginning"
+    with open_bytes(file.path) as opened:
+        blocks = json_blocks(opened, whole(file))
+        try:
+            for block in blocks:
+                for line, begin, rest in _lines_of(block, blocks):
+                    where = f"[{line - 1}]" if file.format == ARRAY else f"line {line}"
+                    yield _parsed(begin, rest, where, largest)
+                    behind = f"behind {where}"
+        except DamagedError as error:
+            yield Record(behind, None, error=MalformedError(error.reason, str(error)))
+
+
+def _lines_of(block: Block, blocks: Iterator[Block]) -> Iterator[tuple[int, bytes, Iterator[bytes] | None]]:
+    """(number, line, None) of each line with something in it; of a giant one, its begin and what follows it."""
+    if block.kind != WHOLE:
+        parts = parts_of_line(block, blocks)
+        yield block.line, next(parts), parts
+        return
+    for number, line in enumerate(block.data.split(b"\n"), start=block.line):
+        if line.strip():
+            yield number, line, None
+
+
+def _parsed(begin: bytes, rest: Iterator[bytes] | None, where: str, largest: int) -> Record:
+    """The record in a line; of one that is too long to be held, without what makes it so."""
+    try:
+        if rest is None and len(begin) <= largest:
+            return Record(where, json.loads(begin.decode("utf-8", "surrogateescape"), strict=False))
+        stream = JsonStream(_read_of(itertools.chain([begin], rest or ())), largest, WANTED)
+        value = stream.value()
+        stream.require_end()
+        return Record(where, value)
+    except (ValueError, RecursionError) as error:
+        kept = begin[:KEPT_CHARS].decode("utf-8", "replace")
+        return Record(where, kept, error=MalformedError("bad_json", str(error)))
+    finally:
+        for _ in rest or ():
+            pass
+
+
+# ---- tables ----
+
+
+def _read_table(
+    file: InputFile, columns: Sequence[str], needed: Sequence[str], spool: str | None, largest: int
+) -> Iterator[Record]:
+    from milldam.sources.tables import table_batches
+
+    def choose(schema: Any) -> list[str]:
+        return _columns(schema.names, columns, needed, file.path)
+
+    for row, batch in table_batches(whole(file), choose, spool):
+        yield from _rows(batch, row, largest)
+
+
+def _columns(there: Sequence[str], wanted: Sequence[str], needed: Sequence[str], path: str) -> list[str]:
+    missing = [name for name in needed if name not in there]
+    if missing:
+        found = ", ".join(there) or "none"
+        raise InputError(f"{path}: no column {', '.join(missing)}; found {found}. Wanted are {', '.join(wanted)}.")
+    return [name for name in wanted if name in there]
+
+
+def _rows(batch: Any, first: int, largest: int) -> Iterator[Record]:
+    """Rows as objects, some megabytes at a time; those that could be large, one at a time."""
+    step = max(1, min(_ROWS, _BATCH_BYTES * batch.num_rows // max(1, batch.nbytes)))
+    for begin in range(0, batch.num_rows, step):
+        part = batch.slice(begin, step)
+        try:
+            values = part.to_pylist() if part.nbytes <= largest else None
+        except UnicodeDecodeError:
+            values = None
+        if values is None:
+            yield from (_row(part.slice(k, 1), first + begin + k, largest) for k in range(part.num_rows))
+        else:
+            yield from (Record(f"row {first + begin + k}", value) for k, value in enumerate(values))
+
+
+def _row(alone: Any, number: int, largest: int) -> Record:
+    try:
+        value = {name: _cell(column, largest) for name, column in zip(alone.schema.names, alone.columns, strict=True)}
+        return Record(f"row {number}", value)
+    except UnicodeDecodeError as error:
+        why = MalformedError("not_unicode", f"a text that is not UTF-8 ({error.reason})")
+        return Record(f"row {number}", None, error=why)
+
+
+def _cell(column: Any, largest: int) -> Any:
+    plain = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    return TooLarge(plain.nbytes) if plain.nbytes > largest else plain.to_pylist()[0]

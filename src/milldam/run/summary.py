@@ -1,0 +1,128 @@
+"""What a finished job tells, the same for every job: `run/summary.json`, `--json`, the closing lines of a command.
+
+A figure that every job should tell is a field here; what only one kind of job knows is in its `facts`.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from milldam.markup import counted
+from milldam.memory import MemoryUse, format_size
+from milldam.run.planning import cores
+from milldam.sealed import write_sealed
+
+SUMMARY = "summary.json"
+
+Facts = TypeVar("Facts", bound=Mapping[str, object])
+"""What is special to a kind of job: a TypedDict that lies beside the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary(Generic[Facts]):
+    job: str
+    """tokenize, preprocess, qa, map, import, export, push or pull."""
+    out: str
+    """The folder, file or address that was made."""
+    facts: Facts
+    up_to_date: bool = False
+    """Nothing was left to do."""
+    units: int = 0
+    reused: int = 0
+    """Units that were not made again."""
+    changed: tuple[str, ...] = ()
+    """Why the others were made: what is new or differs."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was read and made: documents, tokens, rows, files, ..."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Records that could not be read, by reason."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Documents that were left out, by reason."""
+    output_bytes: int = 0
+    """Size of the result on disk, without what tells how it was made."""
+    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+    work: dict[str, float] = field(default_factory=dict)
+    """Seconds of work by kind, summed over workers."""
+    memory: MemoryUse | None = None
+    workers: int = 0
+    warnings: tuple[str, ...] = ()
+    machine: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    started: float = 0.0
+    finished: float = 0.0
+    """Unix times; the start is that of the first session of a run that was resumed."""
+
+    @property
+    def made(self) -> str:
+        """What the result holds, in a few words.
+
+        >>> Summary("tokenize", "out", {}, counts={"documents": 91, "tokens": 23_862, "read": 95}).made
+        '91 documents, 23,862 tokens'
+        """
+        names = _RESULTS.get(self.job, ("documents", "tokens"))
+        return ", ".join(counted(self.counts.get(name, 0), name.removesuffix("s")) for name in names)
+
+    @property
+    def over_budget(self) -> str:
+        """A sentence when more memory was taken than the budget has; else empty."""
+        if self.memory is None or self.memory["peak"] <= self.memory["budget"]:
+            return ""
+        peak, budget = format_size(self.memory["peak"]), format_size(self.memory["budget"])
+        return f"memory: the peak of {peak} was over the budget of {budget}"
+
+    def __str__(self) -> str:
+        """
+        >>> print(Summary("map", "t", {}, units=16, reused=4, changed=("function f: code",), counts={"rows": 8}))
+        t: 8 rows; 4 of 16 units reused; changed: function f: code
+        """
+        parts = [f"{self.out}: {self.made}"]
+        parts += [f"{self.reused} of {counted(self.units, 'unit')} reused"] if self.units else []
+        parts += [f"changed: {', '.join(self.changed)}"] if self.changed else []
+        parts += [f"rejected: {sum(self.rejected.values()):,}"] if self.rejected else []
+        return "; ".join([*parts, *self.warnings, *filter(None, [self.over_budget])])
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def write(self, run_folder: Path) -> None:
+        write_sealed(run_folder / SUMMARY, self.as_json())
+
+
+# ---- where and with what ----
+
+
+def describe_machine() -> dict[str, str]:
+    import psutil
+
+    memory = format_size(psutil.virtual_memory().total)
+    return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": memory}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def package_versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
+_RESULTS = {"map": ("rows",), "qa": ("examples", "windows"), "push": ("files",), "pull": ("files",)}

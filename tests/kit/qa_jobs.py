@@ -1,0 +1,44 @@
+"""What the tests of question-answering jobs share: made-up examples, the command and the call."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.kit.jobs import TOKENIZER, demo_texts
+
+from milldam.qa.job import prepare
+from milldam.stores.features import FeatureStore
+
+SIZES = ("--max-seq-length", 64, "--overlap", 16)
+
+
+def write_examples(path: Path, count: int, *, seed: int = 0, length: int = 300) -> Path:
+    """Made-up questions on stretches of the demo texts, in HF's form: a third without an answer, some misaligned."""
+    rng = random.Random(seed)
+    sources = [text for text in demo_texts() if len(text) > 50]
+    with path.open("w", encoding="utf-8") as file:
+        context = ""
+        for number in range(count):
+            if number % 3 == 0:
+                source = rng.choice(sources)
+                begin = rng.randrange(len(source) - 40)
+                context = f"{rng.randrange(10**6)} {source[begin : begin + rng.randrange(40, length)]}"
+            begin = rng.randrange(len(context) - 5)
+            text = context[begin : begin + 5]
+            stated = begin + (3 if number % 50 == 1 else 0)
+            answers = {"text": [text], "answer_start": [stated]} if number % 3 else {"text": [], "answer_start": []}
+            record = {"id": f"q{number}", "title": "", "context": context, "question": f"What is {number}?"}
+            file.write(json.dumps(record | {"answers": answers}, ensure_ascii=False) + "\n")
+    return path
+
+
+def command(path: Path, out: Path, *options: object) -> list[object]:
+    return ["qa", path, "-o", out, "--tokenizer", TOKENIZER, *SIZES, *options]
+
+
+def small(path: Path, out: Path, **options: Any) -> FeatureStore:
+    settings: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "workers": 1}
+    return prepare(path, out, **settings | options)

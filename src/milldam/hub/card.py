@@ -139,7 +139,7 @@ def _tokens(contents: Contents, repo: str) -> tuple[list[tuple[Any, ...]], str]:
         *_origin(manifest),
     ]
     name = repo.split("/")[1]
-    first = manifest.shards[0].name if manifest.shards else "train-00000"
+    first = manifest.shards[0].name if manifest.shards else "train"
     return facts, _TOKENS_USE.format(repo=repo, name=name, first=first, dtype=manifest.dtype)
 
 

@@ -261,8 +261,7 @@ class _Import:
 
     def _shard_of(self, piece: Piece) -> ShardWriter:
         if self._writer is None:
-            name = f"{piece.split}-{self._made:05d}"
-            self._writer = ShardWriter(self._run.out, name, str(piece.split), self._dtype)
+            self._writer = ShardWriter(self._run.out, str(piece.split), self._dtype)
         return self._writer
 
     def _finish_split(self, next_piece: int) -> None:

@@ -24,7 +24,7 @@ from milldam.files import NewFile
 from milldam.mapping.identity import FunctionIdentity
 from milldam.mapping.memory_gate import remove_gates
 from milldam.mapping.plan import HASHES, indices_name
-from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
+from milldam.mapping.shards import ENDING, ROWS
 from milldam.mapping.unit_list import UnitList
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
@@ -150,8 +150,10 @@ class MapRun(Run):
             folder.rmdir()
 
     def remove_all_but(self, units: Iterable[MadeUnit]) -> None:
-        kept = {name for unit in units for name in (shard_name(unit.key), rejects_path(self.folder, unit.key).name)}
-        for folder, pattern in ((self.out, f"{PREFIX}*{SUFFIX}"), (self.folder, "rejects-*.jsonl")):
+        kept: set[str] = set()
+        for unit in units:
+            kept |= {unit.shard.name if unit.shard is not None else "", rejects_path(self.folder, unit.key).name}
+        for folder, pattern in ((self.out, f"{ROWS}-*{ENDING}"), (self.folder, "rejects-*.jsonl")):
             for path in folder.glob(pattern):
                 if path.name not in kept:
                     path.unlink(missing_ok=True)

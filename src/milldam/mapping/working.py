@@ -173,7 +173,7 @@ class _Unit:
     def make(self, key: str) -> None:
         task, unit = self.task, self.calls.unit
         with (
-            TableShardWriter(task.out, key, self.schema) as writer,
+            TableShardWriter(task.out, self.schema) as writer,
             RejectFile(rejects_path(task.folder, key)) as rejects,
         ):
             begun = time.perf_counter()

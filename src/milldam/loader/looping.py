@@ -22,13 +22,14 @@ class Loop(Generic[ItemT, PlaceT]):
         self.place, self._begin = place, begin
         self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
         self._end: PlaceT | None = None
+        self._inside = False
 
-    def move(self, place: PlaceT) -> None:
-        """Go on from another place."""
-        self.place, self._running = place, None
+    def move(self, place: PlaceT, *, inside: bool = False) -> None:
+        """Go on from another place. `inside`: a loop was left there, maybe with its last item in hand."""
+        self.place, self._running, self._inside = place, None, inside
 
     def __iter__(self) -> Iterator[ItemT]:
-        left_open = self._running is not None
+        left_open = self._running is not None or self._inside
         item = next(self, None)
         if item is None and left_open:
             # The loop before was left with its last item in hand: it was through.
@@ -43,6 +44,7 @@ class Loop(Generic[ItemT, PlaceT]):
     def __next__(self) -> ItemT:
         if self._running is None:
             self._running, self._end = self._begin(self.place)
+            self._inside = False
         try:
             for item, place in self._running:
                 self.place = place

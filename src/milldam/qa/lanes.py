@@ -21,7 +21,7 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.batches import Delivery, differences, wide_enough
-from milldam.loader.looping import Loop
+from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.prefetch import prefetched
@@ -87,7 +87,7 @@ class Lanes:
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._dtype = prefetch, wide_enough(dtype, self.samples)
         self._order = self.samples._order(shuffle, self._seed)
-        self._loop = Loop(self._at_begin(0), self._begin)
+        self._loop: Loop[Standing, Rows] = Loop(self._at_begin(0))
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
@@ -100,10 +100,10 @@ class Lanes:
     # ---- steps ----
 
     def __iter__(self) -> Iterator[Rows]:
-        return iter(self._loop)
+        return self._loop.items(self._begin)
 
     def __next__(self) -> Rows:
-        return next(self._loop)
+        return handed_out(self._loop.next(self._begin))
 
     def _begin(self, standing: Standing) -> tuple[Iterator[tuple[Rows, Standing]], Standing | None]:
         made, end = self._made(standing), self._end(standing.begin)

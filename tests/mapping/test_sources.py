@@ -669,7 +669,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     from milldam.sources.listing import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    monkeypatch.setattr("milldam.sources.lines.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places, None)

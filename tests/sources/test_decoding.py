@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import Result, read, small_blocks
 
-from milldam.sources import arrays, decoding, giant_line, plain_text
+from milldam.sources import arrays, decoding, giant_line
 from milldam.sources.batch import TextRules
 
 LINE = TextRules("line", invalid_utf8="drop")
@@ -38,7 +38,7 @@ def small_head(characters: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (arrays, decoding, giant_line):
             patch.setattr(module, "HEAD_CHARACTERS", characters)
-        for module in (decoding, plain_text):
+        for module in (decoding, arrays):
             patch.setattr(module, "HEAD_BYTES", 4 * characters)
         yield
 

@@ -178,7 +178,7 @@ def write_tokenizer(spec: str, folder: Path) -> Path:
     """A folder with the tokenizer in the one form that both load, with its template and its side of padding."""
     import tokenizers
 
-    from milldam.qa.rules import QARules
+    from milldam.qa.settings import QARules
     from milldam.qa.template import template_of
     from milldam.tokenizers.loading import load_tokenizer
 

@@ -40,10 +40,11 @@ from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
+from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
-from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
+from milldam.stores.kinds import TOKENS
 
 TEXTS = ["The mill stands.", "x", "Die Mühle steht am Bach. " * 20, "水車"]
 
@@ -362,7 +363,7 @@ def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
         def progress(self, snapshot: Snapshot) -> None:
             heard.append(snapshot.stage)
 
-    settings = {"packing": "wrapped", "sequence_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
+    settings = {"packing": "wrapped", "seq_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
     run_job(Config(datasets=str(lines), **settings), Listener())
     assert list(dict.fromkeys(heard)) == ["fingerprint", "group", "tokenize", "finish", "pack", "report"]
 
@@ -378,7 +379,7 @@ def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
     config = tmp_path / "c.yaml"
     packing = {"strategy": "wrapped", "write": write}
     settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s"), "packing": packing}
-    config.write_text(json.dumps(settings | {"sequence_len": 8, "clean": "off", "dedup": "off"}))
+    config.write_text(json.dumps(settings | {"seq_len": 8, "clean": "off", "dedup": "off"}))
     code, seen = in_terminal("preprocess", config)
     head, _, sample = seen.rpartition(b"\xe2\x94\x80 " + called + b" 0: ")
     assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2
@@ -543,33 +544,33 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
     assert json.loads(run_milldam("status", out, "--json").stdout)["safe"]["tokens"] == tokens
 
 
-def begin(run: Run) -> None:
+def begin(run: RunFolder) -> None:
     """A plan of one unit, as a run writes it before it works."""
-    identity = Identity({}, run.write_inputs([]))
+    identity = Identity({}, run.inputs.write([]))
     run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
-    run.start(identity, {})
+    run.start(identity, {}, ())
 
 
 def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:
     """Between its plan and its first report a run is working."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_a_resumed_run_is_not_stuck_because_of_an_old_report(tmp_path: Path) -> None:
     """What a run that was killed yesterday last said does not make today's run stuck."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         (tmp_path / "s" / "run" / "status.json").write_text(json.dumps({"time": time.time() - 86_400, "workers": {}}))
-    with Run(tmp_path / "s") as run:
-        run.resume()
+    with RunFolder(tmp_path / "s", TOKENS) as run:
+        run.tidy()
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_status_can_read_torn_records(tmp_path: Path) -> None:
     """After a crash the last record may be cut off: the rest is still told."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
     (tmp_path / "s" / "run" / "records.jsonl").write_text('{"unit": 0, "par')
     assert read_status(tmp_path / "s")["state"] == "ended"

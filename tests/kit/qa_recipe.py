@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from milldam.qa.examples import Answer, Example
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower
 

@@ -23,7 +23,8 @@ from tests.stores.test_features import small_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
-from milldam.loader.foreign import ForeignFile, MegatronFile
+from milldam.formats.foreign import ForeignFile
+from milldam.formats.megatron import MegatronFile
 from milldam.loader.stores import Store
 from milldam.stores.tokens.format import HEADER, MAGIC, Index
 

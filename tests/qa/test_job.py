@@ -80,7 +80,7 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
 
 
 def _rules(settings: dict[str, Any]) -> Any:
-    from milldam.qa.rules import QARules
+    from milldam.qa.settings import QARules
 
     return QARules(**{name: settings[name] for name in QARules().as_dict()})
 
@@ -294,7 +294,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     (tmp_path / "e.jsonl").write_text("".join(lines))
     asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
     run = json.loads(run_milldam(*asked("--memory", "200MB", "--json")).stdout)
-    assert (run["examples"], run["counts"]["rejected"]) == (3, {"too_large": 2})
+    assert (run["counts"]["examples"], run["rejected"]) == (3, {"too_large": 2})
     assert run["memory"]["peak"] < run["memory"]["budget"]
     told = [json.loads(line) for line in (tmp_path / "s/rejects.jsonl").read_text().splitlines()]
     assert [one["where"] for one in told] == ["line 2", "line 4"]
@@ -302,7 +302,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     assert '"context" of question "giant" has 8.4 MB: too much for a budget of 200 MB' in told[1]["detail"]
     named = told[0]["detail"].partition("--memory ")[2].split()[0]
     run = json.loads(run_milldam(*asked("--memory", named, "--overwrite", "--json")).stdout)
-    assert (run["examples"], run["counts"]["rejected"]) == (4, {"too_large": 1})
+    assert (run["counts"]["examples"], run["rejected"]) == (4, {"too_large": 1})
     assert run["memory"]["peak"] < run["memory"]["budget"]
 
 
@@ -350,11 +350,10 @@ def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_seq_lenght": 3}, 'no setting "max_seq_lenght". Did you mean "max_seq_length"'),
-        ({"max_seq_length": "64"}, "max_seq_length: '64'; a whole number"),
-        ({"max_examples": 0}, "max_examples: 0; use 1 or more"),
+        ({"max_seq_length": "many"}, 'max_seq_length: must be a whole number, not "many"'),
+        ({"max_examples": 0}, "max_examples: must be at least 1"),
         ({"split": "../x"}, 'split: "../x"'),
-        ({"first": "answer"}, 'first: "answer"; must be one of auto, question, context'),
+        ({"first": "answer"}, 'first: must be auto, question or context, not "answer"'),
         ({"overlap": 200}, "overlap: 200"),
     ],
 )
@@ -375,7 +374,7 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
     (tmp_path / "qa.yaml").write_text(json.dumps(config | {"max_seq_length": 64, "overlap": 99}))
     assert invoke("qa", tmp_path / "qa.yaml", "--overlap", 16).exit_code == 0
     small(few, tmp_path / "call")
-    prepare(config | {"max_seq_length": 64, "doc_stride": 16}, tmp_path / "dict")
+    prepare(**config | {"max_seq_length": 64, "doc_stride": 16, "out": tmp_path / "dict"})
     assert store_bytes(tmp_path / "file") == store_bytes(tmp_path / "call") == store_bytes(tmp_path / "dict")
 
 
@@ -386,7 +385,7 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
     assert told.exit_code == 2 and 'qa.yaml:4: overlapp: no such key. Did you mean "overlap"?' in told.stderr
     (tmp_path / "qa.yaml").write_text("tokenizer: t\n")
     assert "inputs and out are missing" in invoke("qa", tmp_path / "qa.yaml").stderr
-    assert "say it with --tokenizer" in invoke("qa", "a.json", "-o", "x").stderr
+    assert "--tokenizer is missing" in invoke("qa", "a.json", "-o", "x").stderr
 
 
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
@@ -395,7 +394,7 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     for word in ("60 examples", "windows", "with the answer", "repaired", "tokens/s", "Memory", "answers.jsonl"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
-    assert told["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
+    assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
     assert invoke(*command(few, tmp_path / "3", "--quiet")).stdout == ""
 
 

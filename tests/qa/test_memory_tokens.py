@@ -14,7 +14,7 @@ from milldam.errors import InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import Features
 from milldam.qa.memory_tokens import MemoryTokens, add_memory_tokens, with_memory
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower
 

@@ -23,11 +23,12 @@ from tests.kit.qa_recipe import (
     windower_of,
 )
 
+from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import COLUMNS, Features
 from milldam.qa.memory_tokens import add_memory_tokens, with_memory
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG, Windower
 from milldam.tokenizers.loading import load_tokenizer
@@ -254,18 +255,18 @@ def test_padding_is_no_word_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ({"overlap": 1, "hop": 1}, "give one of them"),
-        ({"max_seq_length": 7}, "use 8 or more"),
-        ({"overlap": -1}, "use 0 or more"),
-        ({"hop": 0}, "use 1 or more"),
-        ({"max_segments": 0}, "use 1 or more"),
-        ({"memory_tokens": -1}, "use 0 or more"),
+        ({"overlap": 1, "hop": 1}, "give one"),
+        ({"max_seq_length": 7}, "max_seq_length: must be at least 8"),
+        ({"overlap": -1}, "overlap: must be at least 0"),
+        ({"hop": 0}, "hop: must be at least 1"),
+        ({"max_segments": 0}, "max_segments: must be at least 1"),
+        ({"memory_tokens": -1}, "memory_tokens: must be at least 0"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], says: str) -> None:
     """At once, and with what to do."""
     with pytest.raises(ConfigError, match=says):
-        QARules(**rules)
+        checked_settings(QARules, rules)
 
 
 def test_rules_that_leave_no_room_are_refused() -> None:

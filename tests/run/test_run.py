@@ -243,6 +243,14 @@ def test_a_missing_part_takes_the_later_parts_of_its_unit_with_it(tmp_path: Path
     assert pending(resumed(tmp_path)) == [(0, (gone, gone))]
 
 
+def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
+    """A worker that dies between its last part and its end is made up for, and the record is there once."""
+    start(tmp_path)
+    parts = [record(tmp_path, 0, part, last=part == 1) for part in range(2)]
+    add(tmp_path, *parts, *parts)
+    assert list(resumed(tmp_path).all()) == parts
+
+
 def test_an_empty_unit_is_complete_without_a_shard(tmp_path: Path) -> None:
     """A unit that gave no document is not done again."""
     start(tmp_path, 2)

@@ -27,7 +27,7 @@ from milldam.errors import ConfigError, StoreError
 from milldam.qa.examples import Answer, Example
 from milldam.qa.features import COLUMNS, Features
 from milldam.qa.memory_tokens import add_memory_tokens, with_memory
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.spans import Chosen, choose_answer
 from milldam.qa.template import Special, Template
 from milldam.qa.template import template_of as tokenizer_template

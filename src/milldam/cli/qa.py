@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,13 +10,11 @@ import click
 
 from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.summaries import memory_lines
-from milldam.cli.terminal import visible
+from milldam.cli.summaries import show_summary
 from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.qa.job import QASummary
     from milldam.qa.settings import QASettings
 
 _CONFIG_ENDINGS = (".yaml", ".yml")
@@ -71,26 +68,19 @@ def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> N
             summary = run_qa(settings, observer)
     except KeyboardInterrupt:
         _explain_interrupt(Path(settings.out))
-    if as_json:
-        click.echo(json.dumps(summary.as_json()))
-    elif not quiet:
-        click.echo(visible("\n".join(summary_lines(summary))))
+    show_summary(summary, as_json=as_json, quiet=quiet)
 
 
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
     """From the file, if one is named, with the options put over it."""
-    from milldam.qa.settings import settings_of
-
-    if not any(path.lower().endswith(_CONFIG_ENDINGS) for path in inputs):
-        for name, option in (("tokenizer", "--tokenizer"), ("out", "-o FOLDER")):
-            if name not in options:
-                raise ConfigError(f"No {name}: say it with {option}.")
-        return settings_of({"inputs": inputs, **options})
-    if len(inputs) > 1:
-        raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
+    from milldam.config.checking import checked_settings
     from milldam.config.loading import load_settings
     from milldam.qa.settings import QASettings
 
+    if not any(path.lower().endswith(_CONFIG_ENDINGS) for path in inputs):
+        return checked_settings(QASettings, {"inputs": inputs, **options})
+    if len(inputs) > 1:
+        raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
     steps = ("overlap", "hop", "doc_stride")
     # One of them takes the place of any other in the file.
     taken_away = dict.fromkeys(steps) if any(name in options for name in steps) else {}
@@ -101,27 +91,3 @@ def _explain_interrupt(out: Path) -> NoReturn:
     from milldam.qa.job import QARun
 
     end_interrupted(f"Every finished shard is safe.\n{counted(len(QARun(out).made()), 'unit')} done.")
-
-
-def summary_lines(summary: QASummary) -> list[str]:
-    """The closing lines: what was made, what became of the answers, at what rate, in how much memory."""
-    made = f"{counted(summary.examples, 'example')}, {counted(summary.windows, 'window')}"
-    if summary.up_to_date:
-        return [f"{summary.out} is up to date: {made}."]
-    counts = summary.counts
-    seconds = max(summary.seconds, 1e-9)
-    lines = [
-        f"{summary.out}: {made}, {counts['windows_with_answers']:,} of them with the answer",
-        f"{summary.seconds:.1f} s, {summary.examples / seconds:,.0f} examples/s, "
-        f"{counts['tokens'] / seconds / 1e6:.2f}M tokens/s, {counted(summary.workers, 'worker')}",
-        f"Answers: {counts['answered']:,} found, {counts['repaired']:,} of them repaired; "
-        f"{counts['unrepairable']:,} unrepairable; {counted(counts['unanswerable'], 'question')} without one",
-    ]
-    for name in ("dropped", "rejected"):
-        if counts[name]:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts[name].items())
-            lines.append(f"{name.capitalize()}: {sum(counts[name].values()):,} ({reasons})")
-    for name, what in (("answers.jsonl", "Answers to look at"), ("rejects.jsonl", "Rejected records")):
-        if (summary.out / name).exists():
-            lines.append(f"{what} are in {summary.out / name}")
-    return lines + memory_lines(summary.memory)

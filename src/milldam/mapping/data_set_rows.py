@@ -120,7 +120,7 @@ class DataSetPlan:
         indices = self._dataset._indices
         if indices is None:
             return None
-        from milldam.exporters.npy import npy_header
+        from milldam.formats.npy import npy_header
 
         path = self._spool / indices_name(self.identity["fingerprint"])
         if not path.exists():

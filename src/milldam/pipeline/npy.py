@@ -16,10 +16,10 @@ from typing import Any
 from milldam.checked import checked, read_json
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
-from milldam.exporters.job import RECORD_NAME as EXPORT_RECORD
-from milldam.exporters.npy import npy_header
-from milldam.exporters.reading import token_blocks
 from milldam.files import NewFile, json_bytes, write_file
+from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
+from milldam.formats.flat import token_blocks
+from milldam.formats.npy import npy_header
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary
 from milldam.pipeline.job import run_job

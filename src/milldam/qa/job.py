@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from milldam.config.checking import checked_settings
 from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes, remove_matching, remove_temporaries
 from milldam.memory import Budget, format_size, release, usage
 from milldam.qa.chunks import Read, ReadTask, chunk_path, readings, rejects_path, shards_of
 from milldam.qa.records import list_files
-from milldam.qa.settings import QASettings, settings_of
+from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.weighing import Scale
@@ -34,15 +35,17 @@ from milldam.run.old_folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
 from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
 from milldam.run.progress import Observer, Quiet
-from milldam.sealed import is_whole, write_sealed
+from milldam.run.summary import Summary, describe_machine, package_versions
+from milldam.sealed import is_whole
 from milldam.sources.listing import InputFile
 from milldam.stores.features.manifest import NAME as MANIFEST
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 
 if TYPE_CHECKING:
+    from milldam.config.fields import Executor
     from milldam.stores.features.reader import FeatureStore
 
-ANSWERS, REJECTS, SUMMARY = "answers.jsonl", "rejects.jsonl", "summary.json"
+ANSWERS, REJECTS = "answers.jsonl", "rejects.jsonl"
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
 VALUE_FACTOR, READING_BYTES = 64, 32 * 10**6
@@ -52,62 +55,53 @@ SMALL_INPUT = 8 * 10**6
 _READ = "read.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class QASummary:
-    """What a finished run tells."""
+class QAFacts(TypedDict):
+    """What the summary of such a job tells besides."""
 
-    out: Path
-    up_to_date: bool
-    examples: int
-    """Examples that have windows."""
-    windows: int
-    counts: dict[str, Any]
-    """As the manifest has them."""
-    seconds: float = 0.0
-    wall: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
-    stages: dict[str, float] = field(default_factory=dict)
-    """Work by kind, summed over workers."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    workers: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"out": str(self.out)}
+    max_seq_length: int
+    memory_tokens: int
 
 
 def prepare(
-    inputs: str | Path | Sequence[str | Path] | Mapping[str, Any] | QASettings,
-    out: str | Path | None = None,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
     *,
-    tokenizer: str | Path | None = None,
-    **options: Any,
+    tokenizer: str | Path,
+    max_seq_length: int = 384,
+    overlap: int | None = None,
+    hop: int | None = None,
+    doc_stride: int | None = None,
+    memory_tokens: int = 0,
+    first: First = "auto",
+    padding_side: PaddingSide = "auto",
+    max_segments: int | None = None,
+    max_examples: int | None = None,
+    split: str = "train",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    engine: Executor = "local",
+    address: str | None = None,
+    overwrite: bool = False,
+    strict: bool = False,
 ) -> FeatureStore:
     """Turn examples of question answering into a store of features and open it; what `milldam qa` does.
 
-    `inputs`: files, folders, globs, names on the Hub; or all settings at once, as a dict. `options` are the other
-    settings of `QASettings`: max_seq_length, overlap, hop, doc_stride (which means overlap), memory_tokens, and so on.
-    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
-    job takes on top of what the program holds already.
+    `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
+    overlap. Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits
+    what the job takes on top of what the program holds already.
 
     >>> prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased", overlap=128)   # doctest: +SKIP
     FeatureStore('squad.milldam': 131,944 windows of 384, 130,319 examples, 700 MB)
     """
+    settings = checked_settings(QASettings, locals())
     from milldam.stores.features.reader import FeatureStore
 
     release()
-    settings = _settings(inputs, {"out": out, "tokenizer": tokenizer, **options})
     run_qa(settings, held_bytes=usage().anonymous)
     return FeatureStore(settings.out)
 
 
-def _settings(given: Any, options: dict[str, Any]) -> QASettings:
-    said = {name: value for name, value in options.items() if value is not None}
-    if isinstance(given, QASettings):
-        return settings_of(asdict(given) | said)
-    return settings_of({**given, **said} if isinstance(given, Mapping) else {"inputs": given, **said})
-
-
-def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
+def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> Summary[QAFacts]:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
     with QARun(Path(settings.out)) as run:
         return _Job(settings, run, observer or Quiet(), held_bytes).run()
@@ -178,7 +172,7 @@ class _Job:
         self._rules = settings.rules
         self._budget = Budget.of(settings.memory, held_bytes)
 
-    def run(self) -> QASummary:
+    def run(self) -> Summary[QAFacts]:
         run = self._run
         where = self._settings.engine, self._settings.address
         with at_work(run, self._observer, self._budget, *where) as self._workforce:
@@ -189,7 +183,7 @@ class _Job:
             begin = self._where_to_begin(identity)
             if begin == FINISHED:
                 _remove_intermediate(run)
-                return _told_by(FeatureManifest.read(run.out), run.out)
+                return self._summary(FeatureManifest.read(run.out), up_to_date=True)
             self._loaded_bytes = TOKENIZER_FACTOR * len(tokenizer.json) + WINDOWS_BYTES
             fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
             self._begin(begin, identity, tokenizer)
@@ -216,7 +210,7 @@ class _Job:
         return {"version": WINDOWS_VERSION, "tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
 
     def _list_input(self) -> dict[str, Any]:
-        files = list_files(self._settings.paths, self._settings.split)
+        files = list_files(self._settings.inputs, self._settings.split)
         return self._run.write_inputs((0, file) for file in files)
 
     def _where_to_begin(self, identity: Identity) -> str:
@@ -337,7 +331,7 @@ class _Job:
 
     def _finish(
         self, reads: list[Read], made: dict[int, Made], tokenizer: QATokenizer, identity: Identity
-    ) -> QASummary:
+    ) -> Summary[QAFacts]:
         run = self._run
         if self._list_input() != identity.input:
             raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
@@ -347,31 +341,38 @@ class _Job:
         if not manifest.shards:
             raise InputError(_nothing_left(manifest, run.out))
         run.tidy()
-        summary = self._summary(manifest)
-        write_sealed(run.folder / SUMMARY, summary.as_json())
+        summary = self._summary(manifest, len(made))
+        summary.write(run.folder)
         manifest.write(run.out)
         _remove_intermediate(run)
         run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
         return summary
 
-    def _summary(self, manifest: FeatureManifest) -> QASummary:
-        told = _told_by(manifest, self._run.out)
-        return QASummary(
-            told.out,
-            False,
-            told.examples,
-            told.windows,
-            told.counts,
-            seconds=self._workforce.elapsed,
-            wall=self._workforce.wall,
-            stages=dict(self._workforce.seconds),
-            memory=dict(self._monitor.use(self._budget.limit_bytes)),
-            workers=self._plan.workers,
+    def _summary(self, manifest: FeatureManifest, made: int = 0, *, up_to_date: bool = False) -> Summary[QAFacts]:
+        counts = {name: count for name, count in manifest.counts.items() if isinstance(count, int)}
+        told: Summary[QAFacts] = Summary(
+            "qa",
+            str(self._run.out),
+            {"max_seq_length": manifest.form.max_seq_length, "memory_tokens": len(manifest.memory["read"])},
+            up_to_date=up_to_date,
+            counts=counts | {"read": counts["examples"], "examples": manifest.examples},
+            rejected=manifest.counts["rejected"],
+            dropped=manifest.counts["dropped"],
         )
-
-
-def _told_by(manifest: FeatureManifest, out: Path) -> QASummary:
-    return QASummary(out, True, manifest.examples, manifest.windows, manifest.counts)
+        if up_to_date:
+            return told
+        return replace(
+            told,
+            units=made,
+            output_bytes=sum(file["bytes"] for shard in manifest.shards for file in shard.files.values()),
+            seconds=self._workforce.elapsed,
+            stages=self._workforce.wall,
+            work=dict(self._workforce.seconds),
+            memory=self._monitor.use(self._budget.limit_bytes),
+            workers=self._plan.workers,
+            machine=describe_machine(),
+            versions=package_versions(),
+        )
 
 
 def _manifest(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milldam.errors import InputError
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 
 _CLS_NAMES = ("[CLS]", "<cls>", "<s>", "<|cls|>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|endoftext|>", "</s>", "<unk>", "[UNK]")

@@ -9,7 +9,7 @@ from typing import Any
 
 from milldam.files import hash_bytes
 from milldam.qa.memory_tokens import add_memory_tokens, with_memory
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import Template, template_of
 from milldam.qa.windows import Windower
 from milldam.stores.features.format import FeatureForm

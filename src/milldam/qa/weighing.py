@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from milldam.qa.examples import Example
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.template import Template
 
 LONG_EXAMPLE = 256_000

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from milldam.errors import ConfigError
 from milldam.qa.examples import Example
 from milldam.qa.features import NUMBERS, Features
-from milldam.qa.rules import QARules
+from milldam.qa.settings import QARules
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
 from milldam.qa.template import Special, Template
 

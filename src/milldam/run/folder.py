@@ -250,7 +250,8 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left half written."""
+        """Remove what processes that were killed left half written, and what the last one told of itself."""
+        (self.own / "status.json").unlink(missing_ok=True)
         for folder in (self.out, self.folder, *(path for path in self.folder.iterdir() if path.is_dir())):
             remove_temporaries(folder)
 

@@ -18,8 +18,9 @@ from tests.kit.document_stores import Documents, documents_of, random_documents,
 from tests.kit.jobs import TOKENIZER
 
 from milldam.errors import ConfigError, InputError, MismatchError
-from milldam.exporters import export
-from milldam.importers import import_tokens
+from milldam.formats import export, import_tokens, importing
+from milldam.formats.importing import ImportSettings, ImportSummary, run_import
+from milldam.loader.stores import Store
 from milldam.stores.tokens import blocks
 from milldam.stores.tokens.verify import verify
 
@@ -241,7 +242,7 @@ def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, m
 
     holds()
     np.save(tmp_path / "a.npy", np.array([1]))
-    with pytest.raises(ConfigError, match="--eos and --bos"):
+    with pytest.raises(ConfigError, match="eos and bos"):
         import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
 
 
@@ -285,21 +286,19 @@ def test_a_second_import_says_what_differs(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "store") == [[1, 7], [2]]
     with pytest.raises(ConfigError, match="is a store of milldam already"):
         import_tokens(tmp_path / "store", tmp_path / "other")
-    with pytest.raises(ConfigError, match="--dtype float32: tokens are integers"):
+    with pytest.raises(ConfigError, match="dtype='float32': tokens are integers"):
         import_tokens(tmp_path / "tokens.npy", tmp_path / "other", dtype="float32")
 
 
 def test_a_file_that_is_taken_for_another_kind_is_not_reused(tmp_path: Path) -> None:
-    """The same .bin with an index beside it has documents: what was made without them is refused."""
+    """The same .bin with an index beside it has documents: what was made without them is made again."""
     export(store_of(tmp_path / "store", {"train": [[1, 2], [3]]}), "megatron", tmp_path / "pair")
     index = tmp_path / "pair.idx"
     index.rename(tmp_path / "aside")
     import_tokens(tmp_path / "pair.bin", tmp_path / "made")
     assert documents_of(tmp_path / "made") == [[1, 2, 3]]
     (tmp_path / "aside").rename(index)
-    with pytest.raises(MismatchError, match=r"import\.layout"):
-        import_tokens(tmp_path / "pair.bin", tmp_path / "made")
-    import_tokens(tmp_path / "pair", tmp_path / "made", overwrite=True)
+    import_tokens(tmp_path / "pair.bin", tmp_path / "made")
     assert documents_of(tmp_path / "made") == [[1, 2], [3]]
 
 
@@ -334,11 +333,10 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
-import numpy as np
-from milldam.importers import import_tokens
-folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+from milldam.formats import import_tokens
+folder, kills, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 real = os.fsync
 for number in range(2, kills, 2):
     child = os.fork()
@@ -351,28 +349,75 @@ for number in range(2, kills, 2):
                 os.kill(os.getpid(), signal.SIGKILL)
             real(descriptor)
         os.fsync = fsync
-        import_tokens([folder / "a.npy", folder / "b.npy"], folder / "store", eos=7, shard_size=40)
+        import_tokens([folder / "a", folder / "b"], folder / "store", shard_size=12, **options)
         os._exit(0)
     os.waitpid(child, 0)
 """
 
 
-def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"eos": 7}, {}, {"vocab_size": 10}])
+def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, options: dict[str, int]) -> None:
     """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
     rng = np.random.default_rng(0)
-    for name in "ab":
-        np.save(tmp_path / f"{name}.npy", rng.integers(0, 10, 60))
-    sources = [tmp_path / "a.npy", tmp_path / "b.npy"]
-    whole = import_tokens(sources, tmp_path / "whole", eos=7, shard_size=40)
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "14"], check=True, timeout=60)
-    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").glob("train-*.idx")}
-    recorded = (tmp_path / "store" / "run" / "records.jsonl").read_text().count("train-")
-    assert 1 <= recorded < len(whole.shards)
-    made = import_tokens(sources, tmp_path / "store", eos=7, shard_size=40)
+    sources = [tmp_path / "a", tmp_path / "b"]
+    for folder in sources:
+        rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
+        export(store_of(tmp_path / f"{folder.name} store", rows), "mds", folder)
+    whole = import_tokens(sources, tmp_path / "whole", shard_size=12, **options)
+    given = [str(tmp_path), "14", json.dumps(options)]
+    subprocess.run([sys.executable, "-c", KILLED, *given], check=True, timeout=60)
+    records = [json.loads(line) for line in (tmp_path / "store" / "run" / "records.jsonl").read_text().splitlines()]
+    recorded = [tmp_path / "store" / name for record in records for name in record["outputs"]]
+    assert 1 <= len(recorded) < 2 * len(whole.shards)
+    times = [path.stat().st_mtime_ns for path in recorded]
+    made = import_tokens(sources, tmp_path / "store", shard_size=12, **options)
     assert made.fingerprint == whole.fingerprint
     assert (tmp_path / "store" / "milldam.json").read_bytes() == (tmp_path / "whole" / "milldam.json").read_bytes()
-    kept = sorted(shards)[:recorded]
-    assert [path.stat().st_mtime_ns for path in kept] == [shards[path] for path in kept]
+    assert [path.stat().st_mtime_ns for path in recorded] == times
+    assert list(verify(tmp_path / "store")) == []
+
+
+def store_bytes(folder: Path) -> dict[str, bytes]:
+    """The files that make a store."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> None:
+    """Added, edited, removed: the rest is reused, the bytes are those of an import from nothing."""
+    source, out = tmp_path / "in", tmp_path / "store"
+    for number in range(4):
+        write_rows(source / f"{number}.parquet", *range(number, number + 5))
+
+    def imported() -> ImportSummary:
+        return run_import(ImportSettings((str(source),), str(out)))
+
+    imported()
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    write_rows(source / "1.parquet", 8, 9)
+    write_rows(source / "9.parquet", 4)
+    (source / "3.parquet").unlink()
+    summary = imported()
+    assert (summary.units, summary.reused) == (4, 2)
+    assert set(summary.changed) == {"changed: 1.parquet", "new: 9.parquet", "gone: 3.parquet"}
+    assert documents_of(out) == [[0, 1, 2, 3, 4], [8, 9], [2, 3, 4, 5, 6], [4]]
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    assert len(after) == 4 and sum(before.get(name) == time for name, time in after.items()) == 2
+    import_tokens(source, tmp_path / "fresh")
+    assert store_bytes(out) == store_bytes(tmp_path / "fresh")
+    assert imported().up_to_date
+    # An id that takes four bytes makes all of them wider.
+    write_rows(source / "wide.parquet", 70_000)
+    assert imported().reused == 0
+    assert Store(out).dtype.name == "int32" and documents_of(out)[-1] == [70_000]
+
+
+def test_files_are_imported_by_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes do not depend on who reads which file."""
+    monkeypatch.setattr(importing, "SMALL_INPUT", 0)
+    for number in range(5):
+        write_rows(tmp_path / "in" / f"{number}.parquet", *range(number + 1))
+    stores = [import_tokens(tmp_path / "in", tmp_path / str(workers), workers=workers) for workers in (1, 2)]
+    assert store_bytes(stores[0].path) == store_bytes(stores[1].path)
 
 
 def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
@@ -389,5 +434,5 @@ def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
         second = CliRunner().invoke(import_, [*arguments, "--json"], catch_exceptions=False)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "2 documents, 3 tokens, uint16, vocabulary 8" in first.output
+    assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
     assert json.loads(second.output)["up_to_date"] is True

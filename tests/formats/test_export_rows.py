@@ -11,13 +11,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.exporters import export, rows
-from milldam.importers import import_tokens
+from milldam.formats import export, import_tokens, mds, rows
 from milldam.loader.stores import Store
 from milldam.stores.tokens import blocks
 
@@ -244,10 +242,10 @@ def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> No
 
 def test_what_a_format_can_not_hold_is_refused(store: Store, tmp_path: Path) -> None:
     """Unknown and narrow dtypes, rows longer than a split, and another export in the same place."""
-    with pytest.raises(ConfigError, match="--dtype int16: litdata takes int32, uint16 or int64"):
+    with pytest.raises(ConfigError, match="dtype='int16': litdata takes int32, uint16 or int64"):
         export(store, "litdata", tmp_path / "out", dtype="int16")
     wide = store_of(tmp_path / "wide", {"train": [[70_000]]}, dtype="int32", vocab_size=70_001)
-    with pytest.raises(ConfigError, match="too small for a vocabulary of 70,001"):
+    with pytest.raises(ConfigError, match=r"ids up to 65,535.*has 70,001"):
         export(wide, "hf", tmp_path / "out", dtype="uint16")
     with pytest.raises(ConfigError, match='the split "val" has 3,012 tokens, not even one row'):
         export(store, "mds", tmp_path / "out", seq_len=5_000)
@@ -266,20 +264,24 @@ def test_an_id_that_does_not_fit_a_row_is_an_error_and_never_another_id(tmp_path
         assert not (tmp_path / to).exists()
 
 
-def test_a_document_too_long_for_a_row_is_refused() -> None:
+def test_a_document_too_long_for_a_row_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Offsets of Arrow, MDS and litdata have 32 bits: the way out is said."""
-    from milldam.exporters.mds import _Shards
-
-    cut = rows._Cut(4, _Shards(), 10**9)
-    with pytest.raises(ConfigError, match=r"A document of 1,073,741,824 tokens .* Cut the tokens into rows"):
-        cut.add(np.array([5, 2**30]))
+    monkeypatch.setattr(rows, "MOST_TOKENS", 65_535)
+    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
+        export(store, "hf", tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.setattr(mds, "FILE_BYTES", 200_000)
+    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
+        export(store, "mds", tmp_path / "mds")
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import pyarrow.parquet  # once, not in each child
-from milldam.exporters import export
+from milldam.formats import export, import_tokens
 folder, kills, formats = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 real = os.fsync
 for to in formats:

@@ -1,14 +1,5 @@
 """What every export has in common: its plan, its ledger, its lock, and how its files get their names.
 
-An exporter is a module with
-
-    NAME       what `--to` calls it
-    KIND       "file": OUT;  "pair": OUT.bin and OUT.idx;  "folder": OUT/
-    OPTIONS    which of seq_len, dtype and shard_size it knows; they are part of the plan, and others are refused
-    check(store, out, options) -> None     refuses what it can't write, before anything is made
-    write(export) -> dict                  makes the files in `export.folder`, durably; counts for the summary
-    outdated(out) -> tuple of paths        optional: what others wrote beside OUT, which would be wrong of the new file
-
 All files are made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a rename is enough):
 
     plan.json        format, store and options; another plan is refused
@@ -24,7 +15,6 @@ removed. Without that file nobody could tell whether an export is up to date.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import time
@@ -32,12 +22,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from filelock import FileLock, Timeout
+import numpy as np
 
-from milldam.errors import ConfigError, MismatchError, did_you_mean
-from milldam.exporters import EXPORTERS
+from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
     refuse_address,
@@ -45,6 +34,8 @@ from milldam.files import (
     stays_in_folder,
     sync_folder,
 )
+from milldam.formats import Format, load_format
+from milldam.formats.flat import has_splits, split_parts
 from milldam.loader.stores import Store
 from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
 
@@ -65,17 +56,6 @@ class Options:
     dtype: str | None = None
     shard_size: int = 256_000_000
     """Bytes of a file, about, in formats of several files."""
-
-
-class Exporter(Protocol):
-    """A module that writes one format."""
-
-    NAME: str
-    KIND: str
-    OPTIONS: tuple[str, ...]
-
-    def check(self, store: Store, out: Path, options: Options) -> None: ...
-    def write(self, export: Export) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +137,20 @@ class Export:
     folder: Path
     """Where the files are made, under the names that they will have; for a folder, what will be OUT."""
     options: Options
+    dtype: np.dtype[Any]
+    """Of the tokens to write."""
     ledger: Ledger
 
 
 def run_export(store: Store, to: str, out: Path, options: Options, *, overwrite: bool = False) -> ExportSummary:
     """Do the export, or what is left of it."""
     started = time.monotonic()
-    exporter = load_exporter(to)
-    chosen = _checked(exporter, store, out, options)
-    place = _Place(exporter, chosen, out)
-    plan = _plan(exporter, chosen, options)
+    format = load_format(to)
+    _check(format, to, store, out, options)
+    chosen = _chosen_part(format, store, out, options)
+    dtype = _chosen_dtype(format.DTYPES, to, chosen, options.dtype)
+    place = _Place(format, to, chosen, out)
+    plan = _plan(format, to, chosen, options)
     if not overwrite and not place.work.exists() and place.finished(plan):
         return place.summary(up_to_date=True)
     with place.locked():
@@ -175,92 +159,95 @@ def run_export(store: Store, to: str, out: Path, options: Options, *, overwrite:
             place.clear()
             return place.summary(up_to_date=True)
         place.prepare(plan, overwrite=overwrite)
-        export = Export(chosen, out, place.files, options, Ledger(place.work / RECORDS))
+        export = Export(chosen, out, place.files, options, dtype, Ledger(place.work / RECORDS))
         resumed = bool(export.ledger.records())
-        place.publish(plan, _written(exporter, export, place))
+        place.publish(plan, _written(format, export, place))
         place.clear()
     return place.summary(seconds=time.monotonic() - started, resumed=resumed)
 
 
-def _written(exporter: Exporter, export: Export, place: _Place) -> dict[str, Any]:
-    """The exporter's counts. Once it is through, it is not asked again: its files may have their names already."""
+def _written(format: Format, export: Export, place: _Place) -> dict[str, Any]:
+    """The format's counts. Once it is through, it is not asked again: its files may have their names already."""
     done = _completion(export.ledger)
     if done is not None:
         if place.holds(done.get("sizes", {})):
             counts: dict[str, Any] = done[_COMPLETE]
             return counts
         export.ledger.forget()
-    counts = exporter.write(export)
+    counts = format.write(export) | {"dtype": export.dtype.name}
     sync_folder(export.folder)
     export.ledger.add({_COMPLETE: counts, "sizes": _sizes_below(export.folder)})
     return counts
 
 
 def _completion(ledger: Ledger) -> dict[str, Any] | None:
-    """The record that the exporter was through."""
+    """The record that all was written."""
     return next((record for record in ledger.records() if _COMPLETE in record), None)
 
 
-def load_exporter(to: str) -> Exporter:
-    if to not in EXPORTERS:
-        raise ConfigError(f'No format "{to}"; there are {", ".join(EXPORTERS)}.{did_you_mean(to, EXPORTERS)}')
-    module: Any = importlib.import_module(EXPORTERS[to])
-    exporter: Exporter = module
-    return exporter
-
-
-def takes_splits(exporter: Exporter) -> bool:
-    """Whether a store of several splits is exported whole, as a folder with a part for each."""
-    return bool(getattr(exporter, "ALL_SPLITS", False))
-
-
-def _checked(exporter: Exporter, store: Store, out: Path, options: Options) -> Store:
-    """The part of the store that is meant, when all that was asked for can be done."""
+def _check(format: Format, to: str, store: Store, out: Path, options: Options) -> None:
     refuse_address(out)
     for name in ("seq_len", "dtype"):
-        if getattr(options, name) is not None and name not in exporter.OPTIONS:
-            option = name.replace("_", "-")
-            raise ConfigError(f"{exporter.NAME}: --{option} does not apply to this format. Leave it out.")
+        if getattr(options, name) is not None and name not in format.OPTIONS:
+            raise ConfigError(f"{to}: ", Setting(name), " does not apply to this format. Leave it out.")
     if options.seq_len is not None and options.seq_len < 1:
-        raise ConfigError(f"--seq-len {options.seq_len}: a row has at least one token.")
+        raise ConfigError(Setting("seq_len", options.seq_len), ": a row has at least one token.")
     if options.shard_size < 1:
-        raise ConfigError(f"--shard-size {options.shard_size}: a size such as 256MB is wanted.")
+        raise ConfigError(Setting("shard_size"), ": a size such as 256MB is wanted.")
     if out.name in ("", ".."):
-        raise ConfigError(f"-o {out}: name what is to be made, such as {exporter.NAME}-data.")
-    chosen = store if options.split is None else store.named_part(options.split)
-    if not takes_splits(exporter):
-        chosen.stream()  # which refuses several splits where one must be named
+        raise ConfigError(f"-o {out}: name what is to be made, such as {to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
         raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
+
+
+def _chosen_part(format: Format, store: Store, out: Path, options: Options) -> Store:
+    """The part of the store that is meant, when it can be written."""
+    chosen = store if options.split is None else store.named_part(options.split)
+    if not format.ALL_SPLITS:
+        chosen.stream()  # which refuses several splits where one must be named
     if chosen.tokens == 0:
         raise ConfigError(f"{chosen.name}: has no tokens. There is nothing to export.")
-    _check_split_names(chosen)
-    exporter.check(chosen, out, options)
+    for split, part in split_parts(chosen).items():
+        # They become folders and files.
+        if not stays_in_folder(split, hidden=False):
+            raise ConfigError(f'{store.name}: the split "{split}" is no name for a file. Nothing is written.')
+        if options.seq_len is not None and part.tokens < options.seq_len:
+            told = (
+                f': the split "{split}" has {part.tokens:,} tokens, not even one row. Take shorter rows, or documents.'
+            )
+            raise ConfigError(Setting("seq_len", options.seq_len), told)
+    check_out = getattr(format, "check_out", None)
+    if check_out is not None:
+        check_out(chosen, out)
     return chosen
 
 
-def _check_split_names(store: Store) -> None:
-    """They become folders and files."""
-    for split in store.splits:
-        if not stays_in_folder(split, hidden=False):
-            raise ConfigError(f'{store.name}: the split "{split}" is no name for a file. Nothing is written.')
+def _chosen_dtype(known: tuple[str, ...], to: str, store: Store, asked: str | None) -> np.dtype[Any]:
+    """The dtype to write: the one that is asked for, or the first of the format's that holds the vocabulary."""
+    wide = [name for name in known if np.iinfo(name).max >= store.vocab_size - 1]
+    name = wide[0] if asked is None else asked
+    if name not in known:
+        raise ConfigError(Setting("dtype", name), f": {to} takes {', '.join(known[:-1])} or {known[-1]}.")
+    if name not in wide:
+        told = f": holds ids up to {np.iinfo(name).max:,}, and the vocabulary of {store.name} has {store.vocab_size:,}."
+        raise ConfigError(Setting("dtype", name), f"{told} Take {' or '.join(wide)}.")
+    return np.dtype(name).newbyteorder("<")
 
 
-def _plan(exporter: Exporter, store: Store, options: Options) -> dict[str, Any]:
+def _plan(format: Format, to: str, store: Store, options: Options) -> dict[str, Any]:
     """What the result depends on. The only split is the whole store, named or not."""
     part = store.split_name if len(store.splits) > 1 else None
-    asked = {name: getattr(options, name) for name in exporter.OPTIONS}
-    plan = {"version": PLAN_VERSION, "format": exporter.NAME, "store": store.fingerprint, "split": part}
+    asked = {name: getattr(options, name) for name in format.OPTIONS}
+    plan = {"version": PLAN_VERSION, "format": to, "store": store.fingerprint, "split": part}
     return plan | {"options": asked}
 
 
 class _Place:
     """Where an export goes, and the work folder beside it."""
 
-    def __init__(self, exporter: Exporter, store: Store, out: Path) -> None:
-        several = takes_splits(exporter) and store.split_name is None and len(store.splits) > 1
-        self.kind = "folder" if several else exporter.KIND
-        self.exporter, self.store, self.out = exporter, store, out
+    def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
+        self.kind = "folder" if format.ALL_SPLITS and has_splits(store) else format.SHAPE
+        self.format, self.to, self.store, self.out = format, to, store, out
         self.work = out.with_name(f".{out.name}.milldam-export")
         self.files, self.replaced = self.work / "files", self.work / "replaced"
         beside = out.with_name(f"{out.name}.{RECORD_NAME}")
@@ -295,10 +282,12 @@ class _Place:
         record = read_sealed(self.record) or {}
         sizes = record.get("sizes", {})
         figures = (len(self.store), self.store.tokens, sum(sizes.values()), len(sizes), record.get("counts", {}))
-        return ExportSummary(self.out, self.exporter.NAME, up_to_date, *figures, seconds, resumed)
+        return ExportSummary(self.out, self.to, up_to_date, *figures, seconds, resumed)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
         lock = FileLock(self.work / "lock")
         with explain_os_errors(self.work):
             self.work.mkdir(parents=True, exist_ok=True)
@@ -341,7 +330,7 @@ class _Place:
             if made is None and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
         elif there.is_dir():
-            raise ConfigError(f"{there}: is a folder; {self.exporter.NAME} is a file. Say which with -o.")
+            raise ConfigError(f"{there}: is a folder; {self.to} is a file. Say which with -o.")
         if not overwrite and not (self.kind == "folder" and made is None):
             origin = "made from another store or with other options" if made else "no record says what it was made from"
             raise MismatchError(f"{there}: exists ({origin}). Replace it with --overwrite, or change -o.")
@@ -372,7 +361,7 @@ class _Place:
     def _rename_files(self) -> None:
         """The last, which readers of a pair look for, goes first and comes last: it never says of other files."""
         waiting = [path for path in self._outputs if (self.files / path.name).exists()]
-        outdated = getattr(self.exporter, "outdated", None)
+        outdated = getattr(self.format, "outdated", None)
         for path in (self.record, *(outdated(self.out) if outdated else ()), *waiting[1:]):
             path.unlink(missing_ok=True)
         for path in waiting:

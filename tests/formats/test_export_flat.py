@@ -23,9 +23,9 @@ from tests.kit.token_stores import EOS, flat_tokens, write_store
 import milldam
 from milldam.config.tokenize_options import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.exporters import EXPORTERS, export, growing
-from milldam.exporters.job import Ledger, Options, load_exporter
-from milldam.exporters.nanogpt import file_name
+from milldam.formats import FORMATS, export, flat, load_format
+from milldam.formats.exporting import Ledger, Options
+from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
 from milldam.sealed import read_sealed, write_sealed
@@ -48,7 +48,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
-    monkeypatch.setattr(growing, "CHECKPOINT_BYTES", 400)
+    monkeypatch.setattr(flat, "CHECKPOINT_BYTES", 400)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_megatron_reads_all_documents_of_all_shards(
     """IndexedDataset finds every document, equal and in order, in one merged pair."""
     folder = tmp_path_factory.mktemp("pair")
     store = write_store(folder / "store", shards, dtype=dtype)
-    export(store, "megatron", folder / "merged")
+    export(store, "megatron", folder / "merged", dtype=dtype)
     dataset = indexed_dataset(str(folder / "merged"), mmap=True)
     assert len(dataset) == len(store)
     np.testing.assert_array_equal(dataset.document_indices, np.arange(len(store) + 1))
@@ -189,12 +189,12 @@ def test_milldam_opens_what_it_exports(store: Store, tmp_path: Path, to: str) ->
         ("npy", "out.bin", {}, "ends in .npy"),
         ("nanogpt", "train", {}, "ends in .bin"),
         ("megatron", "out.bin", {}, "without its endings"),
-        ("npy", "out.npy", {"dtype": "float32"}, "uint16, int32, uint32, int64"),
-        ("megatron", "out", {"dtype": "uint32"}, "uint16, int32"),
-        ("npy", "out.npy", {"seq_len": 4}, "--seq-len does not apply"),
+        ("npy", "out.npy", {"dtype": "float32"}, "uint16, int32, uint32 or int64"),
+        ("megatron", "out", {"dtype": "uint32"}, "uint16 or int32"),
+        ("npy", "out.npy", {"seq_len": 4}, "seq_len does not apply"),
         ("npz", "out", {}, 'Did you mean "npy"'),
         ("npy", "out.npy", {"split": "val"}, 'no split "val"'),
-        ("npy", "out.npy", {"shard_size": "0MB"}, "--shard-size"),
+        ("npy", "out.npy", {"shard_size": "0MB"}, "shard_size"),
         ("hf", "out", {"seq_len": 0}, "at least one token"),
         ("hf", "store", {}, "is the store itself"),
         ("hf", "..", {"seq_len": 4}, "name what is to be made"),
@@ -239,14 +239,13 @@ def test_of_several_splits_one_must_be_named_where_a_format_holds_one(tmp_path: 
 
 
 def test_every_format_has_its_module() -> None:
-    """The table and the modules agree, and each has what the job asks for."""
-    for name in EXPORTERS:
-        exporter = load_exporter(name)
-        assert name == exporter.NAME
-        assert exporter.KIND in ("file", "pair", "folder")
-        assert set(exporter.OPTIONS) <= {"seq_len", "dtype", "shard_size"}
-        assert callable(exporter.check)
-        assert callable(exporter.write)
+    """The list and the modules agree, and each has what the jobs ask for."""
+    for name in FORMATS:
+        format = load_format(name)
+        assert format.SHAPE in ("file", "pair", "folder")
+        assert set(format.OPTIONS) <= {"seq_len", "dtype", "shard_size"}
+        assert callable(format.read)
+        assert callable(format.write)
 
 
 # ---- again, and instead of another ----
@@ -344,13 +343,13 @@ def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: St
 RUNNER = """
 import os, signal, sys, time
 from pathlib import Path
-from milldam.exporters import export, growing
-from milldam.exporters.job import Ledger
+from milldam.formats import export, flat
+from milldam.formats.exporting import Ledger
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens import blocks
 
 store, to, out, where, *options = sys.argv[1:]
-blocks.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
+blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
 steps = 0
 
 def dying(function, name):
@@ -469,7 +468,7 @@ def test_a_ledger_forgets_a_torn_line_and_what_lies_behind(tmp_path: Path) -> No
 STEPPED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from milldam.exporters import export
+from milldam.formats import export, import_tokens
 folder, to, name, dtype = Path(sys.argv[1]), *sys.argv[2:]
 export(folder / "store", to, folder / "warm" / name)  # imports, once
 real = {name: getattr(os, name) for name in ("rename", "unlink", "rmdir", "mkdir")}

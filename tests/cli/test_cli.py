@@ -32,6 +32,7 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
+from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.cli import main
@@ -395,7 +396,7 @@ def test_verify_says_whole_or_what_is_wrong(store: Path) -> None:
     """Exit code 0 for a whole store, 1 for a damaged one with the file named, as text and as JSON."""
     assert "whole. 1 shard, 4 documents" in run_milldam("verify", store).stdout
     assert json.loads(run_milldam("verify", store, "--json").stdout)["ok"] is True
-    path = store / "train-00000.bin"
+    path = shard_file(store, 0, "bin")
     path.write_bytes(bytes(path.stat().st_size))
     damaged = run_milldam("verify", store, code=1)
     assert damaged.stdout == "" and str(path) in damaged.stderr and "1 problem." in damaged.stderr

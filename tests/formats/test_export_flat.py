@@ -18,7 +18,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.jobs import TOKENIZER, wait_until
-from tests.kit.token_stores import EOS, flat_tokens, write_store
+from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.config.tokenize_options import tokenize_config
@@ -220,7 +220,7 @@ def test_a_dtype_too_narrow_for_the_vocabulary_is_refused(tmp_path: Path) -> Non
 def test_an_id_that_does_not_fit_is_an_error_and_never_another_id(tmp_path: Path) -> None:
     """A damaged store whose ids exceed its vocabulary is not exported as other tokens."""
     store = write_store(tmp_path / "store", [[10]], dtype="int32")
-    path = store.path / "train-00000.bin"
+    path = shard_file(store.path, 0, "bin")
     tokens = np.fromfile(path, np.int32)
     tokens[3] = 70_000
     tokens.tofile(path)

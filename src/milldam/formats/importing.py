@@ -464,8 +464,7 @@ class ImportTask:
         part, told = given.part, _Told(report, given.unit.size)
         blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
         for block in blocks:
-            name = f"{given.unit.split}-{given.key}-{part:05d}"
-            with ShardWriter(self.out, name, given.unit.split, self.dtype) as writer:
+            with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
                 for filled in chain([block], blocks):
                     self._check(filled.tokens, filled.file)
                     writer.append(filled.tokens)

@@ -6,6 +6,7 @@ fingerprint, and size and time of its files. A worker gets the table by path; th
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -97,6 +98,11 @@ class DataSetPlan:
         """Of the rows that are chosen, about."""
         rows = self._table.num_rows
         return int(self._table.nbytes * len(self._dataset) / rows) if rows else 0
+
+    def moved_to(self, spool: Path) -> DataSetPlan:
+        moved = copy.copy(self)
+        moved._spool = spool
+        return moved
 
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:

@@ -59,7 +59,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         if compared:
             shutil.rmtree(work)
         raise
-    if not summary.up_to_date:
+    if not (compared and summary.up_to_date):
         _join(work, npy)
         if (work / REJECTS).exists():
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
-    from milldam.loader.foreign import ForeignFile
+    from milldam.formats.foreign import ForeignFile
     from milldam.qa import FeatureStore
     from milldam.stores.table import Table
 
@@ -91,7 +91,7 @@ def open(
 
         opened = open_data(path, split=split, **asked)
     _require_kind(opened, kind)
-    return opened  # type: ignore[no-any-return]
+    return opened
 
 
 def _open_other(kind: Kind, path: str | Path) -> Table | FeatureStore:

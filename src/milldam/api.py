@@ -91,7 +91,7 @@ def open(
 
         opened = open_data(path, split=split, **asked)
     _require_kind(opened, kind)
-    return opened
+    return opened  # type: ignore[no-any-return]
 
 
 def _open_other(kind: Kind, path: str | Path) -> Table | FeatureStore:

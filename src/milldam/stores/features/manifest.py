@@ -98,15 +98,11 @@ class FeatureManifest:
 
 
 def read(place: Place) -> FeatureManifest:
-    path, value = f"{place.name}/{NAME}", head(place)
+    path, value = f"{place.name}/{NAME}", FEATURES.value(place)
     manifest = checked(FeatureManifest, value, path)
     for problem in _problems(manifest, value.get("columns")):
         raise StoreError(f"{path}: {problem}")
     return manifest
-
-
-def head(place: Place) -> dict[str, Any]:
-    return FEATURES.value(place)
 
 
 def files_in(path: Path) -> Iterator[str]:

@@ -95,10 +95,9 @@ class MadeUnit:
 @dataclass(frozen=True, slots=True)
 class TableManifest:
     schema: TableSchema
-    function: dict[str, Any]
-    """What the function's result depends on: its name, hash, and the hashes of its parts."""
     settings: dict[str, Any]
-    """Every setting that changes the rows or how they are cut into units."""
+    """Every setting that changes the rows or how they are cut into units; `function`: its name and hash, and the hashes
+    of its parts."""
     input: InputFacts
     """Number, size and fingerprint of what was read."""
     probe: dict[str, Any]
@@ -148,7 +147,6 @@ class TableManifest:
             "totals": self.totals,
             "fingerprint": self.fingerprint,
             "schema": asdict(self.schema),
-            "function": self.function,
             "settings": self.settings,
             "input": self.input,
             "probe": self.probe,
@@ -163,15 +161,11 @@ class TableManifest:
 
 def read(place: Place) -> TableManifest:
     path = f"{place.name}/{NAME}"
-    manifest = checked(TableManifest, head(place), path)
+    manifest = checked(TableManifest, TABLE.value(place), path)
     for shard in manifest.shards:
         if not stays_in_folder(shard.name):
             raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
     return manifest
-
-
-def head(place: Place) -> dict[str, Any]:
-    return TABLE.value(place)
 
 
 def files_in(path: Path) -> Iterator[str]:

@@ -23,10 +23,11 @@ from milldam.stores.generations import Held, hold
 from milldam.stores.place import Folder, same_generation
 from milldam.stores.table.formats import FORMATS, columns_as
 from milldam.stores.table.manifest import IN_USE, NAME, TableManifest, read
-from milldam.stores.table.summary import MapSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from milldam.run.summary import Summary
 
 _OPEN_SHARDS = 64
 _ROWS_AT_ONCE = 1000
@@ -125,7 +126,7 @@ class Table:
         self.manifest = read(self._place)
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
         self._shards = _Shards(self.path, self.manifest)
-        self.report: MapSummary | None = None
+        self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
     def __len__(self) -> int:

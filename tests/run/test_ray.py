@@ -260,7 +260,8 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
     """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
-    from milldam.memory import Monitor, usage
+    from milldam.memory import usage
+    from milldam.run.monitor import Monitor
 
     with Monitor(tmp_path / "memory.csv", here="a") as monitor:
         monitor.note("a", 1, 10**9)

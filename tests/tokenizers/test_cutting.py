@@ -14,6 +14,7 @@ import sentencepiece
 import tokenizers
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.kit.quick import first_quick
 from tests.kit.token_pieces import (
     NO_SPECIAL,
     TokenizerJson,
@@ -137,7 +138,7 @@ def test_unigram_in_pieces_is_unigram_of_the_whole(unigram_json: str, text: str,
     ],
     ids=lambda recipe: ", ".join(kind for kind, _, _ in recipe),
 )
-@pytest.mark.parametrize("part", [137, 700, 100_000])
+@pytest.mark.parametrize("part", first_quick([137, 700, 100_000]))
 def test_words_behind_a_long_run_keep_their_marks(
     unigram_json: str, recipe: list[tuple[str, int, int]], part: int
 ) -> None:
@@ -218,7 +219,7 @@ def sentencepiece_json(demo_texts: list[str], tmp_path_factory: pytest.TempPathF
     return made
 
 
-@pytest.mark.parametrize("name", SENTENCEPIECE)
+@pytest.mark.parametrize("name", first_quick(SENTENCEPIECE))
 @FEW
 @given(text=documents("words", "glued words", "hex", "chinese", "lines", "spaces"), places=PLACES)
 def test_sentencepiece_in_pieces_is_sentencepiece_of_the_whole(
@@ -278,7 +279,7 @@ def test_a_word_that_is_one_unknown_token_is_one_at_any_size(wordpiece_json: str
     check(wordpiece_json, HUGGINGFACE, text, list(range(0, 50_000, 700)))
 
 
-@pytest.mark.parametrize("extra", [1, 5, 9])
+@pytest.mark.parametrize("extra", first_quick([1, 5, 9]))
 def test_a_cut_that_later_text_could_move_is_counted_as_inexact(unigram_json: str, extra: int) -> None:
     """Never wrong in silence."""
     tokenizer = reference(unigram_json)
@@ -300,7 +301,7 @@ def test_a_cut_that_cannot_be_proved_is_made_and_counted(demo_tokenizer: Path, m
     assert reference(tokenizer_json).decode(ids) == "x" * 60_000
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "t5", "xlnet-base-cased"])
+@pytest.mark.parametrize("name", first_quick(["gpt2", "qwen2.5", "t5", "xlnet-base-cased"]))
 @pytest.mark.parametrize("encoder", [GIGATOKEN, HUGGINGFACE])
 def test_real_text_in_pieces_is_the_whole_for_real_tokenizers(shared_data: Path, name: str, encoder: str) -> None:
     """The works of Shakespeare, and notes in eleven languages in one line."""
@@ -410,8 +411,8 @@ def encode_giant(encoder: DocumentEncoder, text: str) -> list[int]:
     return [token for tokens in encoder.encode(texts_of(text)) for token in tokens.flat.tolist()]
 
 
-@pytest.mark.parametrize("rule", [None, "o200k", "Llama 3"])
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5"])
+@pytest.mark.parametrize("rule", first_quick([None, "o200k", "Llama 3"]))
+@pytest.mark.parametrize("name", first_quick(["gpt2", "qwen2.5"]))
 def test_hard_runs_are_the_whole_for_real_tokenizers(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None
 ) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
-from milldam.formats.columns import OFFSET_BYTES, batches, explain_arrow_errors, schema, tokens_of
-from milldam.formats.reading import ReadRules, SourceFile, choose_column, inside, read_index
+from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
+from milldam.formats.reading import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits
 from milldam.stores.tokens.writer import Tokens
@@ -56,16 +56,7 @@ def _saved(folder: Path, split: str | None) -> list[SourceFile] | None:
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-    import pyarrow as pa
-
-    with explain_arrow_errors(source.path), pa.memory_map(str(source.path)) as file:
-        is_file = bytes(file.read(6)) == b"ARROW1"
-        file.seek(0)
-        reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-        found = (reader.get_batch(k) for k in range(reader.num_record_batches)) if is_file else reader
-        name = choose_column(reader.schema.names, rules.column, source.path)
-        for batch in found:
-            yield from tokens_of(batch.column(batch.schema.get_field_index(name)), source.path)
+    return read_column(source, rules, "arrow")
 
 
 # ---- write ----

@@ -11,24 +11,18 @@ from collections.abc import Iterator
 
 from milldam.files import FileSink, NewFile
 from milldam.formats import rows
-from milldam.formats.columns import OFFSET_BYTES, batches, explain_arrow_errors, schema, tokens_of
-from milldam.formats.reading import ReadRules, SourceFile, choose_column
+from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
+from milldam.formats.reading import ReadRules, SourceFile
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".parquet", ".pq")
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
-_ROWS_READ = 1000
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-    import pyarrow.parquet as pq
-
-    with explain_arrow_errors(source.path), pq.ParquetFile(source.path, memory_map=True, pre_buffer=False) as file:
-        name = choose_column(file.schema_arrow.names, rules.column, source.path)
-        for batch in file.iter_batches(batch_size=_ROWS_READ, columns=[name], use_threads=False):
-            yield from tokens_of(batch.column(0), source.path)
+    return read_column(source, rules, "parquet")
 
 
 def files(export: Export) -> Iterator[OutputFile]:

@@ -2,14 +2,13 @@
 
 The input is simulated: a listing of as many files as units, of 15 MB each, that lie nowhere; a task that does nothing
 but report the record of a shard; the files of the shards are there, and empty (made before the clock runs). All else
-is what any job goes through: `planned_units`, `Run`, `Workforce`, the executors, `Finish`, `milldam.open`.
+is what any job goes through: the frame of run/job.py, the executors, `Finish`, `milldam.open`.
 
     plan     list the input, plan the units, write them down
     serial   the first half of the units in one process, which is then killed (SIGKILL) in the middle of the work
     resume   list again, compare, read the records, look at the files of every shard
     local    more of them by two worker processes: all the rest, or --local of them
-    rest     what is left then, in one process
-    finish   records in plan order, totals, the manifest
+    finish   what is left, then records in plan order, totals, the manifest
     again    the same command once more: the store is found up to date
     open     `milldam.open` of the store
 
@@ -30,7 +29,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,20 +37,21 @@ from typing import Any
 from memory import end_on_terminate, measure
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
-from milldam.memory import Budget
 from milldam.pipeline.assignments import Assignment, SetRules
-from milldam.pipeline.finishing import Finish, complete
-from milldam.pipeline.preparing import Preparation, Prepared, Source, planned_units
-from milldam.run.folder import FINISHED, Run
+from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.preparing import Preparation, Prepared, Source
+from milldam.run import job as frame
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Quiet
-from milldam.run.records import PartRecord
+from milldam.run.pools import Workers
+from milldam.run.records import Record, Records
+from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
+from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
 from milldam.tokenizers.proof import Expected
 from milldam.tokenizers.special import SpecialTokens
@@ -59,13 +59,14 @@ from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6
 SPLITS = ("train", "val")
-STEPS = ("plan", "serial", "resume", "local", "rest", "finish", "again", "open")
+STEPS = ("plan", "serial", "resume", "local", "finish", "again", "open")
 MOST = "MANY_UNITS_LOCAL"
-BUDGET = Budget(300 * 10**6, "simulated")
 SOURCES = (Source(SetRules(TextRules(text_column="text")), None, None),)
 
 # A class of the module that is run would not be found by worker processes: each step imports this one.
 RUN_STEP = "import sys, many_units; many_units.run_step(*sys.argv[1:])"
+
+Clock = Callable[[str], None]
 
 
 # ---- the simulated job ----
@@ -79,7 +80,7 @@ def listing(units: int) -> Iterator[tuple[int, InputFile]]:
 
 
 def shard_name(unit: int, split: str = SPLITS[0]) -> str:
-    return f"{split}-{unit:05d}"
+    return f"{split}-{unit:012x}"
 
 
 def shard(unit: int, split: str, share: int) -> dict[str, Any]:
@@ -89,11 +90,14 @@ def shard(unit: int, split: str, share: int) -> dict[str, Any]:
     return {"name": shard_name(unit, split), "split": split, **counts, "characters": 14_700_000 // share, **files}
 
 
-def record(unit: int) -> PartRecord:
+def record(unit: int, key: str) -> Record:
     """Every hundredth unit has documents for a second split."""
     shards = [shard(unit, SPLITS[0], 1)] + ([shard(unit, SPLITS[1], 100)] if unit % 100 == 0 else [])
+    outputs = {f"{one['name']}.{kind}": one[kind] for one in shards for kind in ("bin", "idx")}
     dropped = {"clean": {"empty": 3}, "filter": {"too_short": 40 + unit % 7}}
-    return PartRecord(unit, 0, shards, dropped, batches=12, last=True, read=9_050)
+    facts = {"shards": shards, "dropped": dropped, "batches": 12, "read": 9_050, "dataset": 0, "inexact_cuts": 0}
+    counts = {"documents": 9_000, "tokens": 3_700_000, "text_bytes": 14_800_000}
+    return Record(key, outputs=outputs, counts=counts, facts=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,7 @@ class SimulatedTask:
 
 
 def _pretend(assignment: Assignment, report: Report) -> None:
-    unit = assignment.unit.index
-    report(PART, record(unit))
+    report(PART, record(assignment.unit.index, assignment.key))
     counts = {"documents": 9_050, "tokens": 3_700_000, "input_bytes": assignment.unit.size}
     report(PROGRESS, {"counts": counts, "seconds": {"tokenize": 1.5}, "anonymous_bytes": 10**8})
 
@@ -122,119 +125,92 @@ def make_files(out: Path, units: int) -> None:
 class SimulatedPreparation(Preparation):
     """Lists what is not there."""
 
-    def __init__(self, config: Config, run: Run, units: int) -> None:
-        self._config, self._run, self._count = config, run, units
+    def __init__(self, config: Config, folder: RunFolder, units: int) -> None:
+        self._config, self._folder, self._count = config, folder, units
 
     def list_input(self) -> dict[str, Any]:
-        return self._run.write_inputs(listing(self._count))
-
-
-def prepared(identity: Identity) -> Prepared:
-    special = SpecialTokens(None, 50256, None, "<|endoftext|>")
-    return Prepared("simulated", "{}", hash_bytes(b""), Expected([], []), special, 50257, SOURCES, FILE_BYTES, identity)
+        return self._folder.inputs.write(listing(self._count))
 
 
 def config_of(out: Path) -> Config:
     return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """`most`: units to work on; `killed_at`: units after which this process is killed; `done`: stop when they are."""
+
+    out: Path
+    units: int
+    clock: Clock
+    workers: int = 1
+    most: int | None = None
+    killed_at: int | None = None
+    kind = TOKENS
+
+    def prepare(self, session: Session) -> Prepared:
+        preparation = SimulatedPreparation(config_of(self.out), session.folder, self.units)
+        identity = Identity(config_of(self.out).settings(), preparation.list_input())
+        self.clock("list")
+        special = SpecialTokens(None, 50256, None, "<|endoftext|>")
+        told = ("simulated", "{}", hash_bytes(b""), Expected([], []), special, 50257, SOURCES, FILE_BYTES)
+        return Prepared(*told, identity, "", preparation)
+
+    def has_results(self, folder: RunFolder) -> bool:
+        return True
+
+    def plan(self, session: Session, prepared: Prepared, begin: str) -> WorkPlan:
+        folder = session.folder
+        if begin == NEW:
+            assert folder.stage(prepared.units(folder)) == self.units
+            self.clock("units")
+            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, ())
+            self.clock("start")
+        else:
+            assert not folder.needs_replan(prepared.identity)
+            self.clock("compare")
+        size = prepared.identity.input["bytes"]
+        return WorkPlan(session.budget, self.units, size, FILE_BYTES, self.workers, 1, 10**8, "huggingface", "")
+
+    def stages(self, session: Session, prepared: Prepared, plan: WorkPlan) -> Generator[Stage, None, Made]:
+        folder = session.folder
+        records = Records(folder.journal, "records.jsonl", folder.out, folder.units.keys())
+        self.clock("records")
+
+        def assign(number: int) -> Assignment:
+            return Assignment(folder.units.at(number, Unit.from_json), records.keys[number])
+
+        def keep(part: Record) -> None:
+            records.add(part)
+            if records.complete == self.killed_at:
+                self.clock("work")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        some = itertools.islice(records.pending(), self.most)
+        size = records.pending_bytes(folder.units.sizes())
+        workers = Workers(self.workers, 1)
+        yield Stage("tokenize", SimulatedTask(), some, assign, workers, keep, self.units, records.complete, size)
+        self.clock("work")
+        return Made(records, None, None, limit_reached=False)
+
+    def finish(self, session: Session, prepared: Prepared, plan: WorkPlan, done: Made) -> TextSummary:
+        if done.records.complete < self.units:
+            raise SystemExit(0)
+        end = Finish(config_of(self.out), session, prepared, plan, done, report=False)
+        draft = end.make_manifest()
+        self.clock("gather")
+        summary = end.wind_up(draft)
+        self.clock("manifest")
+        return summary
+
+    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
+        self.clock("compare")
+        summary = complete(config_of(self.out), session.folder, report=False)
+        self.clock("summary")
+        return summary
+
+
 # ---- the steps ----
-
-Clock = Callable[[str], None]
-
-
-def plan(run: Run, units: int, clock: Clock) -> None:
-    identity = list_input(run, units, clock)
-    planned = run.stage(planned_units(run, SOURCES, FILE_BYTES))
-    assert planned == units, planned
-    clock("units")
-    # As the check of the disk does, which every job begins with.
-    assert sum(unit.size for unit in run.all_units(Unit.from_json, staged=True)) == identity.input["bytes"]
-    clock("survey")
-    run.start(identity, {"tokenizer.json": b"{}"})
-    clock("start")
-
-
-def list_input(run: Run, units: int, clock: Clock) -> Identity:
-    identity = Identity(config_of(run.out).settings(), run.write_inputs(listing(units)))
-    clock("list")
-    return identity
-
-
-def resume(run: Run, units: int, clock: Clock) -> None:
-    identity = list_input(run, units, clock)
-    run.require_same(identity)
-    assert not run.has_moved()
-    clock("compare")
-    assert run.resume() == units
-    clock("records")
-
-
-def work(
-    run: Run, units: int, clock: Clock, *, workers: int, most: int | None = None, killed_at: int | None = None
-) -> None:
-    """Hand out what is left, or `most` of it; `killed_at`: records after which this process is killed."""
-    run.resume()
-    done = len(run.progress.complete)
-    clock("before")
-    stop = units if killed_at is None else killed_at
-
-    def assign(index: int) -> Assignment:
-        return Assignment(run.unit(index, Unit.from_json), *run.done_so_far(index))
-
-    def add(part: PartRecord) -> None:
-        run.add(part)
-        if len(run.progress.complete) == stop and killed_at is not None:
-            clock("work")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with at_work(run, Quiet(), BUDGET, "local", None) as workforce:
-        some = itertools.islice(run.pending(), most)
-        stage = Stage("tokenize", SimulatedTask(), some, assign, units, done, run.pending_bytes())
-        workforce.work(stage, Staff(workers, 1), add)
-    clock("work")
-
-
-def serial(run: Run, units: int, clock: Clock) -> None:
-    work(run, units, clock, workers=1, killed_at=units // 2)
-
-
-def local(run: Run, units: int, clock: Clock) -> None:
-    work(run, units, clock, workers=2, most=int(os.environ.get(MOST, units)))
-
-
-def rest(run: Run, units: int, clock: Clock) -> None:
-    work(run, units, clock, workers=1)
-
-
-def finish(run: Run, units: int, clock: Clock) -> None:
-    run.resume()
-    clock("before")
-    config, plan_ = config_of(run.out), run.plan()
-    work_plan = WorkPlan(BUDGET, units, units, plan_["input"]["bytes"], FILE_BYTES, 2, 1, 10**8, "huggingface", "")
-    with at_work(run, Quiet(), BUDGET, "local", None) as workforce:
-        identity = Identity(plan_["settings"], plan_["input"])
-        end = Finish(config, run, prepared(identity), work_plan, workforce, workforce.monitor, report=False)
-        manifest = end.make_manifest(SimulatedPreparation(config, run, units), require_all=True)
-        clock("gather")
-        summary = end.wind_up(manifest)
-        clock("manifest")
-    assert summary.counts["read"] == 9_050 * units
-
-
-def again(run: Run, units: int, clock: Clock) -> None:
-    identity = list_input(run, units, clock)
-    assert run.state() == FINISHED
-    run.require_same(identity)
-    clock("compare")
-    complete(config_of(run.out), run, report=False)
-    clock("summary")
-
-
-def open_(out: Path, units: int, clock: Clock) -> None:
-    store = open_store(out)
-    clock("open")
-    assert len(store.shards) == units + -(-units // 100)
 
 
 def run_step(step: str, out: str, units: str) -> None:
@@ -248,12 +224,27 @@ def run_step(step: str, out: str, units: str) -> None:
         seconds[name], last = now - last, now
         Path(f"{out}.{step}.json").write_text(json.dumps(seconds))
 
+    do_step(step, Path(out), int(units), clock)
+
+
+def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     if step == "open":
-        open_(Path(out), int(units), clock)
+        store = open_store(out)
+        clock("open")
+        assert len(store.shards) == units + -(-units // 100)
         return
-    functions = (plan, serial, resume, local, rest, finish, again)
-    with Run(Path(out)) as run:
-        next(one for one in functions if one.__name__ == step)(run, int(units), clock)
+    most = int(os.environ.get(MOST, units // 4))
+    how: dict[str, dict[str, Any]] = {
+        "serial": {"killed_at": units // 2},
+        "resume": {"most": 0},
+        "local": {"workers": 2, "most": most},
+    }
+    job = SimulatedJob(out, units, clock, **how.get(step, {}))
+    options = frame.Options(out, memory="300MB")
+    if step == "plan":
+        frame.prepare_array(job, options)
+    else:
+        frame.run(job, options)
 
 
 # ---- measuring ----

@@ -91,7 +91,6 @@ def run_datasets(corpus: Path, tokenizer_path: Path, workers: int, folder: Path)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["HF_HUB_OFFLINE"] = "1"
     from datasets import load_dataset
-
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_path))

@@ -105,7 +105,6 @@ def first_seen(seen: set[bytes], batch: dict[str, list[str]]) -> list[bool]:
 
 def encoder_of(tokenizer_path: Path) -> Callable[[dict[str, list[str]]], dict[str, list[Any]]]:
     import numpy as np
-
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_path))

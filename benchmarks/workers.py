@@ -21,8 +21,8 @@ from typing import Any
 from unittest import mock
 
 from milldam.config.tokenize_options import tokenize_config
-from milldam.pipeline.stages import run_job
-from milldam.run import workforce
+from milldam.pipeline.job import run_job
+from milldam.run import old_workforce as workforce
 from milldam.run.local import LocalExecutor
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import DONE, Event, Executor, Task

@@ -108,7 +108,7 @@ def tokenize(
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.config.tokenize_options import tokenize_config
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     release()
     run_job(tokenize_config(inputs, out, tokenizer, given), held_bytes=usage().anonymous, report=False)
@@ -125,7 +125,7 @@ def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[st
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
     from milldam.config.loading import load_config
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     release()
     held = usage().anonymous

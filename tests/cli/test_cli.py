@@ -39,9 +39,9 @@ from milldam.cli.progress import LiveDisplay, live_lines
 from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
-from milldam.pipeline.stages import run_job
-from milldam.run.folder import Run
+from milldam.pipeline.job import run_job
 from milldam.run.identity import Identity
+from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
 
@@ -234,7 +234,7 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     done = invoke(*job(lines, tmp_path / "s"))
     assert done.exit_code == 0
     assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
-    assert "in 1 unit of about 16 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert "in 1 unit of about 64 MB" in done.stderr and "Engine: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
     assert f"from {size} B of text, {characters} characters (" in done.stdout

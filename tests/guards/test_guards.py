@@ -185,7 +185,7 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
     used = {one for name in own for one in imports_of(name, deferred=True)}
     assert {one for one in used if room(one) == "pipeline"} <= own
     assert [
-        one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.workforce"
+        one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.old_workforce"
     ] == []
 
 

@@ -239,7 +239,7 @@ PATCHES = {
     "start": "milldam.run:Run.start",
     "record": "milldam.run:Run.add",
     "append": "milldam.run:Run.append",
-    "stage": "milldam.run.workforce:Workforce.work",
+    "stage": "milldam.run.old_workforce:Workforce.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
@@ -264,11 +264,11 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.crews import LocalCrew
+    from milldam.run.pools import LocalPool
     from milldam.run.serial import SerialExecutor
 
     os.chdir(folder)
-    setattr(LocalCrew, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
+    setattr(LocalPool, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError, row_by_row
+from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError
 from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
 
 ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}
@@ -92,7 +92,7 @@ def test_functions_get_numpy_or_arrow_when_asked() -> None:
 
 def test_arrow_of_mixed_values_is_refused_in_words() -> None:
     """What JSON may hold and Arrow may not: the way out is the Python form."""
-    with pytest.raises(ResultError, match='format="python"'):
+    with pytest.raises(ResultError, match="format='python'"):
         call(lambda batch: batch, {"a": [1, "x"]}, format="arrow")
 
 
@@ -233,7 +233,7 @@ def test_an_exception_is_shown_with_the_users_lines() -> None:
     with pytest.raises(FunctionError) as caught:
         call(broken)
     told = str(caught.value)
-    assert 'return batch["txet"]' in told and "calling.py" not in told.replace("test_mapping_calling.py", "")
+    assert 'return batch["txet"]' in told and "mapping/calling.py" not in told.replace("tests/mapping", "")
     assert told.endswith("""KeyError: 'txet'\nThe input has the columns text, id. Did you mean "text"?""")
 
 
@@ -243,9 +243,9 @@ def test_row_by_row_gives_each_result_or_exception() -> None:
     def checked(batch: Any) -> Any:
         return {"n": [10 // (one - 2) for one in batch["id"]]}
 
-    found = list(row_by_row(Caller(checked), ARROW, None))
-    assert [number for number, _, result in found if isinstance(result, FunctionError)] == [1]
-    assert [values(result)["n"] for _, _, result in found if not isinstance(result, FunctionError)] == [[-10], [10]]
+    found = Caller(checked, CallRules(on_error="reject")).results(ARROW, None)
+    assert [(number, said.split(":")[0]) for number, _, said in found.failed] == [(1, "ZeroDivisionError")]
+    assert [values(columns)["n"] for columns in found.columns] == [[-10], [10]]
 
 
 # ---- columns ----

@@ -129,7 +129,9 @@ def test_a_function_that_keeps_memory_stops_the_run(workers: int, tmp_path: Path
     path.write_text("".join(json.dumps({"text": "a"}) + "\n" for _ in range(200)))
     before = usage().anonymous
     try:
-        with pytest.raises(ResourceError, match=r"(?s)keeps about \S+ MB more after each call.*shard_size.*memory="):
+        with pytest.raises(
+            ResourceError, match=r"(?s)keeps about \S+ MB more after each call.*shard_size.*more memory"
+        ):
             map_rows(path, keeper, tmp_path / "out", batch_size=1, memory="400MB", workers=workers, shards=2)
         assert usage().anonymous < before + 600e6
     finally:

@@ -11,7 +11,6 @@ import json
 import lzma
 import os
 import pickle
-import random
 import subprocess
 import sys
 import tracemalloc
@@ -28,7 +27,7 @@ from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping.batching import batches
-from milldam.mapping.cutting import Piece, gather, gather_evenly
+from milldam.mapping.cutting import Piece, gather_evenly
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
 from milldam.mapping.units import RowUnit
@@ -313,42 +312,6 @@ def test_standard_input_is_copied_once_and_read_by_units(tmp_path: Path) -> None
 
 def made_pieces(sizes: dict[str, int]) -> list[Piece]:
     return [Piece(Slice(name, "txt", None, size=size), [name, size]) for name, size in sizes.items()]
-
-
-def groups_of(sizes: dict[str, int]) -> set[str]:
-    groups = list(gather(made_pieces(sizes), 1000))
-    assert [piece for group in groups for piece in group] == made_pieces(sizes)
-    return {json.dumps([piece.identity for piece in group]) for group in groups}
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(0, 2**32), st.sampled_from([20, 200, 900]), st.sampled_from(["add", "remove", "edit"]))
-def test_one_changed_file_changes_few_units(seed: int, largest: int, change: str) -> None:
-    """Among a thousand files, one that is added, removed or edited moves the ends near it alone."""
-    random_ = random.Random(seed)
-    sizes = {f"data/{k:05d}.txt": random_.randint(1, largest) for k in range(1000)}
-    name = f"data/{random_.randrange(1000):05d}.txt"
-    changed = dict(sizes)
-    if change == "add":
-        changed = dict(sorted({**sizes, f"{name}x": random_.randint(1, largest)}.items()))
-    elif change == "remove":
-        del changed[name]
-    else:
-        changed[name] += 1
-    before, after = groups_of(sizes), groups_of(changed)
-    assert len(before) >= 5
-    assert len(after - before) <= 8
-
-
-@given(st.lists(st.integers(0, 3000), max_size=60))
-def test_units_are_neither_too_large_nor_too_small(sizes: list[int]) -> None:
-    """Under twice the shard size unless one file is larger; over a quarter but at the end."""
-    groups = list(gather(made_pieces({str(k): size for k, size in enumerate(sizes)}), 1000))
-    totals = [sum(piece.slice.size for piece in group) for group in groups]
-    assert all(total <= 2000 or len(group) == 1 for total, group in zip(totals, groups, strict=True))
-    small = [k for k, total in enumerate(totals[:-1]) if total < 250 - len(groups[k])]
-    # One that is small stands before a file so large that both together would be over twice the size.
-    assert all(totals[k] + groups[k + 1][0].slice.size > 1990 for k in small)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 80))

@@ -29,7 +29,7 @@ from milldam.errors import InputError
 from milldam.pipeline import arranging
 from milldam.pipeline.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
-from milldam.run.records import PartRecord
+from milldam.run.old_records import PartRecord
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 
@@ -311,7 +311,7 @@ def test_a_torn_record_of_the_arranging_loses_nothing(tmp_path: Path) -> None:
     class TornError(Exception):
         pass
 
-    from milldam.run.folder import Run
+    from milldam.run.old_folder import Run
 
     append = Run.append
 

@@ -32,7 +32,7 @@ from milldam.errors import ConfigError, InputError
 from milldam.pipeline.assignments import SetRules
 from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.preparing import Source
-from milldam.run.folder import Run
+from milldam.run.old_folder import Run
 from milldam.sources.batch import TextRules
 from milldam.sources.splits import RowSlice
 from milldam.sources.units import Unit

@@ -17,7 +17,7 @@ from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_
 import milldam
 from milldam.config.settings import DataSet
 from milldam.errors import ResourceError
-from milldam.run.folder import Run
+from milldam.run.old_folder import Run
 from milldam.stores.tokens.tally import Tally, total
 
 

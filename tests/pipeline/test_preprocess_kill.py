@@ -310,7 +310,7 @@ def forks() -> Any:
     """Processes that have milldam loaded already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["milldam.pipeline.stages", "milldam.dedup.index", "milldam.dedup.near", "preprocess_jobs"]
+        ["milldam.pipeline.job", "milldam.dedup.index", "milldam.dedup.near", "preprocess_jobs"]
     )
     return context
 

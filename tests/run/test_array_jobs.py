@@ -26,15 +26,20 @@ from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, ShareHeldError
 from milldam.memory import Budget
-from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
-from milldam.pipeline.stages import plan_job
+from milldam.pipeline.job import finish_job, plan_job, prepare_job, run_task
 from milldam.run.array_jobs import ArraySettings, slurm_script
-from milldam.run.folder import Run
-from milldam.run.shares import Share
+from milldam.run.array_task import ArrayTask
+from milldam.run.folder import RunFolder
 from milldam.run.tasks import cores
+from milldam.stores.kinds import TOKENS
 
 run_units = importlib.import_module("milldam.cli.run_units")
 """The module: its name is also that of the command."""
+
+
+def run_in(job: Job, *task: Any) -> RunFolder:
+    """The run folder of a job, for one of its tasks."""
+    return RunFolder(job.out, TOKENS, task=ArrayTask(*task) if task else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Job:
         return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()]).config
 
     def share(self, stage: str, index: int, of: int) -> None:
-        work_share(self.config(), Share(stage, index, of))
+        run_task(self.config(), ArrayTask(stage, index, of))
 
     def assert_finished(self) -> None:
         assert tree_bytes(self.out) == self.reference
@@ -160,10 +165,10 @@ def test_counting_in_shares_hears_of_the_others(counted: Job, monkeypatch: pytes
     from milldam.pipeline import counting
 
     monkeypatch.setattr(counting, "_HEAR_SECONDS", -1.0)
-    with Run(counted.out, share=Share("count", 0, 2)) as run:
+    with run_in(counted, "count", 0, 2) as run:
         rows = counting.RowCounts(run, ())
         rows._hear_of_others()
-        assert len(rows._counts) == len(list(run.appended(counting.NAME))) > 0
+        assert len(rows._counts) == len(list(run.journal.read(counting.NAME))) > 0
 
 
 # ---- again, and beside each other ----
@@ -181,7 +186,7 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     changed = counted.path.parent / "in-3.jsonl"
     before = changed.stat().st_mtime_ns
     changed.touch()
-    with pytest.raises(MismatchError, match=r"in-3.jsonl: modified since"):
+    with pytest.raises(MismatchError, match=r"changed: in-3.jsonl"):
         finish_job(counted.config())
     os.utime(changed, ns=(before, before))
     finish_job(counted.config())
@@ -191,7 +196,7 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
 def test_a_share_with_nothing_left_does_nothing(counted: Job) -> None:
     """Neither its own stage again nor the one behind it."""
     counted.share("tokenize", 0, 1)
-    before = {path: path.stat().st_mtime_ns for path in counted.out.rglob("*.*") if "shares" not in path.parts}
+    before = {path: path.stat().st_mtime_ns for path in counted.out.rglob("*.*") if "tasks" not in path.parts}
     counted.share("tokenize", 0, 1)
     counted.share("count", 0, 2)
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -202,12 +207,12 @@ def test_a_finished_job_is_left_alone(counted: Job) -> None:
     """Every task of the script a second time: exit 0, and the same files; what shares told before is gone."""
     counted.share("tokenize", 0, 1)
     finish_job(counted.config())
-    shutil.rmtree(counted.out / "run" / "shares")
+    shutil.rmtree(counted.out / "run" / "tasks")
     before = {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
     # Only who prepares may replace what is there.
     overwrite = counted.config(overwrite=True)
     prepare_job(counted.config())
-    work_share(overwrite, Share("tokenize", 0, 1))
+    run_task(overwrite, ArrayTask("tokenize", 0, 1))
     finish_job(overwrite)
     assert before == {path: path.stat().st_mtime_ns for path in counted.out.iterdir() if path.is_file()}
 
@@ -215,27 +220,30 @@ def test_a_finished_job_is_left_alone(counted: Job) -> None:
 def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with success when the first one is done, so that what waits for both may begin."""
     monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
-    share = Share("tokenize", 0, 2)
+    share = ArrayTask("tokenize", 0, 2)
     tries: list[str] = []
-    first = Run(prepared.out, share=share)
+    first = RunFolder(prepared.out, TOKENS, task=share)
     first.__enter__()
 
     def second(observer: Any) -> None:
         tries.append("try")
         if len(tries) == 3:
             first.__exit__()
-        Run(prepared.out, share=share).__enter__().__exit__()
+        RunFolder(prepared.out, TOKENS, task=share).__enter__().__exit__()
 
     with pytest.raises(ShareHeldError, match="another task is at work on tokenize-0-of-2"):
-        work_share(prepared.config(), share)
+        run_task(prepared.config(), share)
     run_units._patiently(second, QuietDisplay(), 0)
     assert len(tries) == 3
 
 
 def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: Job) -> None:
     """They would do the same units at the same time."""
-    with Run(prepared.out, share=Share("tokenize", 0, 2)):
-        with Run(prepared.out, share=Share("tokenize", 1, 2)), Run(prepared.out, share=Share("arrange", 0, 3)):
+    with run_in(prepared, "tokenize", 0, 2):
+        with (
+            run_in(prepared, "tokenize", 1, 2),
+            run_in(prepared, "arrange", 0, 3),
+        ):
             pass
         with pytest.raises(ConfigError, match="another run is at work"):
             prepared.share("tokenize", 0, 3)
@@ -244,9 +252,12 @@ def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: J
 
 def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
     """Who has the run to himself works beside no share, and the other way round."""
-    with Run(prepared.out, share=Share("tokenize", 0, 2)), pytest.raises(ConfigError, match="another run is at work"):
+    with (
+        run_in(prepared, "tokenize", 0, 2),
+        pytest.raises(ConfigError, match="another run is at work"),
+    ):
         prepare_job(prepared.config())
-    with Run(prepared.out), pytest.raises(ConfigError, match="another run is at work"):
+    with run_in(prepared), pytest.raises(ConfigError, match="another run is at work"):
         prepared.share("count", 0, 1)
 
 
@@ -257,7 +268,7 @@ def test_many_shares_may_start_in_the_same_moment(prepared: Job) -> None:
     def enter(index: int) -> None:
         try:
             for _ in range(20):
-                with Run(prepared.out, share=Share("tokenize", index, 16)):
+                with run_in(prepared, "tokenize", index, 16):
                     pass
         except ConfigError as error:
             refused.append(error)
@@ -314,7 +325,7 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
     """By shares and by the end: nothing of two configurations comes together."""
     counted.share("tokenize", 0, 2)
     changed = counted.config(seed=7, clean="default")
-    for work in (lambda: work_share(changed, Share("tokenize", 1, 2)), lambda: finish_job(changed)):
+    for work in (lambda: run_task(changed, ArrayTask("tokenize", 1, 2)), lambda: finish_job(changed)):
         with pytest.raises(MismatchError, match="clean"):
             work()
     counted.share("tokenize", 1, 2)
@@ -356,8 +367,8 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     config = load_config(path).config
     prepare_job(config)
     with pytest.raises(InputError):
-        work_share(config, Share("tokenize", 1, 2))
-    work_share(config, Share("tokenize", 0, 2))
+        run_task(config, ArrayTask("tokenize", 1, 2))
+    run_task(config, ArrayTask("tokenize", 0, 2))
     found = read_status(tmp_path / "out")
     assert found["state"] == "ended" and found["safe"]["units_done"] == 1
     assert {label: told["state"] for label, told in found["shares"].items()} == {
@@ -370,7 +381,7 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
 
 def test_status_shows_shares_at_work(counted: Job) -> None:
     """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
-    with Run(counted.out, share=Share("tokenize", 0, 2)) as run:
+    with run_in(counted, "tokenize", 0, 2) as run:
         told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
         run.write_status(told | {"stage": "tokenize", "workers": {}})
         found = read_status(counted.out)

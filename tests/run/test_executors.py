@@ -14,9 +14,9 @@ from tests.kit.jobs import wait_until
 from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
 
 from milldam.errors import ConfigError, InputError, WorkerError
-from milldam.run.array_task import ShareCrew, ShareDone
-from milldam.run.crews import LocalCrew, Staff
 from milldam.run.local import LocalExecutor
+from milldam.run.old_array_task import ShareCrew, ShareDone
+from milldam.run.pools import LocalPool, Workers
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 
@@ -197,21 +197,21 @@ STAGES = ("read", "square", "finish")
 
 
 def share_events(stage: str, units: int, *, index: int, of: int) -> list[Event]:
-    crew = ShareCrew(LocalCrew(10**9), "square", lambda unit: unit % of == index, STAGES)
-    return run(crew.executor(stage, Staff(1, 1)), Square(), units)
+    crew = ShareCrew(LocalPool(10**9), "square", lambda unit: unit % of == index, STAGES)
+    return run(crew.executor(stage, Workers(1, 1)), Square(), units)
 
 
 def test_shares_do_every_unit_once_and_end_there() -> None:
     """Each share works on its units of the wanted stage and goes no further."""
     done: list[int] = []
     for index in range(3):
-        crew = ShareCrew(LocalCrew(10**9), "square", lambda unit, index=index: unit % 3 == index, STAGES)  # type: ignore[misc]
+        crew = ShareCrew(LocalPool(10**9), "square", lambda unit, index=index: unit % 3 == index, STAGES)  # type: ignore[misc]
         events: list[Event] = []
         with pytest.raises(ShareDone):
-            crew.executor("square", Staff(1, 1)).run(Square(), range(8), lambda unit: unit, events.append)
+            crew.executor("square", Workers(1, 1)).run(Square(), range(8), lambda unit: unit, events.append)
         done += values(events)
         with pytest.raises(ShareDone):
-            crew.executor("finish", Staff(1, 1))
+            crew.executor("finish", Workers(1, 1))
     assert sorted(done) == [unit**2 for unit in range(8)]
 
 
@@ -225,4 +225,4 @@ def test_a_share_waits_for_the_stages_before_it() -> None:
 def test_a_share_of_a_stage_that_there_is_not_is_refused() -> None:
     """The stages of the job are named."""
     with pytest.raises(ConfigError, match="this job has the stages read, square, finish"):
-        ShareCrew(LocalCrew(10**9), "polish", lambda unit: True, STAGES)
+        ShareCrew(LocalPool(10**9), "polish", lambda unit: True, STAGES)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.files import json_bytes
-from milldam.run.folder import RECORDS, Run
-from milldam.run.records import PartRecord, in_plan_order
+from milldam.run.old_folder import RECORDS, Run
+from milldam.run.old_records import PartRecord, in_plan_order
 from milldam.sealed import seal_line
 from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
 from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split

@@ -19,14 +19,14 @@ from tests.kit.worker_tasks import Deadly, Failing, Hoarder, Square
 import milldam
 from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
 from milldam.run import ray_cluster
-from milldam.run.crews import Staff
+from milldam.run.pools import Workers
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Report, Work
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BUDGET = 10**9
-ONE = Staff(1, 1)
+ONE = Workers(1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def crew(cluster: Any) -> Iterator[Any]:
-    found = ray_cluster.RayCrew(cluster.address, BUDGET)
+    found = ray_cluster.RayPool(cluster.address, BUDGET)
     yield found
     found.leave()
 
 
-def run(crew: Any, task: Any, units: int, staff: Staff = ONE) -> list[Event]:
+def run(crew: Any, task: Any, units: int, staff: Workers = ONE) -> list[Event]:
     events: list[Event] = []
     crew.executor("stage", staff).run(task, range(units), lambda unit: unit, events.append)
     return events
@@ -111,7 +111,7 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> N
         if event.kind == PART:
             given.append(event.value)
 
-    executor = crew.executor("stage", Staff(2, 1))
+    executor = crew.executor("stage", Workers(2, 1))
     executor.run(Given(), itertools.takewhile(lambda unit: unit < 200, itertools.count()), assign, on_event)
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
@@ -122,9 +122,9 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> N
 
 def test_memory_comes_back(crew: Any) -> None:
     """A worker that works apart ends with its unit, and one that holds too much; others go on."""
-    apart = run(crew, Square(), 3, Staff(1, 1, apart=True))
+    apart = run(crew, Square(), 3, Workers(1, 1, apart=True))
     assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
-    hoards = Counter(parts(run(crew, Hoarder(80 * 10**6), 6, Staff(1, 1, worker_bytes=200 * 10**6))))
+    hoards = Counter(parts(run(crew, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
     assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
     ended = {event.pid for event in apart if event.kind == MEMORY and event.value == 0}
     assert ended == {event.pid for event in apart}
@@ -138,7 +138,7 @@ def test_an_interruption_ends_the_workers(crew: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        crew.executor("stage", Staff(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
+        crew.executor("stage", Workers(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
     assert wait_until(lambda: not hands())
 
 
@@ -189,35 +189,35 @@ def test_a_node_of_another_version_is_refused_or_left_out(
     with pytest.raises(ConfigError, match=r"has milldam .*, this machine 0\.0\.0"):
         crew.require_shared(tmp_path)
     crew._fit = {crew.nodes()[0].id: True}
-    assert {slot.node.id for slot in crew.slots(Staff(1, 1))} == {crew.nodes()[0].id}
+    assert {slot.node.id for slot in crew.slots(Workers(1, 1))} == {crew.nodes()[0].id}
     assert f"The node {other.name} has milldam" in caplog.text and "left out" in caplog.text
     monkeypatch.undo()
     crew.require_shared(tmp_path)
-    assert len(crew.slots(Staff(1, 1))) == 2
+    assert len(crew.slots(Workers(1, 1))) == 2
 
 
 def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
     """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
-    assert [len(crew.slots(Staff(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
+    assert [len(crew.slots(Workers(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
         2,
         4,
         4,
         2,
     ]
     small = ray_cluster._Node("a", "a", 64, 10**9 // 3)
-    assert crew._room(small, Staff(9, 1)) == 3 and crew._room(small, Staff(1, 1)) == 0
+    assert crew._room(small, Workers(9, 1)) == 3 and crew._room(small, Workers(1, 1)) == 0
 
 
 def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
     """Ray would wait for ever for memory that no node has."""
     with pytest.raises(ResourceError, match="Use --memory 2000MB or less"):
-        ray_cluster.RayCrew(cluster.address, NODE["memory"] + 1)
+        ray_cluster.RayPool(cluster.address, NODE["memory"] + 1)
 
 
 def test_ray_client_is_refused() -> None:
     """It can't stream."""
     with pytest.raises(ConfigError, match="Run milldam on a machine of the cluster"):
-        ray_cluster.RayCrew("ray://127.0.0.1:10001", BUDGET)
+        ray_cluster.RayPool("ray://127.0.0.1:10001", BUDGET)
 
 
 def tokenize(folder: Path, *options: object, out: object = None) -> Any:
@@ -260,9 +260,9 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
     """A worker that dies between its last part and its end is made up for, and the record is there once."""
-    from milldam.run.folder import Run
     from milldam.run.identity import Identity
-    from milldam.run.records import PartRecord
+    from milldam.run.old_folder import Run
+    from milldam.run.old_records import PartRecord
 
     records = [PartRecord(0, part, [], {}, part + 1, last=part == 1) for part in range(2)]
     with Run(tmp_path / "out") as made:

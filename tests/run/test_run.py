@@ -17,12 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.run.folder import FINISHED, NEW, RECORDS, UNFINISHED, Run, require_complete
+from milldam.run.array_task import ArrayTask
+from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder
 from milldam.run.identity import Identity
-from milldam.run.records import PartRecord, UnitSet, in_plan_order, shards_in_order
-from milldam.run.shares import Share
+from milldam.run.records import Record, Records, UnitSet
 from milldam.sources.units import Slice, Unit
+from milldam.stores.kinds import FEATURES, TOKENS
 from milldam.stores.tokens.manifest import Manifest
+
+RECORDS = "records.jsonl"
 
 SETTINGS = {"tokenizer": "abc", "eos": "auto", "limit": None, "datasets": [{"weight": 1.0}], "clean": None}
 INPUT = {"files": 1, "bytes": 10, "fingerprint": "f"}
@@ -46,48 +49,61 @@ def listed(*files: File) -> list[tuple[int, File]]:
     return [(0, file) for file in files]
 
 
+def run_in(out: Path, task: ArrayTask | None = None) -> RunFolder:
+    return RunFolder(out, TOKENS, task=task)
+
+
 def start(out: Path, count: int = 3, files: tuple[File, ...] = (File("corpus.jsonl"),)) -> Identity:
     """A folder with a plan in it."""
-    with Run(out) as run:
-        identity = Identity(SETTINGS, run.write_inputs(listed(*files)))
+    with run_in(out) as run:
+        identity = Identity(SETTINGS, run.inputs.write(listed(*files)))
         assert run.stage(units(count)) == count
-        run.start(identity, {"tokenizer.json": b"{}"})
+        run.start(identity, {"tokenizer.json": b"{}"}, ("*.bin", "*.idx", "rejects.jsonl"))
     return identity
-
-
-def shard(out: Path, unit: int, part: int = 0, split: str = "train") -> dict[str, Any]:
-    """What is recorded of a shard that lies in the folder."""
-    name = f"{split}-{unit:05d}" + (f"-{part:03d}" if part else "")
-    for suffix in ("bin", "idx"):
-        (out / f"{name}.{suffix}").write_bytes(b"12345678")
-    files = {suffix: {"bytes": 8, "xxh3": ""} for suffix in ("bin", "idx")}
-    counts = {"documents": 2, "tokens": 4, "text_bytes": 9, "characters": 9}
-    return {"name": name, "split": split, **counts, **files}
 
 
 def record(
     out: Path, unit: int, part: int = 0, *, last: bool = True, batches: int = 1, splits: tuple[str, ...] = ("train",)
-) -> PartRecord:
+) -> Record:
     """A finished part whose shards lie in the folder."""
-    shards = [shard(out, unit, part, split) for split in splits]
-    return PartRecord(unit, part, shards, {"clean": {"empty": 1}}, batches, last, read=3)
+    outputs = {}
+    for split in splits:
+        for suffix in ("bin", "idx"):
+            name = f"{split}-{unit:05d}-{part:03d}.{suffix}"
+            (out / name).write_bytes(b"12345678")
+            outputs[name] = {"bytes": 8, "xxh3": ""}
+    return Record(
+        units(unit + 1)[unit].key,
+        part,
+        last,
+        outputs,
+        counts={"documents": 2},
+        facts={"unit": unit, "batches": batches},
+    )
 
 
-def add(out: Path, *records: PartRecord) -> None:
-    with Run(out) as run:
+def records_of(run: RunFolder) -> Records:
+    """The records as the next command finds them."""
+    return Records(run.journal, RECORDS, run.out, run.units.keys())
+
+
+def add(out: Path, *records: Record) -> None:
+    with run_in(out) as run:
+        known = records_of(run)
         for one in records:
-            run.add(one)
+            known.add(one)
 
 
-def resumed(out: Path) -> Run:
-    """The run as the next command finds it."""
-    with Run(out) as run:
-        run.resume()
-        return run
+def resumed(out: Path) -> Records:
+    with run_in(out) as run:
+        run.tidy()
+        return records_of(run)
 
 
-def pending(run: Run) -> list[tuple[int, tuple[int, int]]]:
-    return [(unit, run.done_so_far(unit)) for unit in run.pending()]
+def pending(records: Records) -> list[tuple[int, tuple[int, int]]]:
+    """Units that are left, with the parts and batches that are done of them."""
+    begun = {unit: records.begun(unit) for unit in records.pending()}
+    return [(unit, (0, 0) if one is None else (one.part + 1, one.facts["batches"])) for unit, one in begun.items()]
 
 
 # ---- plan and records ----
@@ -96,57 +112,69 @@ def pending(run: Run) -> list[tuple[int, tuple[int, int]]]:
 def test_a_folder_is_new_then_unfinished_then_finished(tmp_path: Path) -> None:
     """The state follows what lies in the folder, the manifest last."""
     out = tmp_path / "s"
-    assert Run(out).state() == NEW
-    start(out)
-    assert Run(out).state() == UNFINISHED
+    assert run_in(out).state() == NEW
+    identity = start(out)
+    assert run_in(out).state() == UNFINISHED
     Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", SETTINGS, INPUT, ()).write(out)
-    assert Run(out).state() == FINISHED
-    assert Run(out).identity() == Identity(SETTINGS, INPUT)
+    assert run_in(out).state() == UNFINISHED, "an older store that is being updated"
+    Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", SETTINGS, identity.input, ()).write(out)
+    assert run_in(out).state() == FINISHED
+    assert run_in(out).identity() == identity
 
 
 def test_units_come_back_as_they_were_planned(tmp_path: Path) -> None:
     """The plan on disk gives the same units in the same order."""
     start(tmp_path / "s", 3)
-    with Run(tmp_path / "s") as run:
-        assert run.resume() == 3
-        assert [run.unit(number, Unit.from_json) for number in run.pending()] == units(3)
-        assert list(run.all_units(Unit.from_json)) == units(3)
-        assert run.pending_bytes() == sum(unit.size for unit in units(3))
+    with run_in(tmp_path / "s") as run:
+        records = records_of(run)
+        assert [run.units.at(number, Unit.from_json) for number in records.pending()] == units(3)
+        assert list(run.units.all(Unit.from_json)) == units(3)
+        assert records.pending_bytes(run.units.sizes()) == sum(unit.size for unit in units(3))
 
 
 def test_recorded_units_are_not_done_again(tmp_path: Path) -> None:
     """A complete unit is left out; of a part of one it is known where to go on."""
     start(tmp_path)
     add(tmp_path, record(tmp_path, 2), record(tmp_path, 1, 0, last=False, batches=3))
-    run = resumed(tmp_path)
-    assert pending(run) == [(0, (0, 0)), (1, (1, 3))]
-    assert run.progress.documents == 4
+    records = resumed(tmp_path)
+    assert pending(records) == [(0, (0, 0)), (1, (1, 3))]
+    assert records.counts["documents"] == 4
 
 
-def test_shards_are_in_plan_order_whatever_the_order_of_work(tmp_path: Path) -> None:
-    """The manifest lists units and their parts in order, though they were finished in another."""
+def test_records_are_in_plan_order_whatever_the_order_of_work(tmp_path: Path) -> None:
+    """Units and their parts come in order, though they were finished in another."""
     start(tmp_path)
     add(tmp_path, record(tmp_path, 2), record(tmp_path, 0, 0, last=False), record(tmp_path, 1), record(tmp_path, 0, 1))
-    records = in_plan_order(resumed(tmp_path).appended_files(RECORDS))
-    names = [shard.name for shard in shards_in_order(records)]
-    assert names == ["train-00000", "train-00000-001", "train-00001", "train-00002"]
+    found = [(unit, one.part) for unit, one in resumed(tmp_path).in_plan_order()]
+    assert found == [(0, 0), (0, 1), (1, 0), (2, 0)]
 
 
-def test_shards_are_listed_split_after_split_with_training_first(tmp_path: Path) -> None:
-    """A split's documents lie together: train, then the others by name, each in plan order."""
-    splits = ("val", "test", "train")
-    records = [record(tmp_path, unit, splits=splits) for unit in (0, 1)]
-    assert [shard.name for shard in shards_in_order(records)] == [
-        f"{split}-{unit:05d}" for split in ("train", "test", "val") for unit in (0, 1)
-    ]
+def test_a_unit_that_is_named_twice_is_done_twice(tmp_path: Path) -> None:
+    """The same slices at two places of a plan have a key each, the same ones in every plan that names them."""
+    with run_in(tmp_path) as run:
+        identity = Identity(SETTINGS, run.inputs.write(listed(A)))
+        run.stage([*units(2), *units(2)])
+        run.start(identity, {}, ())
+        keys = run.units.keys()
+        assert len({keys[number] for number in range(4)}) == 4
+        assert [keys.number_of(keys[number]) for number in range(4)] == [0, 1, 2, 3]
+        run.inputs.write(listed(A))
+        run.stage([units(2)[1], *units(2)])
+        run.replan(identity)
+        assert {run.units.keys()[number] for number in range(3)} == {keys[0], keys[1], keys[3]}
 
 
-def test_an_incomplete_run_can_not_be_finished(tmp_path: Path) -> None:
-    """As long as a unit is missing there is no store."""
-    start(tmp_path, 2)
-    add(tmp_path, record(tmp_path, 0))
-    with pytest.raises(Exception, match="1 units are not done"):
-        require_complete(resumed(tmp_path), 2)
+def test_what_is_recorded_stays_when_the_plan_grows(tmp_path: Path) -> None:
+    """Units are known by what they are made from: others before them change their number, not what is done."""
+    start(tmp_path, 3)
+    add(tmp_path, *(record(tmp_path, unit) for unit in range(3)))
+    with run_in(tmp_path) as run:
+        identity = Identity(SETTINGS, run.inputs.write(listed(A)))
+        run.stage([Unit(0, (Slice("new.jsonl", "jsonl", None, 7, 8, 1),)), *units(3)[1:]])
+        run.replan(identity)
+        records = records_of(run)
+        assert list(records.pending()) == [0] and records.reused == 2
+        assert [(unit, one.facts["unit"]) for unit, one in records.in_plan_order()] == [(1, 1), (2, 2)]
 
 
 @given(keep=st.integers(0, 400))
@@ -160,10 +188,10 @@ def test_a_torn_last_line_is_mended(tmp_path_factory: pytest.TempPathFactory, ke
     first = whole.index(b"\n") + 1
     torn = whole[: min(len(whole), first + keep)]
     path.write_bytes(torn)
-    run = resumed(out)
+    records = resumed(out)
     done = torn.count(b"\n")
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:done])
-    assert [index for index, _ in pending(run)] == list(range(done, 3))
+    assert [index for index, _ in pending(records)] == list(range(done, 3))
     add(out, record(out, 2))
     assert path.read_bytes().count(b"\n") == done + 1
 
@@ -184,14 +212,14 @@ def test_a_record_without_its_whole_shard_is_dropped(tmp_path: Path, suffix: str
     """A shard that is gone or of another size is made again."""
     start(tmp_path)
     add(tmp_path, record(tmp_path, 0), record(tmp_path, 1))
-    path = tmp_path / f"train-00000.{suffix}"
+    path = tmp_path / f"train-00000-000.{suffix}"
     if damage == "missing":
         path.unlink()
     else:
         path.write_bytes(b"1234567" if damage == "short" else b"123456789")
-    run = resumed(tmp_path)
-    assert [index for index, _ in pending(run)] == [0, 2]
-    assert [one.unit for one in run.records()] == [1]
+    records = resumed(tmp_path)
+    assert [index for index, _ in pending(records)] == [0, 2]
+    assert [unit for unit, _ in records.in_plan_order()] == [1]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -199,10 +227,10 @@ def test_a_record_that_misses_one_of_its_shards_is_dropped(tmp_path: Path, split
     """A part is done when the shards of all its splits are there."""
     start(tmp_path, 2)
     add(tmp_path, *(record(tmp_path, unit, splits=("train", "val")) for unit in range(2)))
-    (tmp_path / f"{split}-00001.bin").unlink()
-    run = resumed(tmp_path)
-    assert pending(run) == [(1, (0, 0))]
-    assert run.progress.documents == 4
+    (tmp_path / f"{split}-00001-000.bin").unlink()
+    records = resumed(tmp_path)
+    assert pending(records) == [(1, (0, 0))]
+    assert records.counts["documents"] == 2
 
 
 @pytest.mark.parametrize("gone", [0, 1])
@@ -211,14 +239,14 @@ def test_a_missing_part_takes_the_later_parts_of_its_unit_with_it(tmp_path: Path
     start(tmp_path, 2)
     parts = [record(tmp_path, 0, part, last=part == 2, batches=part + 1) for part in range(3)]
     add(tmp_path, *parts, record(tmp_path, 1))
-    (tmp_path / f"{parts[gone].shards[0]['name']}.bin").unlink()
+    (tmp_path / next(iter(parts[gone].outputs))).unlink()
     assert pending(resumed(tmp_path)) == [(0, (gone, gone))]
 
 
 def test_an_empty_unit_is_complete_without_a_shard(tmp_path: Path) -> None:
     """A unit that gave no document is not done again."""
     start(tmp_path, 2)
-    add(tmp_path, PartRecord(0, 0, [], {"read": {"not_utf8": 3}}, 1, True))
+    add(tmp_path, Record(units(1)[0].key))
     assert [index for index, _ in pending(resumed(tmp_path))] == [1]
 
 
@@ -236,8 +264,7 @@ def test_a_new_start_clears_the_earlier_run_and_its_shards(tmp_path: Path) -> No
     start(tmp_path)
     fresh = sorted(path.name for path in (tmp_path / "run").iterdir())
     add(tmp_path, record(tmp_path, 0, splits=("train", "val")))
-    ours = ("milldam.json", "_staged-00000.facts", "rejects.jsonl", "dropped.jsonl.zst", "packed/train-00000.bin")
-    ours += ("run/counts.jsonl", "run/arranged.jsonl", "run/summary.json", "run/report.html", "run/dedup/hashes-0")
+    ours = ("milldam.json", "rejects.jsonl", "run/counts.jsonl", "run/summary.json", "run/dedup/hashes-0")
     for name in (*ours, "README.txt", "results/model.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
@@ -254,36 +281,23 @@ def test_the_plan_keeps_when_the_run_began(tmp_path: Path) -> None:
     identity = start(tmp_path)
     begun = time.time()
     add(tmp_path, record(tmp_path, 0))
-    plan = resumed(tmp_path).plan()
+    plan = run_in(tmp_path).plan()
     assert (plan["settings"], plan["input"]) == (identity.settings, identity.input)
     assert before <= plan["started"] <= begun
-
-
-def test_all_units_are_those_of_the_plan_done_or_not(tmp_path: Path) -> None:
-    """Every stage goes over the same units, in plan order; a plan that has not begun is told from the one that has."""
-    start(tmp_path, 3)
-    add(tmp_path, record(tmp_path, 1))
-    with Run(tmp_path) as run:
-        run.resume()
-        assert list(run.all_units(Unit.from_json)) == units(3)
-        repeated = [dataclasses.replace(unit, dataset=1, copy=unit.index, original=0) for unit in units(2)[1:]]
-        assert run.stage(repeated) == 1
-        assert list(run.all_units(Unit.from_json, staged=True)) == repeated
-        assert list(run.all_units(Unit.from_json)) == units(3)
 
 
 # ---- lines of other stages ----
 
 
 def lines(out: Path, name: str = "counts.jsonl") -> list[dict[str, Any]]:
-    with Run(out) as run:
-        return list(run.appended(name))
+    with run_in(out) as run:
+        return list(run.journal.read(name))
 
 
 def append(out: Path, *values: dict[str, Any]) -> None:
-    with Run(out) as run:
+    with run_in(out) as run:
         for value in values:
-            run.append("counts.jsonl", value)
+            run.journal.append("counts.jsonl", value)
 
 
 def test_appended_lines_come_back_in_order(tmp_path: Path) -> None:
@@ -326,24 +340,24 @@ def test_an_appended_line_of_zeros_is_left_out(tmp_path: Path) -> None:
 def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
     """While one run is at work another is refused; afterwards it may start."""
     start(tmp_path)
-    with Run(tmp_path) as first:
-        assert Run(tmp_path).is_locked()
-        with pytest.raises(ConfigError, match="another run is at work"), Run(tmp_path):
+    with run_in(tmp_path) as first:
+        assert run_in(tmp_path).is_locked()
+        with pytest.raises(ConfigError, match="another run is at work"), run_in(tmp_path):
             pass
         assert first.state() == UNFINISHED
-    assert not Run(tmp_path).is_locked()
-    with Run(tmp_path):
+    assert not run_in(tmp_path).is_locked()
+    with run_in(tmp_path):
         pass
 
 
 def test_a_refused_second_run_leaves_the_first_one_alone(tmp_path: Path) -> None:
     """A run that was kept out removes nothing of the run at work, though that has no plan yet."""
-    with Run(tmp_path / "s") as first:
-        first.write_inputs(listed(File("corpus.jsonl")))
-        with pytest.raises(ConfigError), Run(tmp_path / "s"):
+    with run_in(tmp_path / "s") as first:
+        first.inputs.write(listed(File("corpus.jsonl")))
+        with pytest.raises(ConfigError), run_in(tmp_path / "s"):
             pass
-        assert list(first.inputs(listed_now=True))
-        assert Run(tmp_path / "s").is_locked()
+        assert list(first.inputs.listed())
+        assert run_in(tmp_path / "s").is_locked()
 
 
 def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
@@ -353,13 +367,13 @@ def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
 
     def watch() -> None:
         while not stop.is_set():
-            Run(tmp_path).is_locked()
+            run_in(tmp_path).is_locked()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         for _ in range(200):
-            with Run(tmp_path):
+            with run_in(tmp_path):
                 pass
     finally:
         stop.set()
@@ -369,7 +383,7 @@ def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     """A folder with files that are not ours is refused, and nothing is put into it."""
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty and not made by milldam"), Run(tmp_path):
+    with pytest.raises(ConfigError, match="not empty and not made by milldam"), run_in(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -386,14 +400,14 @@ def test_a_foreign_folder_named_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     """A folder that was made beforehand is fine."""
-    with Run(tmp_path) as run:
+    with run_in(tmp_path) as run:
         assert run.state() == NEW
 
 
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
     """A file is not overwritten by a store."""
     (tmp_path / "s").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file; -o names a folder"), Run(tmp_path / "s"):
+    with pytest.raises(ConfigError, match="is a file; -o names a folder"), run_in(tmp_path / "s"):
         pass
     assert (tmp_path / "s").read_text() == "mine"
 
@@ -452,10 +466,10 @@ def test_a_long_value_is_shortened() -> None:
 def test_settings_are_compared_as_they_are_written_down(tmp_path: Path) -> None:
     """A folder knows its settings from JSON, which has lists only: the same settings as a tuple are no others."""
     settings = SETTINGS | {"filters": {"language": {"keep": ("en", "de")}}}
-    with Run(tmp_path) as run:
-        identity = Identity(settings, run.write_inputs(listed(A)))
+    with run_in(tmp_path) as run:
+        identity = Identity(settings, run.inputs.write(listed(A)))
         run.stage(units(1))
-        run.start(identity, {})
+        run.start(identity, {}, ())
         run.require_same(identity)
         assert run.identity().run_id == identity.run_id
 
@@ -488,93 +502,110 @@ BEFORE = A, B, C = (File("a.jsonl"), File("b.jsonl"), File("c.jsonl"))
         pytest.param(BEFORE[1:], ["a.jsonl"], ["c.jsonl"], id="first one gone"),
     ],
 )
-@pytest.mark.parametrize("finished", [False, True])
 def test_changed_files_are_named(
-    tmp_path: Path, after: tuple[File, ...], named: list[str], not_named: list[str], finished: bool
+    tmp_path: Path, after: tuple[File, ...], named: list[str], not_named: list[str]
 ) -> None:
-    """A refusal names the files that changed, were added or are gone, and no others."""
-    identity = start(tmp_path, files=BEFORE)
+    """The files that changed, were added or are gone, and no others."""
+    start(tmp_path, files=BEFORE)
+    with run_in(tmp_path) as run:
+        run.inputs.write(listed(*after))
+        told = " ".join(run.inputs.changes())
+    assert [name for name in named if name not in told] == []
+    assert [name for name in not_named if name in told] == []
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, finished: bool) -> None:
+    """Other input is taken in, other settings are refused by name, what is the same is done or resumed."""
+    identity = start(tmp_path)
     if finished:
         Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", identity.settings, identity.input, ()).write(tmp_path)
-    with Run(tmp_path) as run:
-        now = dataclasses.replace(identity, input=run.write_inputs(listed(*after)))
-        with pytest.raises(MismatchError) as caught:
-            run.require_same(now)
-    message = str(caught.value)
-    assert message.endswith("--overwrite.")
-    assert [name for name in named if name not in message] == []
-    assert [name for name in not_named if name in message] == []
+    other_input = dataclasses.replace(identity, input=INPUT)
+    other_settings = dataclasses.replace(identity, settings=SETTINGS | {"eos": "none"})
+    with run_in(tmp_path) as run:
+        assert run.where_to_begin(identity, overwrite=False, has_results=True) == (FINISHED if finished else UNFINISHED)
+        assert run.where_to_begin(identity, overwrite=True, has_results=True) == (NEW if finished else UNFINISHED)
+        assert run.where_to_begin(other_input, overwrite=False, has_results=True) == UNFINISHED
+        assert run.where_to_begin(other_settings, overwrite=True, has_results=True) == NEW
+        with pytest.raises(MismatchError, match=r'eos: "none" \(made with "auto"\)'):
+            run.where_to_begin(other_settings, overwrite=False, has_results=True)
+        if not finished:
+            assert run.where_to_begin(other_settings, overwrite=False, has_results=False) == NEW
+
+
+def test_an_unfinished_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    """Tokens are not made where features are being made."""
+    start(tmp_path)
+    with pytest.raises(ConfigError, match="holds a store of tokens"), RunFolder(tmp_path, FEATURES):
+        pass
 
 
 def test_equal_identities_go_on(tmp_path: Path) -> None:
     """Nothing changed, nothing is refused."""
     start(tmp_path, files=BEFORE)
-    with Run(tmp_path) as run:
-        run.require_same(Identity(SETTINGS, run.write_inputs(listed(*BEFORE))))
+    with run_in(tmp_path) as run:
+        run.require_same(Identity(SETTINGS, run.inputs.write(listed(*BEFORE))))
 
 
 def test_the_order_of_files_is_part_of_the_identity(tmp_path: Path) -> None:
     """The same files in another order give other documents first, so they are another input."""
-    with Run(tmp_path) as run:
-        assert run.write_inputs(listed(*BEFORE)) != run.write_inputs(listed(*BEFORE[::-1]))
+    with run_in(tmp_path) as run:
+        assert run.inputs.write(listed(*BEFORE)) != run.inputs.write(listed(*BEFORE[::-1]))
 
 
 def test_the_data_set_of_a_file_is_part_of_the_identity(tmp_path: Path) -> None:
     """The same files divided otherwise among data sets are another input; each is listed with its data set."""
-    with Run(tmp_path) as run:
-        together = run.write_inputs([(0, A), (0, B)])
-        apart = run.write_inputs([(0, A), (1, B)])
+    with run_in(tmp_path) as run:
+        together = run.inputs.write([(0, A), (0, B)])
+        apart = run.inputs.write([(0, A), (1, B)])
         assert together["bytes"] == apart["bytes"] == 20
         assert together["fingerprint"] != apart["fingerprint"]
-        inputs = [(file["path"], file.get("dataset", 0)) for file in run.inputs(listed_now=True)]
-        assert inputs == [("a.jsonl", 0), ("b.jsonl", 1)]
+        assert [[file["path"] for file in run.inputs.listed(k)] for k in range(2)] == [["a.jsonl"], ["b.jsonl"]]
 
 
-# ---- shares: several processes at one run ----
+# ---- job arrays: several processes at one run ----
 
 
-def share_of(out: Path, index: int, of: int = 2) -> Run:
-    return Run(out, share=Share("tokenize", index, of))
+def task_of(out: Path, index: int, of: int = 2) -> RunFolder:
+    return run_in(out, ArrayTask("tokenize", index, of))
 
 
-def test_shares_record_beside_each_other_and_the_run_gathers_them(tmp_path: Path) -> None:
-    """Each share appends to a file of its own; whoever goes on alone finds all of them in one."""
+def test_tasks_record_beside_each_other_and_the_run_gathers_them(tmp_path: Path) -> None:
+    """Each task appends to a file of its own; whoever goes on alone finds all of them in one."""
     start(tmp_path, 4)
-    with share_of(tmp_path, 0) as first, share_of(tmp_path, 1) as second:
-        first.resume()
-        second.resume()
-        first.add(record(tmp_path, 0))
-        second.add(record(tmp_path, 3))
-    with share_of(tmp_path, 0) as again:
-        again.resume()
-        assert pending(again) == [(1, (0, 0)), (2, (0, 0))]
+    with task_of(tmp_path, 0) as first, task_of(tmp_path, 1) as second:
+        records_of(first).add(record(tmp_path, 0))
+        records_of(second).add(record(tmp_path, 3))
+    with task_of(tmp_path, 0) as again:
+        assert pending(records_of(again)) == [(1, (0, 0)), (2, (0, 0))]
     assert pending(resumed(tmp_path)) == [(1, (0, 0)), (2, (0, 0))]
     assert [path.name for path in (tmp_path / "run").glob("records*")] == ["records.jsonl"]
 
 
-def test_a_unit_that_two_shares_did_counts_once(tmp_path: Path) -> None:
-    """Another number of shares on the second try may give a unit to two: the first record holds."""
+def test_a_unit_that_two_tasks_did_counts_once(tmp_path: Path) -> None:
+    """Another number of tasks on the second try may give a unit to two: the first record holds."""
     start(tmp_path, 2)
+    line = record(tmp_path, 0).as_json()
     for of in (1, 2):
-        with share_of(tmp_path, 0, of) as run:
-            run.add(record(tmp_path, 0))
-    run = resumed(tmp_path)
-    assert pending(run) == [(1, (0, 0))]
-    assert run.progress.documents == 2
-    assert len(list(run.records())) == 1
+        with task_of(tmp_path, 0, of) as run:
+            run.journal.append(RECORDS, line)
+    records = resumed(tmp_path)
+    assert pending(records) == [(1, (0, 0))]
+    assert records.counts["documents"] == 2
+    assert len(list(records.all())) == 1
 
 
-def test_who_has_the_run_to_himself_waits_for_no_share_and_the_other_way_round(tmp_path: Path) -> None:
-    """A whole run is refused while a share works, a share while a whole run does, and a share twice."""
+def test_who_has_the_run_to_himself_waits_for_no_task_and_the_other_way_round(tmp_path: Path) -> None:
+    """A whole run is refused while a task works, a task while a whole run does, and a task twice."""
     start(tmp_path)
-    with share_of(tmp_path, 0), share_of(tmp_path, 1):
-        for other in (Run(tmp_path), share_of(tmp_path, 1)):
+    with task_of(tmp_path, 0), task_of(tmp_path, 1):
+        for other in (run_in(tmp_path), task_of(tmp_path, 1)):
             with pytest.raises(ConfigError, match=r"another (run|task) is at work"), other:
                 pass
-        assert Run(tmp_path).is_locked()
-    with Run(tmp_path), pytest.raises(ConfigError, match="another run is at work"), share_of(tmp_path, 0):
+        assert run_in(tmp_path).is_locked()
+    with run_in(tmp_path), pytest.raises(ConfigError, match="another run is at work"), task_of(tmp_path, 0):
         pass
-    assert not Run(tmp_path).is_locked()
+    assert not run_in(tmp_path).is_locked()
 
 
 @given(done=st.sets(st.integers(0, 70)), units=st.integers(0, 90))

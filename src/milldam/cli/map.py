@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import sys
 from pathlib import Path
@@ -16,11 +15,10 @@ from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.summaries import memory_lines
 from milldam.cli.terminal import visible
-from milldam.errors import ConfigError, MilldamError
+from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.run.progress import Observer
     from milldam.stores.table.summary import MapSummary
 
 
@@ -30,7 +28,9 @@ if TYPE_CHECKING:
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), help="Folder for the table. [default: in the cache, by its key]"
 )
-@click.option("--rows", "rows", is_flag=True, help="The function takes and returns one row, not a batch.")
+@click.option(
+    "--rows", "batched", is_flag=True, flag_value=False, default=True, help="The function takes one row, not a batch."
+)
 @click.option("--batch-size", type=int, metavar="N", help="Rows a call. [default: 1000]")
 @click.option("--batch-bytes", metavar="SIZE", help="Bytes a call, at most. [default: 8MB]")
 @click.option("--columns", metavar="NAMES", help="Read only these columns: a,b,c. [default: all]")
@@ -86,12 +86,9 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     """
     from milldam.mapping.sources import each_split
 
-    try:
-        said = {"source": list(inputs), "function": function, **_said(options)}
-        splits = each_split(said)
-        made = {name: _summary_of(one, quiet=quiet) for name, one in (splits or {"": said}).items()}
-    except MilldamError as error:
-        raise type(error)(_as_options(str(error))) from error
+    said = {"source": list(inputs), "function": function, **_said(options)}
+    splits = each_split(said)
+    made = {name: _summary_of(one, quiet=quiet) for name, one in (splits or {"": said}).items()}
     if as_json:
         told = {name: summary.as_json() for name, summary in made.items()}
         click.echo(json.dumps(told if splits is not None else told[""]))
@@ -110,65 +107,15 @@ def _summary_of(said: dict[str, Any], *, quiet: bool) -> MapSummary:
     try:
         # What the function prints goes where that of worker processes goes: standard output is for the summary.
         with make_observer(quiet=quiet) as observer, contextlib.redirect_stdout(sys.stderr):
-            return run_map(settings, _InOptions(observer))
+            return run_map(settings, observer)
     except KeyboardInterrupt:
         _explain_interrupt(settings.out)
 
 
-class _InOptions:
-    """An observer whose warnings speak of options."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self.planned, self.progress = observer.planned, observer.progress
-
-    def warn(self, message: str) -> None:
-        self._observer.warn(_as_options(message))
-
-
-_OPTIONS = (
-    (r' Name what it yields with source_key="\.\.\.".*', ""),  # in Python only: here it is standard input
-    (r'\bon_error="reject"', "--on-error reject"),
-    (r'\bremove_columns="all"', "--remove-columns all"),
-    (r"\bbatched=False", "--rows"),
-    (r'\bmemory="(\w+)"', r"--memory \1"),
-    (r'\b(?<!_)key="\.\.\."', "--key ..."),
-    (r"\bworkers=(\d+)", r"--workers \1"),
-    (r"\bmemory=(?!\S*\w)", "--memory"),
-    (r"\bcolumns=\[\.\.\.\]", "--columns"),
-    (r"\bschema=", "schema= (in Python, milldam.map)"),
-)
-
-
-def _as_options(message: str) -> str:
-    """A message about arguments of `milldam.map`, as one about options. Lines of the user's code stay as they are.
-
-    >>> _as_options("leave out remove_columns=['a', 'b'] or use a smaller shard_size")
-    'leave out --remove-columns a,b or use a smaller --shard-size'
-    """
-    return "\n".join(line if line.startswith("  ") else _as_option(line) for line in message.split("\n"))
-
-
-def _as_option(line: str) -> str:
-    line = re.sub(r"\bremove_columns=\[([^\]]*)\]", lambda found: f"--remove-columns {_listed(found[1])}", line)
-    for pattern, option in _OPTIONS:
-        line = re.sub(pattern, option, line)
-    return re.sub(r"\b(?:map: )?(shard_size|batch_bytes|batch_size)\b", _dashed, line)
-
-
-def _dashed(found: re.Match[str]) -> str:
-    return f"--{found[1].replace('_', '-')}"
-
-
-def _listed(names: str) -> str:
-    return ",".join(name.strip(" '\"") for name in names.split(","))
-
-
 def _said(options: dict[str, Any]) -> dict[str, Any]:
     """The options as settings."""
-    found = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
-    if found.pop("rows", False):
-        found["batched"] = False
+    found = {"batched": options.pop("batched")}
+    found |= {name: value for name, value in options.items() if value not in (None, False, ())}
     if "arguments" in found:
         found["fn_kwargs"] = dict(_argument(text) for text in found.pop("arguments"))
     for name in ("columns", "remove_columns"):

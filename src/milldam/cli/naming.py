@@ -14,12 +14,16 @@ _SET = "overrides"
 def as_option(command: click.Command, setting: Setting) -> str:
     """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
     options = _options(command)
-    value = "" if setting.value is None or setting.value is True else str(setting.value)
+    value = "" if setting.value is None or isinstance(setting.value, bool) else _text(setting.value)
     if setting.name in options:
         return f"{options[setting.name]} {shlex.quote(value)}" if value else options[setting.name]
     if _SET not in options:
         return str(setting)
     return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def explained(error: click.NoSuchOption) -> click.NoSuchOption:

@@ -16,8 +16,8 @@ from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
+    from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
-    from milldam.pipeline.stages import PlannedJob
 
 _SAMPLE_TOKENS = 120
 _config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
@@ -55,7 +55,7 @@ def preprocess(
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
     from milldam.cli.tokenize import run_and_show
-    from milldam.pipeline.stages import run_job
+    from milldam.pipeline.job import run_job
 
     loaded = load(config, overrides, quiet=quiet, options=options)
     if dry_run:
@@ -69,7 +69,7 @@ def preprocess(
 def _show_sample(out: Path) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
-    from milldam.run.folder import PACKED_FOLDER
+    from milldam.pipeline.finishing import PACKED_FOLDER
     from milldam.stores.tokens import Store
 
     rows = out / PACKED_FOLDER
@@ -115,7 +115,7 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
 
 
 def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
-    from milldam.pipeline.stages import plan_job
+    from milldam.pipeline.job import plan_job
 
     planned = plan_job(config, nodes=nodes)
     if as_json:

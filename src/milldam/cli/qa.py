@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,6 @@ from milldam.cli.engine import engine_options
 from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.summaries import show_summary
 from milldam.errors import ConfigError
-from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.qa.settings import QASettings
@@ -67,7 +66,7 @@ def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> N
         with make_observer(quiet=quiet) as observer:
             summary = run_qa(settings, observer)
     except KeyboardInterrupt:
-        _explain_interrupt(Path(settings.out))
+        end_interrupted("Every finished shard is safe.")
     show_summary(summary, as_json=as_json, quiet=quiet)
 
 
@@ -85,9 +84,3 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
     # One of them takes the place of any other in the file.
     taken_away = dict.fromkeys(steps) if any(name in options for name in steps) else {}
     return load_settings(QASettings, Path(inputs[0]), taken_away | options)
-
-
-def _explain_interrupt(out: Path) -> NoReturn:
-    from milldam.qa.job import QARun
-
-    end_interrupted(f"Every finished shard is safe.\n{counted(len(QARun(out).made()), 'unit')} done.")

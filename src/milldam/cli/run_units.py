@@ -74,9 +74,8 @@ def run_units(
 
 
 def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> Callable[[Observer], Any]:
-    from milldam.pipeline.in_shares import finish_job, prepare_job, work_share
-    from milldam.run.array_jobs import FINISH, PREPARE
-    from milldam.run.shares import Share
+    from milldam.pipeline.job import finish_job, prepare_job, run_task
+    from milldam.run.array_task import FINISH, PREPARE, ArrayTask
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:
@@ -84,7 +83,7 @@ def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> C
         return partial(prepare_job if stage == PREPARE else finish_job, config)
     if index is None or of is None:
         raise ConfigError(f"--stage {stage} is done in shares: say which one, such as --index 0 --of 1.")
-    return partial(work_share, config, Share(stage, index, of))
+    return partial(run_task, config, ArrayTask(stage, index, of))
 
 
 def _patiently(work: Callable[[Observer], Any], observer: Observer, seconds: float) -> None:

@@ -49,12 +49,11 @@ def slurm(
     """
     from milldam.cli.preprocess import load
     from milldam.files import write_file
-    from milldam.pipeline.in_shares import require_shareable
-    from milldam.pipeline.stages import plan_job
+    from milldam.pipeline.job import plan_job, require_arrays
     from milldam.run.array_jobs import ArraySettings, slurm_script
 
     loaded = load(config, overrides, quiet=False, options={})
-    require_shareable(loaded)
+    require_arrays(loaded)
     pieces = plan_job(loaded).plan.pieces
     named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
     options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)

@@ -12,7 +12,7 @@ import click
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.run.folder import Run
+    from milldam.stores.kinds import Kind
 
 _STUCK_SECONDS = 120
 
@@ -74,30 +74,51 @@ def _is_silent(told: dict[str, Any]) -> bool:
     return bool(time.time() - heard > _STUCK_SECONDS)
 
 
-def _run_of(out: Path) -> Run:
-    """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run.folder import RUN_FOLDER, TABLE_RECORDS, Run
-    from milldam.stores.kinds import FEATURES, TABLE, store_kind
+class _FrameRun:
+    """A run of the frame, seen from another process."""
 
-    kind = store_kind(out)
+    def __init__(self, out: Path, kind: Kind) -> None:
+        from milldam.run.folder import RunFolder
+
+        self._run = RunFolder(out, kind)
+        self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
+        self.share_statuses = self._run.task_statuses
+
+    def safe(self) -> dict[str, int]:
+        from milldam.run.records import safe_counts
+
+        return {"documents": 0, "tokens": 0} | safe_counts(self._run.journal, "records.jsonl")
+
+    def planned_units(self) -> int | None:
+        try:
+            return len(self._run.units)
+        except FileNotFoundError:
+            return None
+
+
+def _run_of(out: Path) -> Any:
+    """The run in a folder: of tokens, of a table, or of question answering."""
+    from milldam.run.folder import RUN_FOLDER, kind_in
+    from milldam.run.old_folder import TABLE_RECORDS
+    from milldam.stores.kinds import TABLE, TOKENS
+
+    kind = kind_in(out)
     if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():
         from milldam.mapping.map_run import MapRun
 
         return MapRun(out)
-    run = Run(out)
-    unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
-    if not unfinished and kind is not FEATURES:
-        return run
-    from milldam.qa.job import QARun
-
-    return QARun(out)
+    return _FrameRun(out, kind or TOKENS)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     from milldam.memory import format_size
 
     safe = found["safe"]
-    figures = [counted(count, name.removesuffix("s")) for name, count in safe.items() if name != "units_done"]
+    figures = [
+        counted(count, name.removesuffix("s"))
+        for name, count in safe.items()
+        if name in ("documents", "tokens", "rows")
+    ]
     done, all_units = safe["units_done"], found.get("units")
     kept = ", ".join([counted(done, "unit"), *figures])
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")

@@ -37,7 +37,7 @@ def summary_lines(summary: Summary[Any]) -> list[str]:
     size = f", {format_size(summary.output_bytes)} on disk" if summary.output_bytes else ""
     lines = [f"{summary.out}: {summary.made}{size}", *telling.made(summary)]
     if summary.reused:
-        new = f"; new: {', '.join(summary.changed)}" if summary.changed else ""
+        new = f"; {', '.join(summary.changed)}" if summary.changed else ""
         lines.append(f"{summary.reused} of {counted(summary.units, 'unit')} reused{new}")
     if summary.work:
         total = sum(summary.work.values()) or 1.0

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     "--memory", metavar="SIZE", help="Limit for the whole process tree, such as 512MB. [default: half of what is free]"
 )
 @click.option("--workers", type=int, help="Cores to use. [default: all]")
-@click.option(
-    "--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: a 16th of the input, 16MB to 256MB]"
-)
+@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB]")
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
     "--text-column", metavar="NAME", help="Field with the text; dots for nested fields. [default: the obvious one]"
@@ -112,8 +110,8 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
     from milldam.config.tokenize_options import tokenize_config
+    from milldam.pipeline.job import run_job
     from milldam.pipeline.npy import npy_path, tokenize_to_npy, work_folder
-    from milldam.pipeline.stages import run_job
 
     if options["separator"] is not None:
         options["separator"] = options["separator"].replace("\\n", "\n").replace("\\t", "\t")
@@ -142,8 +140,9 @@ def run_and_show(job: Callable[[Observer], TextSummary], work: Path, *, as_json:
 
 
 def _explain_interrupt(work: Path) -> NoReturn:
-    from milldam.run.folder import Run
+    from milldam.run.folder import RUN_FOLDER
+    from milldam.run.journal import Journal
+    from milldam.run.records import safe_counts
 
-    done = len({record.unit for record in Run(work).records() if record.last})
-    units = counted(done, "unit")
+    units = counted(safe_counts(Journal(work / RUN_FOLDER), "records.jsonl")["units_done"], "unit")
     end_interrupted(f"Every finished shard is safe.\n{units} done, and what the stages before them finished.")

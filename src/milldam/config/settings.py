@@ -160,7 +160,7 @@ class Config:
     limit: AtLeastOne | None = None
     """Stop after so many documents, exactly; works in one process."""
     shard_size: Annotated[str | int, SizeRange(SMALLEST_SHARD_SIZE)] | None = None
-    """Input per shard, such as 256MB. Default: a 16th of the input, 16MB to 256MB."""
+    """Input per shard, such as 256MB. Default: 64MB."""
     memory: Size | None = None
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: AtLeastOne | None = None

@@ -28,9 +28,9 @@ from milldam.importers.documents import Border, documents_of, read_piece
 from milldam.importers.finding import find_pieces
 from milldam.importers.pieces import Piece, ReadRules, listed, no_tokens
 from milldam.importers.settings import ImportSettings
-from milldam.run.folder import FINISHED, NEW, UNFINISHED, Run
 from milldam.run.identity import Identity
-from milldam.run.records import PartRecord, shards_in_order
+from milldam.run.old_folder import FINISHED, NEW, UNFINISHED, Run
+from milldam.run.old_records import PartRecord, shards_in_order
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest

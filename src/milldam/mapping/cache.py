@@ -25,7 +25,7 @@ from milldam.errors import ConfigError
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
 from milldam.memory import parse_size
 from milldam.remote import default_bytes, default_folder
-from milldam.run.folder import RUN_FOLDER
+from milldam.run.old_folder import RUN_FOLDER
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import did_you_mean
+from milldam.errors import InputError, Setting, did_you_mean
 from milldam.mapping.rows import Rows, column, column_names, row_count, take
 from milldam.stores.table.formats import columns_as
 
@@ -35,20 +35,20 @@ Columns = dict[str, Any]
 """Name -> values: a list, a numpy array, a tensor, an Arrow array; of one length."""
 
 
-class FunctionError(Exception):
-    """The function raised: its traceback in user code, as lines."""
+class FunctionError(InputError):
+    """The function raised: the traceback of user code, and what may help."""
 
     row: int | None = None
     """Which one of the batch, where it was called with a row."""
 
-    def __init__(self, lines: str, said: str) -> None:
-        super().__init__(lines)
+    def __init__(self, said: str, *message: object) -> None:
+        super().__init__(*message)
         self.said = said
         """The exception alone, on one line."""
 
 
-class ResultError(Exception):
-    """The function returned something that can't be used; a sentence that says what to return instead."""
+class ResultError(InputError):
+    """The function returned something that can't be used; the message says what to return instead."""
 
     row: int | None = None
 
@@ -58,20 +58,25 @@ class Results:
     """What the function made of a batch; more than one where it was called row by row."""
 
     columns: list[Columns]
-    failed: list[tuple[int, Rows, FunctionError]]
+    failed: list[tuple[int, Rows, str]]
+    """(its number in the batch, the row, what the function raised) of rows to set aside."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """How the function is called, and what becomes of the columns that it was given."""
+    """How rows become batches, how the function is called, and what becomes of the columns that it was given."""
 
     batched: bool = True
+    batch_size: int = 1000
+    batch_bytes: int = 8 * 10**6
     format: str = "python"
     with_indices: bool = False
     input_columns: tuple[str, ...] | None = None
     """Give these as positional arguments, in place of a dict."""
     remove_columns: tuple[str, ...] | str = ()
     """Input columns that the result leaves out; "all": all of them."""
+    on_error: str = "raise"
+    """ "reject": set the rows aside on which the function raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,27 @@ class Caller:
         self._check_columns(rows)
         return self._batch(rows, first_row) if self.rules.batched else self._rows(rows, first_row)
 
+    def results(self, rows: Rows, first_row: int | None) -> Results:
+        """The same; where the function raises and rows may be set aside, each row is tried by itself."""
+        try:
+            return Results([self(rows, first_row)], [])
+        except FunctionError:
+            if self.rules.on_error != "reject":
+                raise
+        results = Results([], [])
+        for number in range(row_count(rows)):
+            row = take(rows, number, number + 1)
+            try:
+                results.columns.append(self(row, None if first_row is None else first_row + number))
+            except FunctionError as error:
+                results.failed.append((number, row, error.said))
+        return results
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
     def kept(self, rows: Rows) -> list[str]:
         """The input columns that the result has, unless the function puts others in their place."""
         removed = self.rules.remove_columns
@@ -99,7 +125,8 @@ class Caller:
             for name in names:
                 if name not in known:
                     hint = did_you_mean(name, known)
-                    raise ResultError(f'{option}: there is no column "{name}"; there are {", ".join(known)}.{hint}')
+                    there = f': there is no column "{name}"; there are {", ".join(known)}.{hint}'
+                    raise ResultError(Setting(option), there)
 
     # ---- a batch at a time ----
 
@@ -136,9 +163,8 @@ class Caller:
             return returned
         error = returned.error
         said = "".join(traceback.format_exception_only(error)).rstrip()
-        hints = [_column_hint(error, column_names(rows)), _list_hint(error) if self.rules.batched else ""]
-        lines = "\n".join([*_user_lines(error), said, *filter(None, hints)])
-        raise FunctionError(lines, said.splitlines()[-1]) from error
+        lines = "\n".join([*_user_lines(error), said, *_column_hint(error, column_names(rows))])
+        raise FunctionError(said.splitlines()[-1], lines, *(_list_hint(error) if self.rules.batched else ())) from error
 
     # ---- a row at a time ----
 
@@ -179,7 +205,11 @@ def _stays_beside(left: list[str], returned: int, given: int) -> ResultError:
     """Other rows than were given have no values of the input beside them."""
     return ResultError(
         f"{returned:,} rows were returned for {given:,}, and columns of the input stay: {', '.join(left)}. "
-        f'Leave those out with remove_columns={left!r} or remove_columns="all", or return values for them too.'
+        "Leave those out with ",
+        Setting("remove_columns", left),
+        " or ",
+        Setting("remove_columns", ALL),
+        ", or return values for them too.",
     )
 
 
@@ -239,8 +269,13 @@ def _as_arrow(rows: dict[str, list[Any]], format: str) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict(rows)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ResultError(
-            f'the input has values that Arrow can\'t hold in one column ({error}), so that format="{format}" '
-            'is not possible. Use format="python", or read other columns with columns=[...].'
+            f"the input has values that Arrow can't hold in one column ({error}), so that ",
+            Setting("format", format),
+            " is not possible. Use ",
+            Setting("format", "python"),
+            ", or read other columns with ",
+            Setting("columns", ["..."]),
+            ".",
         ) from None
 
 
@@ -275,15 +310,16 @@ def _as_columns(returned: Any) -> Columns:
     if table is None:
         raise ResultError(
             f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, such "
-            'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are'
-            f"{_row_hint(returned)}."
+            'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are',
+            *_row_hint(returned),
+            ".",
         )
     return {name: table.column(name) for name in table.schema.names}
 
 
-def _row_hint(returned: Any) -> str:
+def _row_hint(returned: Any) -> tuple[object, ...]:
     is_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
-    return "; batched=False takes dicts and lists of dicts" if is_rows else ""
+    return ("; ", Setting("batched", False), " takes dicts and lists of dicts") if is_rows else ()
 
 
 def _as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
@@ -301,7 +337,9 @@ def _common_length(columns: Columns) -> int:
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
             raise ResultError(
                 f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a row. '
-                "With batched=False the function takes and returns one row."
+                "With ",
+                Setting("batched", False),
+                " the function takes and returns one row.",
             )
         lengths[name] = len(values)
     if len(set(lengths.values())) > 1:
@@ -321,8 +359,9 @@ def _as_rows(returned: Any) -> Sequence[Mapping[str, Any] | None]:
         return rows
     flag = " To drop a row return [], to keep it None." if isinstance(returned, bool) else ""
     raise ResultError(
-        f"a value of type {type(returned).__name__} was returned. With batched=False return a dict (one row), a list "
-        f"of dicts (any number of rows), or None to leave the row as it is.{flag}"
+        f"a value of type {type(returned).__name__} was returned. With ",
+        Setting("batched", False),
+        f" return a dict (one row), a list of dicts (any number of rows), or None to leave the row as it is.{flag}",
     )
 
 
@@ -359,25 +398,15 @@ def _user_lines(error: BaseException) -> list[str]:
     return lines
 
 
-def _column_hint(error: BaseException, columns: list[str]) -> str:
+def _column_hint(error: BaseException, columns: list[str]) -> list[str]:
     """For a wrong column, those there are."""
     if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
-        return f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"
-    return ""
+        return [f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"]
+    return []
 
 
-def _list_hint(error: BaseException) -> str:
+def _list_hint(error: BaseException) -> tuple[object, ...]:
     """For a function of one row that met a list."""
     if isinstance(error, AttributeError | TypeError) and re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error)):
-        return "The function is given a batch, a dict of lists; for one row a call: batched=False."
-    return ""
-
-
-def row_by_row(call: Caller, rows: Rows, first_row: int | None) -> Iterator[tuple[int, Rows, Columns | FunctionError]]:
-    """The same, each row by itself: (its number, the row, its result or the exception that the function raised)."""
-    for number in range(row_count(rows)):
-        row = take(rows, number, number + 1)
-        try:
-            yield number, row, call(row, None if first_row is None else first_row + number)
-        except FunctionError as error:
-            yield number, row, error
+        return "\nThe function is given a batch, a dict of lists; for one row a call: ", Setting("batched", False), "."
+    return ()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.plan import RowReader
 
@@ -60,7 +60,8 @@ class Carried:
         try:
             import cloudpickle
         except ImportError:
-            raise ConfigError("Several workers need cloudpickle: pip install cloudpickle, or use workers=1.") from None
+            missing = "Several workers need cloudpickle: pip install cloudpickle, or use "
+            raise ConfigError(missing, Setting("workers", 1), ".") from None
         assert self.load is not None
         function = self.load.function if self.spec is None else None
         try:
@@ -69,7 +70,9 @@ class Carried:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
                 f"{type(error).__name__}: {error}\n"
-                "Make it inside the function (once, kept in a global), or use workers=1 on the local engine."
+                "Make it inside the function (once, kept in a global), or use ",
+                Setting("workers", 1),
+                " on this machine.",
             ) from None
         return packed
 
@@ -85,7 +88,9 @@ class Carried:
         except Exception as error:
             raise ConfigError(
                 f"The function could not be loaded in a worker process:\n{type(error).__name__}: {error}\n"
-                "What it needs must be importable there; or use workers=1 on the local engine."
+                "What it needs must be importable there; or use ",
+                Setting("workers", 1),
+                " on this machine.",
             ) from None
         if self.spec is not None:
             from milldam.text.user_functions import load_function
@@ -106,7 +111,9 @@ def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
             f"{sent.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
             "Code: it was edited since it was loaded; run again (in a notebook, restart or reload the module first).\n"
             "A value: the function changes it when it is called, or it does not survive pickling; make it inside the "
-            "function, or use workers=1."
+            "function, or use ",
+            Setting("workers", 1),
+            ".",
         )
 
 

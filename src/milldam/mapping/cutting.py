@@ -1,11 +1,4 @@
-"""Pieces of the input, in order -> groups that become units.
-
-By default a group ends where the hash of a piece's name says so, with a probability of its share of `shard_size`: a
-file that is added, removed or changed moves the ends near it and no others. Never more than twice `shard_size` (but for
-a piece that is larger), never less than a quarter but at the end or where the format changes.
-
-With a number of shards: so many groups, as even as the pieces allow. Both stream; they hold one group.
-"""
+"""Pieces of the input, in order -> so many groups, as even as the pieces allow. Streams; holds one group."""
 
 from __future__ import annotations
 
@@ -13,15 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import xxhash
-
 from milldam.sources.units import Slice
-
-_LEAST, _MOST = 0.25, 2.0
-_PIECES = 10_000
-"""So many small pieces weigh as much as `shard_size` bytes: opening a file costs something however small it is."""
-_EXPANSION = 4
-"""A byte of a compressed file counts as so many: text packs about that well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +18,6 @@ class Piece:
     """What its rows depend on, plain JSON."""
     version: str | None = None
     """Of its file, where a look at the file can tell whether it is still that one."""
-
-    @property
-    def luck(self) -> float:
-        """From 0 to 1, by the piece's name alone."""
-        name = f"{self.slice.path}\0{self.slice.start}".encode("utf-8", "surrogateescape")
-        return float(xxhash.xxh3_64_intdigest(name)) / 2.0**64
-
-
-def gather(pieces: Iterable[Piece], shard_size: int) -> Iterator[list[Piece]]:
-    """Groups of about `shard_size` with ends that the pieces' names choose."""
-    group: list[Piece] = []
-    held = 0.0
-    for piece in pieces:
-        weight = piece.slice.size * (_EXPANSION if piece.slice.compression else 1) / shard_size + 1 / _PIECES
-        if group and (held + weight > _MOST or piece.slice.format != group[0].slice.format):
-            yield group
-            group, held = [], 0.0
-        group.append(piece)
-        held += weight
-        if held >= _LEAST and piece.luck < weight:
-            yield group
-            group, held = [], 0.0
-    if group:
-        yield group
 
 
 def gather_evenly(pieces: Iterable[Piece], shards: int, *, count: int, total: int) -> Iterator[list[Piece]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
-from milldam.mapping.cutting import Piece, gather, gather_evenly
+from milldam.mapping.cutting import Piece, gather_evenly
 from milldam.mapping.pieces import Hashes, pieces_of
 from milldam.mapping.plan import HASHES, Report, SourceOptions
 from milldam.mapping.reading import TEXT_COLUMNS, FileReader, csv_columns, json_columns
@@ -31,7 +31,7 @@ from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.splits import RowSlice
 from milldam.sources.tables import open_schema
-from milldam.sources.units import whole
+from milldam.sources.units import gather, whole
 from milldam.stores.table.manifest import TableManifest
 
 _STDIN = "standard-input"
@@ -174,7 +174,8 @@ class FilePlan:
     def _groups(self) -> Iterator[list[Piece]]:
         options = self._options
         if options.shards is None:
-            return gather(self._pieces(options.shard_size, self._hashes), options.shard_size)
+            pieces = self._pieces(options.shard_size, self._hashes)
+            return gather(pieces, options.shard_size, lambda piece: piece.slice)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
         count = total = 0
         for piece in self._pieces(stride, None):

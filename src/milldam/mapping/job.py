@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.files import hash_bytes
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
@@ -32,21 +32,21 @@ from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.identity import identify
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
+from milldam.mapping.memory_gate import MemoryGate, this_process
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
 from milldam.mapping.reading import can_be_checked
 from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.mapping.turns import Turns, this_process
 from milldam.mapping.unit_list import UnitList, unit_key
-from milldam.mapping.working import FAILED, Assigned, BatchRules, MapTask
+from milldam.mapping.working import FAILED, Assigned, MapTask
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
-from milldam.run.folder import NEW, UNFINISHED
+from milldam.run.old_folder import NEW, UNFINISHED
+from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, WorkPlan, make_plan
 from milldam.run.progress import Observer, Quiet, log
-from milldam.run.workforce import Staff, Stage, at_work
 from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN
@@ -60,7 +60,7 @@ VERSION = 1
 """Of the way from rows to rows: another one makes other keys."""
 SUMMARY = "summary.json"
 _CHANGES_SHOWN = 6
-_TURNS_SHARE = 0.9
+_GATE_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
 
 
@@ -152,7 +152,7 @@ class _Job:
         self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
         self._source = self._plan_source()
         if settings.with_indices and not self._source.has_indices:
-            raise ConfigError("map: with_indices: the rows of this source have no numbers. Leave it out.")
+            raise ConfigError(Setting("with_indices"), ": the rows of this source have no numbers. Leave it out.")
         self._given = _given_schema(settings)
         self._reusable = self._is_known()
         self._recipe = hash_bytes(json.dumps([VERSION, self._function.hash, settings.parameters]).encode())
@@ -168,12 +168,11 @@ class _Job:
         if unhashable:
             self._observer.warn(
                 f"What {self._function.name} depends on can't be hashed: {'; '.join(unhashable)}. Nothing is reused "
-                'from an earlier run. Name it yourself with key="...", another one whenever it changes.'
+                'from an earlier run. Name it yourself by the setting "key", and change the name whenever it changes.'
             )
         if unidentified is not None:
             self._observer.warn(
-                f"The source can't be identified: {unidentified}. Nothing is reused from an earlier run. "
-                'Name what it yields with source_key="...", another one whenever it changes.'
+                f"The source can't be identified: {unidentified}. Nothing is reused from an earlier run."
             )
         return not unhashable and unidentified is None
 
@@ -278,7 +277,9 @@ class _Job:
     def _probe(self) -> Probed:
         run, found = self._run, list[Probed]()
         self._kept = None if self._probes_apart else KeptResults(run.folder)
-        task = ProbeTask(run.folder / UNITS, self._carried(), self._rules(), self._given, this_process(), self._kept)
+        task = ProbeTask(
+            run.folder / UNITS, self._carried(), self._rules(), self._room, self._given, this_process(), self._kept
+        )
         stage = Stage("probe", task, iter([0]), lambda unit: unit, total=1)
         self._workforce.work(stage, Staff(1, 1, apart=self._probes_apart), found.append)
         probed = found[0]
@@ -303,12 +304,18 @@ class _Job:
             return False
         return True
 
-    def _rules(self) -> BatchRules:
+    def _rules(self) -> CallRules:
         settings = self._settings
-        call = CallRules(
-            settings.batched, settings.format, settings.with_indices, settings.input_columns, settings.remove_columns
+        return CallRules(
+            settings.batched,
+            settings.batch_size,
+            settings.most_batch_bytes,
+            settings.format,
+            settings.with_indices,
+            settings.input_columns,
+            settings.remove_columns,
+            settings.on_error,
         )
-        return BatchRules(call, settings.batch_size, settings.most_batch_bytes, settings.on_error, self._room)
 
     # ---- map ----
 
@@ -329,10 +336,10 @@ class _Job:
             run.add(one)
             made[one.key] = one
 
-        first = (probed.batch_bytes, int(MARGIN * _work_bytes(probed)))
-        limit = int(_TURNS_SHARE * self._budget.limit_bytes)
-        turns = Turns(run.folder, limit, first, this_process(), probed.worker_bytes)
-        facts = (self._carried(), self._rules(), schema, turns, self._plan.share_bytes)
+        first = (probed.batch_bytes, int(MARGIN * probed.work_bytes))
+        limit = int(_GATE_SHARE * self._budget.limit_bytes)
+        gate = MemoryGate(run.folder, limit, first, this_process(), probed.worker_bytes)
+        facts = (self._carried(), self._rules(), self._room, schema, gate, self._plan.share_bytes)
         task = MapTask(run.out, run.folder, *facts, None if self._elsewhere else self._kept)
         stage = Stage(
             "map",
@@ -356,6 +363,7 @@ class _Job:
         self._elsewhere = elsewhere and workers > 0
         return make_plan(
             self._budget,
+            kind=WorkPlan,
             workers=max(1, workers),
             useful=useful,
             cores=wanted,
@@ -388,7 +396,7 @@ class _Job:
 
     def _fit_workers(self, parent: int, probed: Probed, useful: int) -> int:
         """How many workers the budget holds, beside this process; 0: this process has to do it."""
-        most, took = self._settings.most_batch_bytes, int(MARGIN * _work_bytes(probed)) + ROOM_BYTES
+        most, took = self._settings.most_batch_bytes, int(MARGIN * probed.work_bytes) + ROOM_BYTES
         work, limit = max(WORK_BYTES, 4 * most, took), self._budget.limit_bytes
         idle = max(WORKER_BYTES, probed.worker_bytes)
         # What the function loads and keeps is loaded here, too, where this process works.
@@ -399,8 +407,13 @@ class _Job:
             raise ResourceError(
                 f"A budget of {format_size(limit - self._held)} is too small: {self._function.name} takes about "
                 f"{format_size(work)} on a batch, beside {format_size(max(0, alone - work - self._held))} that stay. "
-                f'It takes at least memory="{smallest}MB", or a smaller batch_bytes '
-                f"(now {format_size(self._settings.most_batch_bytes)}) or batch_size (now {self._settings.batch_size})."
+                "It takes at least ",
+                Setting("memory", f"{smallest}MB"),
+                ", or a smaller ",
+                Setting("batch_bytes"),
+                f" (now {format_size(self._settings.most_batch_bytes)}) or ",
+                Setting("batch_size"),
+                f" (now {self._settings.batch_size}).",
             )
         if limit < parent + idle + work:
             return 0
@@ -417,7 +430,7 @@ class _Job:
 
     def _staff(self, probed: Probed) -> Staff:
         """A worker that holds so much after a unit that the next batch would not fit is replaced by a fresh one."""
-        most = self._plan.share_bytes - self._usually(_work_bytes(probed), probed) if probed.apart else None
+        most = self._plan.share_bytes - self._usually(probed.work_bytes, probed) if probed.apart else None
         alone = self._elsewhere and self._plan.workers == 1 and not self._workforce.crew.machine
         return Staff(self._plan.workers, self._plan.threads, apart=alone, worker_bytes=most)
 
@@ -432,7 +445,7 @@ class _Job:
                 "change are reused; what came from an address or a data set meanwhile is made again."
             )
         table = TableManifest(schema=schema, probe={"units": probed.units}, units=tuple(made), **description)
-        damage = gather_rejects(run, rejects_of(run.folder, made))
+        damage = gather_rejects(run.out, rejects_of(run.folder, made), lambda: (file["path"] for file in run.inputs()))
         if damage.files:
             self._observer.warn(str(damage))
         read, rejected = table.counts["read"], table.counts["rejected"]
@@ -496,15 +509,10 @@ def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inpu
             inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
         if inside and path != STDIN:
             raise ConfigError(
-                f"map: {path} is read, and lies in {out}, which is written: its rows would be lost. "
+                f"{path} is read, and lies in {out}, which is written: its rows would be lost. "
                 "Choose another folder for the table."
             )
         yield file
-
-
-def _work_bytes(probed: Probed) -> int:
-    """What the first batches took beside what stays."""
-    return max(0, probed.peak_bytes - probed.idle_bytes)
 
 
 def _told_by(table: TableManifest, out: Path) -> MapSummary:

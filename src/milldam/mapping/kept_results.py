@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.files import explain_os_errors
-from milldam.mapping.calling import FunctionError, Results
+from milldam.mapping.calling import Results
 from milldam.mapping.rows import Rows, take
 
 
@@ -32,7 +32,7 @@ class KeptResults:
     def add(self, unit: int, results: Results) -> None:
         """Of the next batch of a unit; its columns are Arrow arrays."""
         self._offsets[unit].append(self._file.tell())
-        failed = [(number, str(error), error.said) for number, _, error in results.failed]
+        failed = [(number, said) for number, _, said in results.failed]
         with explain_os_errors(self._folder):
             self._file.write(json.dumps([len(results.columns), failed]).encode() + b"\n")
             for columns in results.columns:
@@ -50,4 +50,4 @@ class KeptResults:
         for _ in range(count):
             batch = pa.ipc.open_stream(self._file).read_all()
             columns.append({name: batch.column(name) for name in batch.schema.names})
-        return Results(columns, [(n, take(rows, n, n + 1), FunctionError(lines, said)) for n, lines, said in failed])
+        return Results(columns, [(number, take(rows, number, number + 1), said) for number, said in failed])

@@ -22,14 +22,14 @@ from typing import Any
 
 from milldam.files import NewFile
 from milldam.mapping.identity import FunctionIdentity
+from milldam.mapping.memory_gate import remove_gates
 from milldam.mapping.plan import HASHES, indices_name
 from milldam.mapping.shards import PREFIX, SUFFIX, shard_name
-from milldam.mapping.turns import remove_turns
 from milldam.mapping.unit_list import UnitList
 from milldam.mapping.units import RowUnit
 from milldam.mapping.working import rejects_path
-from milldam.run.folder import FINISHED, PLAN, Run
-from milldam.run.folder import TABLE_RECORDS as RECORDS
+from milldam.run.old_folder import FINISHED, PLAN, Run
+from milldam.run.old_folder import TABLE_RECORDS as RECORDS
 from milldam.sealed import read_sealed, seal_line, unseal_line, write_sealed
 from milldam.stores.table.manifest import NAME as MANIFEST
 from milldam.stores.table.manifest import MadeUnit, TableManifest
@@ -103,7 +103,7 @@ class MapRun(Run):
     def begin(self, description: dict[str, Any], made: Iterable[MadeUnit]) -> None:
         """From here on there is no table, but what can be reused of it: the call that made it makes it at once."""
         self.tidy()
-        remove_turns(self.folder)  # a process of now may have the number of one that was killed
+        remove_gates(self.folder)
         self.record_only(made)
         (self.out / MANIFEST).unlink(missing_ok=True)
         listed = self.folder / "inputs.new.jsonl"
@@ -134,7 +134,7 @@ class MapRun(Run):
         """Remove what a finished table no longer needs."""
         self.tidy()
         self.remove_all_but(table.units)
-        remove_turns(self.folder)
+        remove_gates(self.folder)
         self.close_appended()
         self._units.remove()
         (self.folder / RECORDS).unlink(missing_ok=True)

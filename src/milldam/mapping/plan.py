@@ -12,11 +12,11 @@ from milldam.mapping.rows import Rows
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.listing import InputFile
+from milldam.sources.units import SHARD_SIZE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_SIZE = 64 * 10**6
 HASHES = "pieces.jsonl"
 """In the spool: the hashes of large files' pieces, which the next run needs too."""
 

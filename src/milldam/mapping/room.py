@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.errors import ResourceError
+from milldam.errors import ResourceError, Setting
 from milldam.mapping.rows import Rows, byte_size, column
 from milldam.memory import format_size, release, usage
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
@@ -62,9 +62,13 @@ class Room:
         least = max(0, (self._total(needed) + apart) * 103 // 100 - self.held_bytes) // 10**6 + 1
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
-            f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. "
-            f'It takes at least memory="{least}MB"'
-            + ("; or leave out the column that is so large with columns=[...]." if by_column else ".")
+            f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. It takes at least ",
+            Setting("memory", f"{least}MB"),
+            *(
+                ("; or read other columns than the large one with ", Setting("columns", ["..."]), ".")
+                if by_column
+                else (".",)
+            ),
         )
 
     def for_call(self, rows: Rows, kept: list[str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, InputError, Setting
 
 _NARROW = {
     "input_ids": pa.int32(),
@@ -24,10 +24,11 @@ _NARROW = {
 """Integers under the names that tokenizers use, as HF datasets stores them too: a half to an eighth of the bytes."""
 _NO_VALUES = (ValueError, TypeError, OverflowError)
 _SHOWN = 80
+_SCHEMA = "schema= of milldam.map"
 
 
-class ColumnError(Exception):
-    """What is wrong with a column, as a sentence, and what to do about it; the caller adds where."""
+class ColumnError(InputError):
+    """What is wrong with a column, and what to do about it; the caller adds where."""
 
 
 def given_schema(schema: Any) -> pa.Schema | None:
@@ -39,7 +40,8 @@ def given_schema(schema: Any) -> pa.Schema | None:
         return arrow
     if isinstance(schema, Mapping) and all(isinstance(kind, pa.DataType) for kind in schema.values()):
         return pa.schema(list(schema.items()))
-    raise ConfigError(f"map: schema: {type(schema).__name__}; a pyarrow.Schema or datasets.Features is wanted.")
+    wanted = "a pyarrow.Schema, datasets.Features or a dict of names and Arrow types is wanted"
+    raise ConfigError(Setting("schema"), f": {type(schema).__name__}; {wanted}.")
 
 
 # ---- values to arrays ----
@@ -66,8 +68,9 @@ def _array(values: Any) -> pa.Array | None:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _plain(values)
     if isinstance(values, list | tuple):
-        nested = _list_of_arrays(values)
-        return nested if nested is not None else _plain(_of_values(values))
+        if any(map(_is_array, set(map(type, values)))):
+            values = [_nested(value) for value in values]
+        return _plain(_of_values(values))
     values = _numpy(values)
     if values is None or values.ndim == 0:
         return None
@@ -90,14 +93,23 @@ def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
+def _is_array(kind: type) -> bool:
+    """numpy arrays, torch tensors and what can become one."""
+    return hasattr(kind, "__array__") and not issubclass(kind, str | bytes | np.generic)
+
+
 def _numpy(values: Any) -> np.ndarray[Any, Any] | None:
-    if isinstance(values, np.ndarray):
-        return values
     if hasattr(values, "detach"):  # torch
         values = values.detach().cpu()
-    if hasattr(values, "__array__") and not isinstance(values, str | bytes | np.generic):
-        return np.asarray(values)
-    return None
+    return np.asarray(values) if _is_array(type(values)) else None
+
+
+def _nested(value: Any) -> Any:
+    """A value as pyarrow takes it: of an array with more than one dimension, a list of arrays with one."""
+    found = _numpy(value)
+    if found is None or found.ndim < 2:
+        return value if found is None else found
+    return [_nested(row) for row in found]
 
 
 def _of_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
@@ -107,30 +119,6 @@ def _of_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
     for width in reversed(values.shape[1:]):
         flat = pa.FixedSizeListArray.from_arrays(flat, width)
     return flat
-
-
-def _list_of_arrays(values: Sequence[Any]) -> pa.Array | None:
-    """A list of numpy arrays or tensors as lists, without a Python object an element; None: it is something else."""
-    if not values or isinstance(values[0], list | str | int | float | dict | None):
-        return None
-    arrays = [_numpy(value) for value in values]
-    first = arrays[0]
-    if first is None or any(one is None or one.ndim != first.ndim or one.dtype != first.dtype for one in arrays):
-        return None
-    if first.ndim == 0 or first.dtype == object:
-        return None
-    return _lists([one for one in arrays if one is not None])
-
-
-def _lists(arrays: list[np.ndarray[Any, Any]]) -> pa.Array:
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int32)
-    np.cumsum([len(one) for one in arrays], out=offsets[1:])
-    if arrays[0].ndim == 1:
-        inner = pa.array(np.concatenate(arrays))
-    else:
-        rows = [row for one in arrays for row in one]
-        inner = _lists(rows) if rows else pa.array([], pa.list_(pa.from_numpy_dtype(arrays[0].dtype)))
-    return pa.ListArray.from_arrays(pa.array(offsets), inner)
 
 
 # ---- inferring ----
@@ -198,14 +186,16 @@ def fit(
     missing = [name for name in columns if schema.get_field_index(name) < 0]
     if missing and given:
         raise ColumnError(
-            f"your schema lacks {', '.join(missing)}. Add what is missing to schema=; or leave it out of the table: "
-            f"remove_columns={missing!r} for columns of the input."
+            f"your schema lacks {', '.join(missing)}. Add it; or leave it out of the table: ",
+            Setting("remove_columns", missing),
+            " for columns of the input.",
         )
     if missing:
         raise ColumnError(
             f'column "{missing[0]}": not in the table, whose first rows have {", ".join(schema.names)}. '
-            f'Return the same columns for every row; or leave it out with remove_columns=["{missing[0]}"], '
-            "or say all columns with schema=."
+            "Return the same columns for every row; or leave it out with ",
+            Setting("remove_columns", missing[:1]),
+            f", or give all columns: {_SCHEMA}.",
         )
     arrays = {name: to_array(name, values) for name, values in columns.items()}
     length = len(next(iter(arrays.values()))) if arrays else 0
@@ -250,24 +240,14 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(kinds.is_integer(wanted) or kinds.is_floating(wanted))
     if kinds.is_floating(found):
         return bool(kinds.is_floating(wanted) and wanted.bit_width >= found.bit_width)
+    if kinds.is_timestamp(found):
+        return bool(kinds.is_timestamp(wanted) and found.tz == wanted.tz)
     if _is_list(found) and _is_list(wanted):
         return fits(found.value_type, wanted.value_type)
     if kinds.is_struct(found) and kinds.is_struct(wanted):
-        return _struct_fits(found, wanted)
-    alike = (_is_text, _is_bytes, kinds.is_decimal)
-    return any(is_kind(found) and is_kind(wanted) for is_kind in alike) or _is_same_time(found, wanted)
-
-
-def _is_same_time(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
-        return bool(found.tz == wanted.tz)
-    return bool(pa.types.is_duration(found) and pa.types.is_duration(wanted))
-
-
-def _struct_fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    fields = [found.field(number) for number in range(found.num_fields)]
-    known = {wanted.field(number).name: wanted.field(number).type for number in range(wanted.num_fields)}
-    return all(field.name in known and fits(field.type, known[field.name]) for field in fields)
+        known = {field.name: field.type for field in wanted}
+        return all(field.name in known and fits(field.type, known[field.name]) for field in found)
+    return any(is_kind(found) and is_kind(wanted) for is_kind in _ALIKE)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -282,18 +262,21 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+_ALIKE = (_is_text, _is_bytes, pa.types.is_decimal, pa.types.is_duration)
+
+
 def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ColumnError:
     if _has_null(field.type):
         return ColumnError(
             f'column "{field.name}": the first rows that were looked at had only nulls or empty lists in it '
-            f"({field.type}); found {array.type}. Give its type: schema=, with every column of the table in it."
+            f"({field.type}); found {array.type}. Give its type: {_SCHEMA}, with every column of the table in it."
         )
     shown = next((value for value in array.slice(0, 100) if value.is_valid), None)
     value = f", such as {_shown([shown.as_py()])}" if shown is not None else ""
     return ColumnError(
         f'column "{field.name}": {field.type} was expected, as in the first rows or the schema given; '
         f"found {array.type}{value}{detail}.\n"
-        f'Return one type everywhere, or say the type that holds all values: schema=, with ("{field.name}", ...) in it.'
+        f'Return one type everywhere, or give the type that holds all values: {_SCHEMA}, with ("{field.name}", ...).'
     )
 
 

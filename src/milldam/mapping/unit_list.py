@@ -8,7 +8,7 @@ from pathlib import Path
 
 from milldam.files import hash_bytes
 from milldam.mapping.units import RowUnit
-from milldam.run.units import UnitList as Written
+from milldam.run.old_units import UnitList as Written
 
 
 class UnitList:

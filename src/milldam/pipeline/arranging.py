@@ -8,7 +8,7 @@ copied, unit by unit in parallel. Disk: the tokens twice, until the manifest is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.config.settings import TRAIN, VAL
+from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
 from milldam.pipeline.shelf import FACTS, Facts, Shelf, facts_path
 from milldam.pipeline.splitting import split_numbers
-from milldam.run.records import PartRecord
+from milldam.run.folder import RunFolder
+from milldam.run.pools import Workers
+from milldam.run.records import Record, Records
+from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report
+from milldam.run.units import Keys, key_of
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 
@@ -60,16 +64,25 @@ class Cap:
 class Staged:
     """One staged shard."""
 
-    record: PartRecord
+    unit: int
+    """The number of its unit."""
+    record: Record
     cap: Cap | None = None
+    key: str = ""
+    """Names what is made of it."""
 
     @property
     def dataset(self) -> int:
-        return self.record.dataset
+        return int(self.record.facts["dataset"])
+
+    @property
+    def shard(self) -> dict[str, Any]:
+        shard: dict[str, Any] = self.record.facts["shards"][0]
+        return shard
 
     @property
     def name(self) -> str:
-        return str(self.record.shards[0]["name"])
+        return str(self.shard["name"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +155,7 @@ def _documents_in(out: Path, shards: Callable[[], Iterator[Staged]], bucket: int
     for staged in shards():
         for chunk in chunks(out, staged):
             for k in np.flatnonzero(chunk.facts["key"] >> _BUCKET_SHIFT == bucket).tolist():
-                place = (staged.record.unit, staged.record.part, chunk.first + k)
+                place = (staged.unit, staged.record.part, chunk.first + k)
                 found.append((int(chunk.facts["key"][k]), place, int(chunk.lengths[k])))
     return sorted(found)
 
@@ -155,6 +168,52 @@ def _boundary(entries: list[tuple[int, Place, int]], reached: int, target: int) 
             return Boundary(key, place, target - reached), reached + equal
         reached += tokens
     raise AssertionError("the histogram and the documents disagree")
+
+
+class Arrangement:
+    """The stage of a job that puts staged shards where they belong."""
+
+    def __init__(self, config: Config, folder: RunFolder, dtype: str) -> None:
+        self._config, self._folder, self._dtype = config, folder, dtype
+
+    def stages(self, session: Session, staged: Records, readers: Workers) -> Generator[Stage, None, Records]:
+        """The records of what was arranged, a unit each staged shard."""
+        session.enter("arrange")
+        config, out = self._config, self._folder.out
+        validation = len(config.validation_sets)
+        shards = self._capped(Staged(unit, record) for unit, record in staged.in_plan_order() if record.facts["shards"])
+        free = [one for one in shards if one.dataset >= validation]
+        boundaries = find_boundaries(out, lambda: iter(free), config.split_tokens) if shards else []
+        task = ArrangeTask(
+            out=out,
+            splits=tuple(config.split_tokens),
+            boundaries=tuple(boundaries),
+            shares=config.split_shares,
+            validation=frozenset(range(validation)),
+            dtype=self._dtype,
+        )
+        shards = [replace(one, key=_key(one, boundaries)) for one in shards]
+        records = Records(self._folder.journal, RECORDS, out, Keys.of(one.key for one in shards))
+        todo = list(records.pending())
+        yield Stage("arrange", task, iter(todo), shards.__getitem__, readers, records.add, total=len(todo))
+        return records
+
+    def _capped(self, staged: Iterator[Staged]) -> list[Staged]:
+        rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
+        capped = []
+        for one in staged:
+            if one.dataset in rooms:
+                cap, rooms[one.dataset] = find_cap(self._folder.out, one, rooms[one.dataset])
+                one = replace(one, cap=cap)
+            capped.append(one)
+        return capped
+
+
+def _key(staged: Staged, boundaries: list[Boundary]) -> str:
+    """Names what is made of a staged shard: of its documents, and of what decides where they go."""
+    places = [asdict(one) for one in boundaries]
+    cap = None if staged.cap is None else asdict(staged.cap)
+    return key_of(staged.record.key, staged.record.part, staged.unit, places, cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +240,18 @@ class ArrangeTask:
         return self._arrange
 
     def _arrange(self, staged: Staged, report: Report) -> None:
-        record = staged.record
-        with Shelf(self.out, record.unit, record.part, self.names, self.dtype) as shelf:
+        with Shelf(self.out, staged.key, self.names, self.dtype) as shelf:
             tokens = np.memmap(self.out / f"{staged.name}.bin", dtype=self.dtype, mode="r")
             equal = 0
             for start, chunk in _by_tokens(chunks(self.out, staged)):
                 equal += self._copy(shelf, staged, tokens[start : start + int(chunk.lengths.sum())], chunk)
             shards = [asdict(shard) for shard in shelf.commit()]
-        beyond = 0 if staged.cap is None else record.shards[0]["documents"] - staged.cap.documents
+        beyond = 0 if staged.cap is None else staged.shard["documents"] - staged.cap.documents
         counted = {OVER_MAX_TOKENS: beyond, EQUAL_TO_CUT: equal}
         dropped = {"arrange": {reason: number for reason, number in counted.items() if number}}
-        report(PART, replace(record, shards=shards, dropped=record.dropped | (dropped if equal or beyond else {})))
+        before = staged.record.facts
+        facts = before | {"shards": shards, "dropped": before["dropped"] | (dropped if equal or beyond else {})}
+        report(PART, Record(staged.key, outputs=shelf.files(shards)[0], facts=facts))
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
         """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""
@@ -201,7 +261,7 @@ class ArrangeTask:
         if self.shares:
             return split_numbers(keys, self.shares), lengths
         splits = np.zeros(len(keys), dtype=np.int64)
-        unit, part = staged.record.unit, staged.record.part
+        unit, part = staged.unit, staged.record.part
         for boundary in self.boundaries:
             behind = _after(boundary, keys, unit, part, chunk.first)
             splits += behind

@@ -20,6 +20,8 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+REJECTS, DROPPED = "rejects-", "dropped-"
+"""How the names of files of parts begin."""
 _FRAME_BYTES = 1 << 20
 
 
@@ -60,8 +62,8 @@ class RejectFile:
 class DroppedFile:
     """Dropped documents as zstd frames of about a MiB of JSON lines, which can be put end to end."""
 
-    def __init__(self, folder: Path, unit: int, part: int) -> None:
-        self._path = folder / f"dropped-{unit:07d}-{part:05d}.jsonl.zst"
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: NewFile | None = None
         self._held = bytearray()
 

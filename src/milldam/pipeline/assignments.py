@@ -16,12 +16,16 @@ class Assignment:
     """A unit, and how much of it is done already."""
 
     unit: Unit
+    key: str
+    """Names what is made of it."""
     parts: int = 0
     batches: int = 0
     documents: int | None = None
     """Take at most so many documents; None: all."""
     rows: tuple[int, int] | None = None
     """Only the documents from, up to; None: all."""
+    prints: str | None = None
+    """Names what the first pass left of it; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)

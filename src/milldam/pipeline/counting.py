@@ -7,15 +7,15 @@ of a terabyte are found in the first units; a share of all (10%:20%) reads the d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from milldam.memory import usage
 from milldam.pipeline.assignments import Assignment, SetRules
 from milldam.pipeline.documents import Reading, UnitReader
 from milldam.pipeline.preparing import Source, wanted_rows
-from milldam.run.folder import Run
+from milldam.run.folder import RunFolder
+from milldam.run.records import Record, Records
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.units import Unit
 
@@ -42,36 +42,42 @@ class CountTask:
             count += len(documents.texts) if documents.last else 0
         told = {"counts": {"documents": count, "input_bytes": unit.size}, "seconds": {}}
         report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
-        report(PART, {"unit": unit.index, "documents": count})
+        report(PART, Record(assignment.key, counts={"documents": count}))
 
 
 class RowCounts:
     """What has been counted, and what follows from it. Holds a number per unit of the data sets that are counted."""
 
-    def __init__(self, run: Run, sources: tuple[Source, ...]) -> None:
-        self._run, self._sources = run, sources
+    def __init__(self, folder: RunFolder, sources: tuple[Source, ...]) -> None:
+        self._folder, self._sources = folder, sources
         self._units: dict[int, list[int]] = {k: [] for k, source in enumerate(sources) if source.counted}
         """Data set -> its units in order."""
-        for unit in run.all_units(Unit.from_json):
+        for unit in folder.units.all(Unit.from_json):
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
-        self._counts = {line["unit"]: line["documents"] for line in run.appended(NAME)}
+        self.keys = folder.units.keys()
+        self._records = Records(folder.journal, NAME, folder.out, self.keys)
+        self._counts: dict[int, int] = {}
+        """Unit -> its documents."""
+        self._learn(self._records.all())
         self._heard = time.monotonic()
         self._reached = dict.fromkeys(self._units, (0, 0))
         """Data set -> how many of its units are counted without a gap, and their documents."""
 
-    @property
-    def needed(self) -> bool:
-        return bool(self._units)
+    def _learn(self, records: Iterable[Record]) -> None:
+        for record in records:
+            number = self.keys.number_of(record.key)
+            if number is not None:
+                self._counts[number] = record.counts["documents"]
 
     @property
     def units(self) -> int:
         """Units of the data sets that are counted."""
         return sum(map(len, self._units.values()))
 
-    def add(self, counted: dict[str, Any]) -> None:
-        self._run.append(NAME, counted)
-        self._counts[counted["unit"]] = counted["documents"]
+    def add(self, record: Record) -> None:
+        self._records.add(record)
+        self._learn([record])
 
     def missing(self) -> Iterator[int]:
         """Units to count, in plan order, as long as more are needed."""
@@ -84,9 +90,9 @@ class RowCounts:
                     yield unit
 
     def _hear_of_others(self) -> None:
-        """A share alone, which leaves units out, would never know that enough are counted."""
-        if self._run.share is not None and time.monotonic() - self._heard > _HEAR_SECONDS:
-            self._counts.update({line["unit"]: line["documents"] for line in self._run.appended(NAME)})
+        """An array task alone, which leaves units out, would never know that enough are counted."""
+        if self._folder.task is not None and time.monotonic() - self._heard > _HEAR_SECONDS:
+            self._learn(self._records.all())
             self._heard = time.monotonic()
 
     def _is_settled(self, dataset: int) -> bool:

@@ -1,126 +1,155 @@
-"""The stages of dedup in a job: fingerprints of units, drop sets from them, and at the end the index across runs."""
+"""The stages of dedup in a job: fingerprints of units, drop sets from them, and at the end the index across runs.
+
+Fingerprints are kept by key in `run/prints`, also when the store is finished: about 17 bytes a document, and the
+signatures with near-dedup. When the input changes, only those of changed units are made again. Drop sets follow from
+all fingerprints together; they are made anew in `run/dedup-*`, where each unit's fingerprints lie under its number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import contextlib
+import shutil
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
+from xxhash import xxh3_64_hexdigest
 
 from milldam.config.settings import Config
-from milldam.dedup.fingerprints import partition_count
+from milldam.dedup.fingerprints import hash_file_name
+from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.rules import DedupRules
-from milldam.memory import Budget, usage
+from milldam.memory import usage
 from milldam.pipeline.assignments import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
-from milldam.pipeline.fingerprinting import FingerprintTask
+from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import IndexTask, ResolveTask, pin_index, resolved
-from milldam.run.folder import DEDUP_FOLDER, Run
-from milldam.run.workforce import Staff, Stage, Workforce
-from milldam.sealed import is_whole
+from milldam.pipeline.text_cache import print_paths
+from milldam.run.pools import Workers
+from milldam.run.records import Records, sweep
+from milldam.run.session import Session, Stage
+from milldam.run.units import KeyArray, Keys, mixed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.format import Int64s
 
-_RECORDS = "fingerprints.jsonl"
-"""A line per unit whose fingerprints are durable: size and hash of its files."""
+RECORDS, FOLDER = "fingerprints.jsonl", "dedup"
 
 
-@dataclass(slots=True)
 class Deduplication:
-    """Dedup of one job."""
+    """Dedup of one job. `cores`: to use, on each machine."""
 
-    config: Config
-    rules: DedupRules
-    run: Run
-    prepared: Prepared
-    workforce: Workforce
-    budget: Budget
-    cores: int
-    """To use, on each machine."""
-    index: dict[str, Path] = field(default_factory=dict)
-    """Runs of the index that this one is compared with, and their files."""
+    def __init__(
+        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, cores: int
+    ) -> None:
+        self._config, self._rules, self._session, self._prepared, self._cores = config, rules, session, prepared, cores
+        self._out = str(Path(config.out).resolve())
+        self.keys = keys
+        """Of the fingerprints, by unit."""
+        # Another one for other fingerprints: what was resolved from those is of no use.
+        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
+        """Where drop sets lie."""
+        self.index: dict[str, Path] = {}
+        """Runs of the index that this one is compared with, and their files."""
+        self.figures: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        """What exact and near dedup found."""
 
-    @property
-    def folder(self) -> Path:
-        """Where fingerprints and drop sets lie."""
-        return self.run.folder / DEDUP_FOLDER
-
-    @property
-    def _out(self) -> str:
-        return str(Path(self.config.out).resolve())
-
-    def pin(self) -> None:
-        """Settle which runs of the index this one is compared with, now and when it is resumed."""
-        self.folder.mkdir(exist_ok=True)
-        self.index = pin_index(self.rules, self.folder, self.prepared.identity, self._out)
-
-    def find_drops(self, staff: Staff, assign: Callable[[int], Assignment]) -> None:
-        """Both stages: `staff` reads the units, as `assign` gives them; then they are grouped."""
-        self.pin()
-        self._fingerprint(staff, assign)
-        self._group()
-
-    def _fingerprint(self, staff: Staff, assign: Callable[[int], Assignment]) -> None:
-        todo = self._without_hashes()
-        if not len(todo):
-            return
-        task = FingerprintTask(
-            folder=self.folder,
-            sets=self.prepared.sets,
-            clean=self.config.clean_rules,
-            rules=self.rules,
-            spool=str(self.run.folder),
-            threads=staff.threads,
-            seed=self.config.seed,
-            keep_texts=keeps_texts(self.config, Survey.of(self._units()).unpacked_bytes),
-        )
-        size = self.run.bytes_of(todo)
-        stage = Stage("fingerprint", task, iter(todo.tolist()), assign, total=len(todo), input_bytes=size)
-        self.workforce.work(stage, staff, lambda made: self.run.append(_RECORDS, made))
+    def find_drops(self, readers: Workers, assign: Callable[[int], Assignment]) -> Generator[Stage, None, None]:
+        """All stages: `readers` read the units, as `assign` gives them; then they are grouped."""
+        for place in (self.folder, self._session.folder.folder / PRINTS):
+            place.mkdir(exist_ok=True)
+        # Settled once, for now and for when it resumes.
+        self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
+        records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, self.keys)
+        originals = np.fromiter((unit.index for unit in self._units() if not unit.copy), np.int64)
+        todo = originals[[number not in records for number in originals.tolist()]]
+        if len(todo):
+            yield self._fingerprint(todo, records, readers, assign)
+        self._put_under_numbers(originals)
+        task = self._resolve_task()
+        workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
+        for name in task.stages:
+            steps = task.todo(name)
+            if steps:
+                yield Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
+        self.figures = resolved(task)
 
     def _units(self) -> Iterator[Unit]:
-        return self.run.all_units(Unit.from_json)
+        return self._session.folder.units.all(Unit.from_json)
 
-    def _without_hashes(self) -> Int64s:
-        """Units whose fingerprints are still to be made; repetitions need none."""
-        done = {made["unit"] for made in self.run.appended(_RECORDS) if self._are_there(made)}
-        return np.fromiter((unit.index for unit in self._units() if not unit.copy and unit.index not in done), np.int64)
-
-    def _are_there(self, made: dict[str, Any]) -> bool:
-        """Whether the files of a unit are as they were written. Kept texts are checked when they are read."""
-        return all(is_whole(self.folder / name, file) for name, file in made["files"].items())
-
-    def _resolve_task(self) -> ResolveTask:
-        validation = len(self.config.validation_sets)
-        exempt = sum(1 for unit in self._units() if unit.dataset < validation)
-        return ResolveTask(
-            folder=self.folder,
-            rules=self.rules,
-            partitions=partition_count(self.prepared.identity.input["bytes"]),
-            exempt_below=exempt,
-            index_files=tuple(self.index.values()),
-            memory_bytes=self.budget.limit_bytes - usage().anonymous,
-            threads=self.cores,
+    def _fingerprint(
+        self, todo: Int64s, records: Records, readers: Workers, assign: Callable[[int], Assignment]
+    ) -> Stage:
+        folder = self._session.folder
+        task = FingerprintTask(
+            out=folder.out,
+            sets=self._prepared.sets,
+            clean=self._config.clean_rules,
+            rules=self._rules,
+            threads=readers.threads,
+            seed=self._config.seed,
+            keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked_bytes),
+        )
+        size = int(folder.units.sizes()[todo].sum())
+        return Stage(
+            "fingerprint", task, iter(todo.tolist()), assign, readers, records.add, total=len(todo), input_bytes=size
         )
 
-    def _group(self) -> None:
-        task = self._resolve_task()
-        staff = Staff(1, task.threads, apart=not task.is_small, here=task.is_small)
-        for name in task.stages:
-            todo = task.todo(name)
-            if todo:
-                stage = Stage(name, task, iter(todo), lambda step: step, total=len(todo))
-                self.workforce.work(stage, staff, lambda part: None)
-        self.workforce.dedup, self.workforce.near = resolved(task)
+    def _put_under_numbers(self, originals: Int64s) -> None:
+        """Let the fingerprints of each unit be found by its number in the plan, which drop sets name."""
+        for number in originals.tolist():
+            hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
+            with contextlib.suppress(FileExistsError):
+                (self.folder / hash_file_name(number)).symlink_to(hashes)
+            if self._rules.near is not None:
+                with contextlib.suppress(FileExistsError):
+                    (self.folder / signature_file_name(number)).symlink_to(signatures)
 
-    def commit_to_index(self) -> None:
+    def _resolve_task(self) -> ResolveTask:
+        validation = len(self._config.validation_sets)
+        return ResolveTask(
+            folder=self.folder,
+            rules=self._rules,
+            partitions=self._prepared.partitions,
+            exempt_below=sum(1 for unit in self._units() if unit.dataset < validation),
+            index_files=tuple(self.index.values()),
+            memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
+            threads=self._cores,
+        )
+
+    def verdicts(self) -> KeyArray:
+        """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
+        documents are written out, of all that is said of them."""
+        origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
+        found = np.zeros(len(origins), np.uint64)
+        told = ("row", "of_unit", "of_row") if self._config.write_dropped else ("row",)
+        for path in sorted(self.folder.glob("drops-*.parquet")):
+            salt = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(1 << 16, columns=["unit", *told]):
+                    digests = np.full(len(batch), salt)
+                    for name in told:
+                        digests = mixed(digests ^ batch[name].to_numpy().astype(np.int64).view(np.uint64))
+                    np.add.at(found, batch["unit"].to_numpy(), digests)
+        verdicts = found[origins]
+        if self._config.write_dropped:
+            # What is written of dropped documents names units by number.
+            verdicts += np.arange(len(origins)).astype(np.uint64)
+        return verdicts
+
+    def index_stages(self) -> Iterator[Stage]:
         """Enter the run's hashes into the index that runs share, where there is one."""
-        if self.rules.index is None:
-            return
-        resolve = self._resolve_task()
-        task = IndexTask(self.rules.index, self.prepared.identity.run_id, self._out, resolve)
-        stage = Stage("index", task, iter([0]), lambda step: step, total=1)
-        self.workforce.work(stage, Staff(1, resolve.threads, apart=True), lambda part: None)
+        if self._rules.index is not None:
+            resolve = self._resolve_task()
+            task = IndexTask(self._rules.index, self._prepared.identity.run_id, self._out, resolve)
+            yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
+
+    def clean_up(self) -> None:
+        """Remove what a finished store does not need; the fingerprints of its units stay for when its input grows."""
+        for path in self._session.folder.folder.glob(f"{FOLDER}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        prints = self._session.folder.folder / PRINTS
+        live = (path.name for number in range(len(self.keys)) for path in print_paths(prints, self.keys[number])[:2])
+        sweep(prints, ("*",), live)

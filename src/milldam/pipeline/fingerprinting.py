@@ -15,18 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, hash_file_name
-from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter, signature_file_name
+from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
+from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
 from milldam.memory import usage
 from milldam.pipeline.assignments import REPORT_SECONDS, Assignment, SetRules
 from milldam.pipeline.documents import HEAD_BYTES, Documents, Reading, UnitReader
 from milldam.pipeline.splitting import Chooser, below
-from milldam.pipeline.text_cache import CacheWriter, cache_path
+from milldam.pipeline.text_cache import CacheWriter, print_paths
+from milldam.run.folder import RUN_FOLDER
+from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.text.cleaning import CleanRules
 from milldam.text.verdicts import Mask
 
+PRINTS = "prints"
+"""The folder of fingerprints, in the run folder."""
 _SKIPPED_AT_ONCE = 4096
 
 
@@ -34,12 +38,10 @@ _SKIPPED_AT_ONCE = 4096
 class FingerprintTask:
     """What every worker needs to know; it pickles."""
 
-    folder: Path
-    """Where the fingerprints go."""
+    out: Path
     sets: tuple[SetRules, ...]
     clean: CleanRules | None
     rules: DedupRules
-    spool: str
     threads: int
     seed: int
     keep_texts: bool
@@ -64,22 +66,24 @@ class UnitFingerprinter:
                 task.sets[unit.dataset].text,
                 task.clean,
                 rows=assignment.rows,
-                spool=task.spool,
+                spool=str(task.out / RUN_FOLDER),
                 ahead=task.threads > 1,
             )
         )
+        hash_path, signature_path, text_path = print_paths(task.out / RUN_FOLDER / PRINTS, assignment.key)
         with ExitStack() as stack:
-            hashes = stack.enter_context(FingerprintWriter(task.folder / hash_file_name(unit.index)))
-            cache = stack.enter_context(CacheWriter(cache_path(task.folder, unit.index))) if task.keep_texts else None
+            hashes = stack.enter_context(FingerprintWriter(hash_path))
+            cache = stack.enter_context(CacheWriter(text_path)) if task.keep_texts else None
             near = None
             if self._near is not None:
-                writer = stack.enter_context(SignatureWriter(task.folder / signature_file_name(unit.index)))
+                writer = stack.enter_context(SignatureWriter(signature_path))
                 near = _Near(self._near, writer, assignment.rows[0] if assignment.rows else 0)
             exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
             # The hashes are committed last.
             files = _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
-        report(PART, {"unit": unit.index, "files": files})
+        below = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
+        report(PART, Record(assignment.key, files=below))
 
 
 class _Exact:

@@ -7,8 +7,7 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import time
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,20 +16,20 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
-from milldam.errors import InputError
-from milldam.files import NewFile, names_matching, remove_matching
+from milldam.errors import InputError, StoreError
+from milldam.files import NewFile
 from milldam.markup import counted
-from milldam.memory import Monitor
 from milldam.packing.rows import pack
-from milldam.pipeline.arranging import RECORDS as ARRANGED
-from milldam.pipeline.preparing import Preparation, Prepared
+from milldam.pipeline.aside import DROPPED as DROPPED_PARTS
+from milldam.pipeline.aside import REJECTS
+from milldam.pipeline.deduplicating import Deduplication
+from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import first_reject, gather_rejects
-from milldam.pipeline.shelf import STAGED
-from milldam.run.folder import DEDUP_FOLDER, PACKED_FOLDER, RECORDS, Run, require_complete
+from milldam.run.folder import RunFolder
 from milldam.run.planning import WorkPlan
-from milldam.run.records import PartRecord, in_plan_order
-from milldam.run.summary import SUMMARY, Summary, describe_machine, package_versions
-from milldam.run.workforce import Workforce
+from milldam.run.records import Records, sweep
+from milldam.run.session import Session
+from milldam.run.summary import SUMMARY, Summary
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
@@ -39,7 +38,8 @@ from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.tally import READ, Tally, total
 
 DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
-_DROPPED_PARTS = "dropped-*.jsonl.zst"
+PACKED_FOLDER = "packed"
+_FILES = ("bin", "idx")
 _BLOCK = 1 << 20
 _REASONS_SHOWN = 10
 
@@ -73,31 +73,53 @@ TextSummary = Summary[TextFacts]
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What the stages of a job have made."""
+
+    records: Records
+    arranged: Records | None
+    """Where splits or limits are in tokens: the shards of the result."""
+    dedup: Deduplication | None
+    limit_reached: bool
+    """The rest of the input was not wanted."""
+
+    def parts(self, prefix: str) -> Iterator[Path]:
+        """Files of a kind that parts left, in plan order."""
+        for _, record in self.records.in_plan_order():
+            yield from (self.records.out / name for name in record.files if Path(name).name.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     config: Config
-    run: Run
+    session: Session
     prepared: Prepared
     plan: WorkPlan
-    workforce: Workforce
-    monitor: Monitor
+    made: Made
     report: bool
     """Make the report."""
 
-    def make_manifest(self, preparation: Preparation, *, require_all: bool) -> Draft:
+    @property
+    def folder(self) -> RunFolder:
+        return self.session.folder
+
+    def make_manifest(self) -> Draft:
         """Gather what workers left in parts; raises when something is missing, changed, or nothing is left."""
-        run, prepared = self.run, self.prepared
-        if require_all:
-            require_complete(run, self.plan.units)
-        damage = gather_rejects(run)
-        _gather_dropped(run)
-        run.tidy()
-        if preparation.list_input() != prepared.identity.input:
-            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
-        gathered = _gather(run)
+        folder, prepared, made = self.folder, self.prepared, self.made
+        if not made.limit_reached and made.records.complete != self.plan.units:
+            raise StoreError(f"{folder.out}: {self.plan.units - made.records.complete} units are not done.")
+        damage = gather_rejects(
+            folder.out, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned())
+        )
+        _gather_dropped(folder, made.parts(DROPPED_PARTS))
+        folder.tidy()
+        if prepared.input_changed():
+            raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
+        gathered = _gather(folder, made)
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
             lost = total(gathered.counts.tallies(self.config)).flow()
-            left = _nothing_left(self.config, run, lost, other_splits=other_splits)
+            left = _nothing_left(self.config, folder, lost, other_splits=other_splits)
             raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
@@ -117,85 +139,81 @@ class Finish:
     def wind_up(self, draft: Draft) -> TextSummary:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
         # Before the manifest: what it tells can't be found out again once the folder is a store.
-        summary = self._summary(draft)
-        summary.write(self.run.folder)
-        draft.gathered.shards.write(draft.facts, self.run.out)
+        summary = self._told(self._summary(draft), {})
+        draft.gathered.shards.write(draft.facts, self.folder.out)
         draft.gathered.shards.remove()
-        summary = self._measured(summary, {"packing": self._pack()})
-        summary.write(self.run.folder)
-        remove_intermediate(self.run)
-        summary = replace(summary, output_bytes=_output_bytes(self.run))
-        summary.write(self.run.folder)
+        self._clean_up()
+        summary = self._told(summary, {"packing": self._pack()})
+        summary = self._told(replace(summary, output_bytes=_output_bytes(self.folder)), {})
         if self.report:
-            self.workforce.enter("report")
-            make_report(self.run)
+            self.session.enter("report")
+            make_report(self.folder)
             # Once more: what the report took is part of the figures.
-            summary = self._measured(summary, {"report": str(self.run.folder / REPORT)})
-            summary.write(self.run.folder)
-        self.run.write_status({"stage": "finished", "units": self.plan.units, "units_done": self.plan.units})
+            summary = self._told(summary, {"report": str(self.folder.folder / REPORT)})
         return summary
+
+    def _told(self, summary: TextSummary, facts: TextFacts) -> TextSummary:
+        """The summary with more facts, and time and memory as they are now, written down."""
+        summary = self.session.measured(replace(summary, facts=summary.facts | facts))
+        summary.write(self.folder.folder)
+        return summary
+
+    def _clean_up(self) -> None:
+        """Remove what the store does not name: of an earlier one, of runs that were interrupted, and what was needed
+        only on the way."""
+        folder = self.folder
+        live = (f"{shard.name}.{kind}" for shard in ManifestText.at(Folder(folder.out)).shards() for kind in _FILES)
+        sweep(folder.out, ("*.bin", "*.idx", "*.facts"), live)
+        kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
+        sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED_PARTS}*"), kept)
+        if self.made.dedup is not None:
+            self.made.dedup.clean_up()
 
     def _pack(self) -> dict[str, Any]:
         if self.config.packing_rules is None:
             return {}
-        self.workforce.enter("pack")
-        return pack_store(self.config, self.run.out)
-
-    def _measured(self, summary: TextSummary, facts: TextFacts) -> TextSummary:
-        """With more facts, and time and memory as they are now."""
-        return replace(
-            summary,
-            facts=summary.facts | facts,
-            seconds=self.workforce.elapsed,
-            stages=self.workforce.wall,
-            work=dict(self.workforce.seconds),
-            memory=self.monitor.use(self.plan.budget.limit_bytes),
-            finished=time.time(),
-        )
+        self.session.enter("pack")
+        return pack_store(self.config, self.folder.out)
 
     def _summary(self, draft: Draft) -> TextSummary:
-        summary = finished_summary(self.run.out, draft.facts, draft.gathered.shards.splits)
+        records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
+        summary = finished_summary(self.folder.out, draft.facts, draft.gathered.shards.splits)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
             "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
-            "session_text_bytes": self.run.progress.text_bytes - self.plan.done_text_bytes,
-            "dedup": self.workforce.dedup,
-            "near": self.workforce.near,
+            "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
+            "dedup": dedup,
+            "near": near,
             "config": _plain(dataclasses.asdict(self.config)),
         }
-        summary = replace(
+        return replace(
             summary,
             job="preprocess" if self.report else "tokenize",
             up_to_date=False,
+            facts=summary.facts | facts,
             units=self.plan.units,
-            reused=self.plan.done,
+            reused=records.reused,
+            changed=self.plan.changes,
             workers=self.plan.workers,
-            machine=describe_machine(),
-            versions=package_versions(),
-            started=self.run.plan()["started"],
         )
-        return self._measured(summary, facts)
 
 
-def complete(config: Config, run: Run, *, report: bool) -> TextSummary:
+def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
-    # A run that was killed while it wrote the report left a part of it.
-    run.tidy()
-    manifest = ManifestText.at(Folder(run.out))
-    summary = finished_summary(run.out, manifest.facts(), totals_by_split(manifest.shards()))
-    told = read_sealed(run.folder / SUMMARY) or {}
+    manifest = ManifestText.at(Folder(folder.out))
+    summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
+    told = read_sealed(folder.folder / SUMMARY) or {}
     if config.packing_rules is not None:
-        summary.facts["packing"] = _packing_told(config, told) or pack_store(config, run.out)
-    if report and (_note_packing(run, told, summary.facts["packing"]) or not (run.folder / REPORT).exists()):
-        make_report(run)
-    remove_intermediate(run)
-    return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(run))
+        summary.facts["packing"] = _packing_told(config, told) or pack_store(config, folder.out)
+    if report and (_note_packing(folder, told, summary.facts["packing"]) or not (folder.folder / REPORT).exists()):
+        make_report(folder)
+    return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(folder))
 
 
-def _output_bytes(run: Run) -> int:
+def _output_bytes(folder: RunFolder) -> int:
     """Every file of a result but those that tell how it was made."""
-    inside = (path for path in run.out.iterdir() if path != run.folder)
+    inside = (path for path in folder.out.iterdir() if path != folder.folder)
     files = (file for path in inside for file in (path.rglob("*") if path.is_dir() else (path,)))
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -208,11 +226,11 @@ def _packing_told(config: Config, told: dict[str, Any]) -> dict[str, Any]:
     return packing if rules is not None and not rules.write and same else {}
 
 
-def _note_packing(run: Run, told: dict[str, Any], packing: dict[str, Any]) -> bool:
+def _note_packing(folder: RunFolder, told: dict[str, Any], packing: dict[str, Any]) -> bool:
     """Put the figures of rows that were made later into the summary; whether anything changed."""
     if not told or told["facts"].get("packing") == packing:
         return False
-    write_sealed(run.folder / SUMMARY, told | {"facts": told["facts"] | {"packing": packing}})
+    write_sealed(folder.folder / SUMMARY, told | {"facts": told["facts"] | {"packing": packing}})
     return True
 
 
@@ -243,10 +261,10 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
     )
 
 
-def make_report(run: Run) -> None:
+def make_report(folder: RunFolder) -> None:
     from milldam.report import write_report
 
-    write_report(run.out)
+    write_report(folder.out)
 
 
 def pack_store(config: Config, out: Path) -> dict[str, Any]:
@@ -256,21 +274,15 @@ def pack_store(config: Config, out: Path) -> dict[str, Any]:
     return pack(out, rules, config.sequence_len, out / PACKED_FOLDER if rules.write else None)
 
 
-def remove_intermediate(run: Run) -> None:
-    """What a finished store no longer needs."""
-    shutil.rmtree(run.folder / DEDUP_FOLDER, ignore_errors=True)
-    remove_matching(run.out, f"{STAGED}-[0-9]*")
-    remove_matching(run.folder, _DROPPED_PARTS)
-
-
-def _gather_dropped(run: Run) -> None:
-    """Put the dropped documents of all parts end to end, in plan order."""
-    parts = sorted(names_matching(run.folder, _DROPPED_PARTS))
-    if not parts:
+def _gather_dropped(folder: RunFolder, parts: Iterator[Path]) -> None:
+    """Put the dropped documents of all parts end to end."""
+    first = next(parts, None)
+    if first is None:
+        (folder.out / DROPPED).unlink(missing_ok=True)
         return
-    with NewFile(run.out / DROPPED) as new:
-        for part in parts:
-            with (run.folder / part).open("rb") as file:
+    with NewFile(folder.out / DROPPED) as new:
+        for part in itertools.chain([first], parts):
+            with part.open("rb") as file:
                 while block := file.read(_BLOCK):
                     new.write(block)
         new.commit()
@@ -286,13 +298,13 @@ class Counts:
         self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
 
-    def add(self, record: PartRecord) -> None:
-        counts, lost = self._counts[record.dataset], self._lost[record.dataset]
-        counts[READ] += record.read
-        for shard in record.shards:
+    def add(self, facts: dict[str, Any]) -> None:
+        counts, lost = self._counts[facts["dataset"]], self._lost[facts["dataset"]]
+        counts[READ] += facts["read"]
+        for shard in facts["shards"]:
             counts["documents"] += shard["documents"]
             counts["tokens"] += shard["tokens"]
-        for stage, reasons in record.dropped.items():
+        for stage, reasons in facts["dropped"].items():
             for reason, count in reasons.items():
                 lost[stage, reason] += count
 
@@ -321,26 +333,25 @@ class Draft:
     """What to tell of damaged input; empty: nothing."""
 
 
-def _gather(run: Run) -> Gathered:
+def _gather(folder: RunFolder, made: Made) -> Gathered:
     """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them."""
-    arranged = run.appended_files(ARRANGED)
-    gathered = Gathered(ShardSpool(run.folder), Counts())
+    gathered = Gathered(ShardSpool(folder.folder), Counts())
 
     def shards() -> Iterator[Shard]:
-        for record in in_plan_order(arranged or run.appended_files(RECORDS)):
-            gathered.counts.add(record)
-            gathered.inexact_cuts += 0 if arranged else record.inexact_cuts
-            yield from (Shard(**shard) for shard in record.shards)
+        for _, record in (made.arranged or made.records).in_plan_order():
+            gathered.counts.add(record.facts)
+            gathered.inexact_cuts += record.facts["inexact_cuts"]
+            yield from (Shard(**shard) for shard in record.facts["shards"])
 
     gathered.shards.fill(shards())
-    for record in run.records() if arranged else ():
-        gathered.inexact_cuts += record.inexact_cuts
-        if not record.shards:
-            gathered.counts.add(record)
+    for _, record in made.records.in_plan_order() if made.arranged else ():
+        if not record.facts["shards"]:
+            gathered.inexact_cuts += record.facts["inexact_cuts"]
+            gathered.counts.add(record.facts)
     return gathered
 
 
-def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
+def _nothing_left(config: Config, folder: RunFolder, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
     if not flow[0]["documents_in"]:
         sliced = any(one.split is not None or one.max_documents is not None for one in config.sources)
         return "No documents in the input" + (
@@ -352,7 +363,7 @@ def _nothing_left(config: Config, run: Run, flow: list[dict[str, Any]], *, other
             f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
-    first = first_reject(run.out)
+    first = first_reject(folder.out)
     read = counted(flow[0]["documents_in"], "record")
     return f"No documents left: {read} read, all dropped:\n{stages}{first}"
 

@@ -22,8 +22,8 @@ from milldam.exporters.reading import token_blocks
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary
+from milldam.pipeline.job import run_job
 from milldam.pipeline.rejects import NAME as REJECTS
-from milldam.pipeline.stages import run_job
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.progress import Observer
 from milldam.stores.kinds import TOKENS
@@ -59,7 +59,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         if compared:
             shutil.rmtree(work)
         raise
-    if not compared:
+    if not summary.up_to_date:
         _join(work, npy)
         if (work / REJECTS).exists():
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import VAL, Config, DataSet
+from milldam.dedup.fingerprints import partition_count
 from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.filters.judging import Filters
@@ -22,7 +23,7 @@ from milldam.filters.language import unload_model
 from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.pipeline.assignments import SetRules
-from milldam.run.folder import Run
+from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.sources.batch import TextRules
@@ -31,7 +32,7 @@ from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN
 from milldam.sources.reading import read_unit, slice_file
-from milldam.sources.units import Slice, Unit, default_shard_size, plan_units
+from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
@@ -72,6 +73,9 @@ class Prepared:
     sources: tuple[Source, ...]
     shard_size: int
     identity: Identity
+    left_out: str
+    """Files of the input's folders that are not read, and why."""
+    preparation: Preparation
 
     @property
     def tokenizer_bytes(self) -> int:
@@ -82,12 +86,25 @@ class Prepared:
     def sets(self) -> tuple[SetRules, ...]:
         return tuple(source.rules for source in self.sources)
 
+    @property
+    def partitions(self) -> int:
+        """Into how many the hashes of dedup are cut."""
+        return partition_count(self.identity.input["bytes"])
+
+    def units(self, folder: RunFolder) -> Iterator[Unit]:
+        """Every unit in plan order."""
+        return planned_units(folder, self.sources, self.shard_size)
+
+    def input_changed(self) -> bool:
+        """Whether the input is another one now."""
+        return self.preparation.list_input() != self.identity.input
+
 
 class Preparation:
     """Looks up what the configuration names, into a run folder."""
 
-    def __init__(self, config: Config, run: Run) -> None:
-        self._config, self._run = config, run
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self._config, self._folder = config, folder
         self._resolved = self._resolve_all()
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
@@ -95,7 +112,7 @@ class Preparation:
     def prepare(self) -> Prepared:
         self._try_rules()
         input_identity = self.list_input()
-        shard_size = self._config.shard_bytes or default_shard_size(input_identity["bytes"])
+        shard_size = self._config.shard_bytes or SHARD_SIZE
         sources = self.look_up_sources()
         # The loaded tokenizer is needed for this step alone: it must not stay in memory.
         prepared = self._with_tokenizer(self._load_tokenizer(), input_identity, shard_size, sources)
@@ -112,27 +129,23 @@ class Preparation:
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
-        return self._run.write_inputs(self._files())
-
-    def units(self, prepared: Prepared) -> Iterator[Unit]:
-        """Every unit in plan order."""
-        return planned_units(self._run, prepared.sources, prepared.shard_size)
+        return self._folder.inputs.write(self._files())
 
     def _resolve_all(self) -> list[list[Resolved]]:
         return [_resolve(one) for one in self._config.sources]
 
     def _heads(self, number: int) -> Iterator[InputFile]:
         """Files of a data set whose heads can be looked at."""
-        return listed_files(self._run, number)
+        return listed_files(self._folder, number)
 
     def look_up_sources(self) -> tuple[Source, ...]:
         """The data sets of the configuration, with what was found of them; the input must be listed."""
         return tuple(self._source(number) for number in range(len(self._config.sources)))
 
     def _files(self) -> Iterator[tuple[int, InputFile]]:
-        if self._run.share is not None:
-            # As it was when the run was prepared: not every share need ask for every file. Who finishes does.
-            yield from ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._run.inputs())
+        if self._folder.task is not None:
+            # As it was when the run was prepared: not every task need ask for every file. Who finishes does.
+            yield from ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._folder.inputs.planned())
             return
         for number, resolved in enumerate(self._resolved):
             for one in resolved:
@@ -144,7 +157,7 @@ class Preparation:
         slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
         before = len(config.validation_sets)
         place = f"validation.{number}" if number < before else f"datasets.{number - before}"
-        column = find_text_column(slices, given.text_column, str(self._run.folder), f"{place}.text_column")
+        column = find_text_column(slices, given.text_column, str(self._folder.folder), f"{place}.text_column")
         split = VAL if number < before else None
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
@@ -182,6 +195,8 @@ class Preparation:
             sources=sources,
             shard_size=shard_size,
             identity=Identity(settings, input_identity, tokenizer.name),
+            left_out=str(self.left_out),
+            preparation=self,
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:
@@ -208,7 +223,7 @@ class Preparation:
             if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
-            for batch in read_unit(head, lenient, lambda reject: None, str(self._run.folder)):
+            for batch in read_unit(head, lenient, lambda reject: None, str(self._folder.folder)):
                 for text in batch.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
                     size += len(texts[-1])
@@ -227,30 +242,20 @@ def _resolve(one: DataSet) -> list[Resolved]:
     return [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
 
 
-def listed_files(run: Run, dataset: int) -> Iterator[InputFile]:
+def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one data set, as just listed."""
-    return (InputFile(**file) for file in run.listed(dataset))
+    return (InputFile(**file) for file in folder.inputs.listed(dataset))
 
 
-def planned_units(run: Run, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
+def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
     """Every unit in plan order: data set after data set, each repetition on its own."""
-    return cut_units(partial(listed_files, run), slice_file, sources, shard_size)
-
-
-def cut_units(
-    files_of: Callable[[int], Iterator[InputFile]],
-    slice_one: Callable[..., Iterator[Slice]],
-    sources: tuple[Source, ...],
-    shard_size: int,
-) -> Iterator[Unit]:
-    """The same for files that are listed, and cut, in some way."""
     index = 0
     for number, source in enumerate(sources):
-        slicer = partial(slice_one, rules=source.rules.text)
+        slicer = partial(slice_file, rules=source.rules.text)
         first = index
         for copy in range(source.copies):
             behind = index - first
-            files = files_of(number)
+            files = listed_files(folder, number)
             for unit in plan_units(files, shard_size, slicer, first_index=index, dataset=number, copy=copy):
                 yield dataclasses.replace(unit, original=unit.index - behind) if copy else unit
                 index += 1

@@ -7,16 +7,16 @@ to place. Streams.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import StoreError
-from milldam.files import NewFile, names_matching
+from milldam.files import NewFile
 from milldam.input_files import is_address
-from milldam.run.folder import Run
 from milldam.sealed import unseal_line
 from milldam.sources.compression import read_blocks
 from milldam.sources.opening import open_bytes
@@ -49,18 +49,21 @@ class Damage:
         return "\n  ".join([f"{count}{kept}:", *self.first, *more])
 
 
-def gather_rejects(run: Run, parts: list[Path] | None = None) -> Damage:
-    """Write the file; remove it when there is nothing to write. `parts`: theirs, where names do not tell the order."""
+def gather_rejects(out: Path, parts: Iterable[Path], paths: Callable[[], Iterable[str]]) -> Damage:
+    """Write the file from those of the parts, which come in plan order; remove it when there is nothing to write.
+
+    `paths`: of the input as it lies now.
+    """
     damage = Damage()
-    path = run.out / NAME
-    names = sorted(names_matching(run.folder, "rejects-*.jsonl")) if parts is None else []
-    if not (names or parts):
+    path = out / NAME
+    first = next(parts := iter(parts), None)
+    if first is None:
         path.unlink(missing_ok=True)
         return damage
     lines = _LineCounter()
     with NewFile(path) as new:
-        for reject in _read(parts or (run.folder / name for name in names)):
-            reject["file"] = _current_path(run, reject["file"])
+        for reject in _read(itertools.chain([first], parts)):
+            reject["file"] = _current_path(paths, reject["file"])
             origin = reject.pop("origin", 0)
             if origin and "line" in reject:
                 reject["line"] += lines.before(reject["file"], origin)
@@ -93,12 +96,11 @@ def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def _current_path(run: Run, file: str) -> str:
+def _current_path(paths: Callable[[], Iterable[str]], file: str) -> str:
     """Where a file lies now: input may move between two runs of a job."""
     if is_address(file) or Path(file).exists():
         return file
-    paths = (listed["path"] for listed in run.inputs())
-    return next((path for path in paths if Path(path).name == Path(file).name), file)
+    return next((path for path in paths() if Path(path).name == Path(file).name), file)
 
 
 class _LineCounter:

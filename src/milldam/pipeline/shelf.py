@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import NewFile
+from milldam.run.records import Files
 from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import Shard
 from milldam.stores.tokens.writer import Tokens
@@ -51,19 +52,15 @@ class Facts:
         return table
 
 
-def shard_name(split: str, unit: int, part: int) -> str:
-    return f"{split}-{unit:05d}" + (f"-{part:03d}" if part else "")
-
-
 class Shelf:
     """Use it as a context manager; left without a commit, nothing stays."""
 
-    def __init__(self, folder: Path, unit: int, part: int, splits: tuple[str, ...], dtype: str) -> None:
-        """`splits`: their names by number."""
+    def __init__(self, folder: Path, name: str, splits: tuple[str, ...], dtype: str) -> None:
+        """`name`: of the part, unique among all. `splits`: their names by number."""
         self._folder, self._splits, self._dtype = folder, splits, dtype
-        self._unit, self._part = unit, part
+        self._name = name
         self._writers: dict[str, ShardWriter] = {}
-        self._facts = NewFile(facts_path(folder, shard_name(STAGED, unit, part))) if splits == (STAGED,) else None
+        self._facts = NewFile(facts_path(folder, f"{STAGED}-{name}")) if splits == (STAGED,) else None
 
     @property
     def text_bytes(self) -> int:
@@ -72,8 +69,7 @@ class Shelf:
     def writer(self, split: int) -> ShardWriter:
         name = self._splits[split]
         if name not in self._writers:
-            shard = shard_name(name, self._unit, self._part)
-            self._writers[name] = ShardWriter(self._folder, shard, name, self._dtype)
+            self._writers[name] = ShardWriter(self._folder, f"{name}-{self._name}", name, self._dtype)
         return self._writers[name]
 
     def add(self, tokens: Tokens, facts: Facts) -> None:
@@ -98,12 +94,11 @@ class Shelf:
         self.__exit__(None, None, None)
         return sorted(shards, key=lambda shard: self._splits.index(shard.split))
 
-    def files(self, shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """What of a committed shelf is read again, size and hash by name: all of a staged one, nothing of another."""
-        if self._facts is None:
-            return {}
-        read_again = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in ("bin", "idx")}
-        return {self._facts.path.name: self._facts_record} | read_again
+    def files(self, shards: list[dict[str, Any]]) -> tuple[Files, Files]:
+        """What a committed shelf has made, size and hash by name: for the result, and what is read again (all of a
+        staged one)."""
+        made = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in ("bin", "idx")}
+        return (made, {}) if self._facts is None else ({}, {self._facts.path.name: self._facts_record} | made)
 
     def __enter__(self) -> Shelf:
         return self

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from milldam.run.units import mixed
 from milldam.text.verdicts import Mask
 
 Keys = npt.NDArray[np.uint64]
@@ -69,14 +70,7 @@ def split_numbers(keys: Keys, shares: Mapping[str, float]) -> npt.NDArray[np.int
     numbers = np.zeros(len(keys), dtype=np.int64)
     left = 1.0
     for number, (name, share) in enumerate(shares.items(), start=1):
-        drawn = below(_mixed(keys ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))), share / left)
+        drawn = below(mixed(keys ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))), share / left)
         numbers[drawn & (numbers == 0)] = number
         left -= share
     return numbers
-
-
-def _mixed(keys: Keys) -> Keys:
-    """Other numbers, as evenly spread, one for each."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))

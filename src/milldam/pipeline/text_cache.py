@@ -34,8 +34,9 @@ _HEADER = struct.Struct("<QQQQ")
 """Bytes of the description, texts, bytes of text, hash of all that follows."""
 
 
-def cache_path(folder: Path, unit: int) -> Path:
-    return folder / f"texts-{unit:07d}.bin"
+def print_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
+    """What the first pass leaves of a unit: hashes, signatures, texts."""
+    return folder / f"hashes-{key}.parquet", folder / f"signatures-{key}.bin", folder / f"texts-{key}.bin"
 
 
 class CacheWriter:
@@ -85,9 +86,8 @@ def _describe(documents: Documents) -> dict[str, Any]:
     return told
 
 
-def open_reader(reading: Reading, folder: Path | None) -> UnitReader | CachedReader:
-    """The documents of a unit: from the cache in a folder when they are there, else from the input."""
-    path = None if folder is None else cache_path(folder, reading.unit.origin)
+def open_reader(reading: Reading, path: Path | None) -> UnitReader | CachedReader:
+    """The documents of a unit: from where the first pass kept them, when they are there, else from the input."""
     return CachedReader(path, reading) if path is not None and path.exists() else UnitReader(reading)
 
 

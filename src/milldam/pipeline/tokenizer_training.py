@@ -18,8 +18,9 @@ from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
 from milldam.pipeline.preparing import Preparation, Source, planned_units
 from milldam.pipeline.splitting import Chooser, below
-from milldam.run.folder import Run
-from milldam.sources.units import SMALLEST_SHARD, Unit
+from milldam.run.folder import RunFolder
+from milldam.sources.units import SAMPLED_SHARD, Unit
+from milldam.stores.kinds import TOKENS
 from milldam.text.arrays import byte_count
 from milldam.tokenizers.training import TrainedTokenizer, train_tokenizer, training_bytes
 
@@ -39,7 +40,10 @@ def train_from_config(config: Config) -> TrainedTokenizer:
             f"A budget of {format_size(budget.limit_bytes)} is too small to train on {format_size(sample_bytes)}: "
             f"it takes about {format_size(needed)}.\nRaise memory, or lower tokenizer.train.sample."
         )
-    with tempfile.TemporaryDirectory(prefix="milldam-train-") as folder, Run(Path(folder) / "sample") as run:
+    with (
+        tempfile.TemporaryDirectory(prefix="milldam-train-") as folder,
+        RunFolder(Path(folder) / "sample", TOKENS) as run,
+    ):
         return train_tokenizer(
             _sample(config, run, sample_bytes),
             model=rules.model,
@@ -59,7 +63,7 @@ def _rules(config: Config) -> TrainingRules:
     return tokenizer.train
 
 
-def _sample(config: Config, run: Run, sample_bytes: int) -> Iterator[pa.LargeStringArray]:
+def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.LargeStringArray]:
     """Texts of about the size of the sample."""
     preparation = Preparation(config, run)
     preparation.list_input()
@@ -81,9 +85,9 @@ def _sample(config: Config, run: Run, sample_bytes: int) -> Iterator[pa.LargeStr
         raise InputError("No text in the sample: nothing to train on.")
 
 
-def _spread(run: Run, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
+def _spread(run: RunFolder, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
     """Units of training data, evenly spread over the input, of about so many bytes together."""
-    units = [unit for unit in planned_units(run, sources, SMALLEST_SHARD) if _is_wanted(unit, sources)]
+    units = [unit for unit in planned_units(run, sources, SAMPLED_SHARD) if _is_wanted(unit, sources)]
     total = sum(unit.unpacked_bytes for unit in units)
     step = max(1, round(total / most_bytes))
     return units[::step]

@@ -25,15 +25,16 @@ from milldam.filters.judging import Filters
 from milldam.filters.length import character_faults
 from milldam.filters.rules import FilterRules
 from milldam.memory import usage
-from milldam.pipeline.aside import DroppedFile, RejectFile
+from milldam.pipeline.aside import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.assignments import REPORT_SECONDS, Assignment, SetRules
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, Documents, Reading
+from milldam.pipeline.fingerprinting import PRINTS
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
-from milldam.pipeline.text_cache import cache_path, open_reader
+from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.planning import cache_limit
-from milldam.run.records import PartRecord
+from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.arrays import whole_characters
 from milldam.sources.units import Unit
@@ -92,6 +93,11 @@ class TokenizeTask:
         whole = dict.fromkeys(one.split for one in self.sets if one.split is not None)
         return ("train", *self.selection.shares, *whole)
 
+    def texts_of(self, assignment: Assignment) -> Path | None:
+        """Where the first pass may have kept the texts of a unit."""
+        folder = self.out / RUN_FOLDER / PRINTS
+        return None if assignment.prints is None else print_paths(folder, assignment.prints)[2]
+
     def start(self) -> UnitTokenizer:
         return UnitTokenizer(self)
 
@@ -116,13 +122,10 @@ class UnitTokenizer:
         judge = _Judge(self._task, assignment.unit)
         with _UnitWork(self._task, assignment, judge, encoder, report) as work:
             work.run()
-        self._forget_texts(assignment.unit)
-
-    def _forget_texts(self, unit: Unit) -> None:
-        """Remove the texts that the first pass kept, when no repetition of the unit will want them."""
-        folder, rules = self._task.selection.drops, self._task.sets[unit.dataset]
-        if folder is not None and rules.weight <= 1:
-            cache_path(folder, unit.index).unlink(missing_ok=True)
+        texts = self._task.texts_of(assignment)
+        # Not while a repetition of the unit may want them.
+        if texts is not None and self._task.sets[assignment.unit.dataset].weight <= 1:
+            texts.unlink(missing_ok=True)
 
 
 class _Judge:
@@ -250,7 +253,7 @@ class _UnitWork:
             # With cores to spare, reading goes on in a thread while the engine, which holds no lock, encodes.
             ahead=task.threads > 1,
         )
-        self._reader = open_reader(reading, task.selection.drops)
+        self._reader = open_reader(reading, task.texts_of(assignment))
         self._giant: _Giant | None = None
         self._pieces: ShardWriter | None = None
         self._piece_tokens = 0
@@ -261,10 +264,11 @@ class _UnitWork:
         self._open_part()
 
     def _open_part(self) -> None:
-        unit, folder = self._given.unit.index, self._task.out / RUN_FOLDER
-        self._shelf = Shelf(self._task.out, unit, self._part, self._task.splits, self._task.dtype)
-        self._rejects = RejectFile(folder / f"rejects-{unit:07d}-{self._part:05d}.jsonl")
-        self._dropped = DroppedFile(folder, unit, self._part) if self._task.selection.write_dropped else None
+        name, folder = f"{self._given.key}-{self._part:05d}", self._task.out / RUN_FOLDER
+        self._shelf = Shelf(self._task.out, name, self._task.splits, self._task.dtype)
+        self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
+        dropped = folder / f"{DROPPED}{name}.jsonl.zst"
+        self._dropped = DroppedFile(dropped) if self._task.selection.write_dropped else None
 
     def __enter__(self) -> _UnitWork:
         return self
@@ -482,28 +486,28 @@ class _UnitWork:
         shards = [asdict(shard) for shard in self._shelf.commit()]
         self._seconds["write"] += time.perf_counter() - started
         aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
-        files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | self._shelf.files(shards)
+        outputs, staged = self._shelf.files(shards)
+        files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | staged
         self._send_progress()
-        self._report(PART, replace(self._record(shards, last=last), files=files))
+        self._report(PART, replace(self._record(shards, last=last), outputs=outputs, files=files))
         self._part, self._read = self._part + 1, 0
         self._judge.dropped = {stage: Counter() for stage in STAGES}
         self._encoder.dropped.clear()
         self._open_part()
 
-    def _record(self, shards: list[dict[str, Any]], *, last: bool) -> PartRecord:
+    def _record(self, shards: list[dict[str, Any]], *, last: bool) -> Record:
         dropped = self._judge.dropped | {READ: self._rejects.counts}
         dropped["encode"] += self._encoder.dropped
-        return PartRecord(
-            unit=self._given.unit.index,
-            part=self._part,
-            shards=shards,
-            read=self._read,
-            dropped={stage: dict(counts) for stage, counts in dropped.items() if counts},
-            batches=self._reader.batches - (not last),
-            last=last,
-            dataset=self._given.unit.dataset,
-            inexact_cuts=self._encoder.take_inexact_cuts(),
-        )
+        facts = {
+            "shards": shards,
+            "read": self._read,
+            "dropped": {stage: dict(counts) for stage, counts in dropped.items() if counts},
+            "batches": self._reader.batches - (not last),
+            "dataset": self._given.unit.dataset,
+            "inexact_cuts": self._encoder.take_inexact_cuts(),
+        }
+        counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens", "text_bytes")}
+        return Record(self._given.key, self._part, last, counts=counts, facts=facts)
 
     def _send_progress(self) -> None:
         self._reported = time.monotonic()

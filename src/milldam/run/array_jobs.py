@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PREPARE, FINISH = "prepare", "finish"
+from milldam.run.array_task import FINISH, PREPARE
+
 WAIT_SECONDS = 120
 """NFS may hide from a machine for a minute what another has written."""
 ALWAYS = ("--requeue", "--open-mode=append", "--kill-on-invalid-dep=yes")

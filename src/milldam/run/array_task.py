@@ -1,108 +1,44 @@
-"""A share of one stage, for array schedulers such as Slurm: every n-th unit, on this machine, beside other shares.
-
-The job goes its usual way through the stages: those before are done, and have no units left; at the wanted stage the
-share's units are worked on; then the way ends with `ShareDone`. So the order of stages is written nowhere but in the
-job, and a share that is queued again finds what it has done.
-"""
+"""A task of a job array: what one of several machines does of a stage, beside the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from milldam.errors import ConfigError, NotReadyError
-from milldam.run.crews import Crew, Staff
-from milldam.run.tasks import Event, Executor, Task
+from milldam.errors import ConfigError
 
-
-class ShareDone(Exception):  # noqa: N818 - no error: the share's way ends here
-    """The share is done; the other shares and stages are for others."""
+PREPARE, FINISH = "prepare", "finish"
+"""Before the first stage and behind the last: each for one task alone."""
 
 
-class _Beside:
-    """Another crew, for all but its executors."""
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """Every `of`-th unit of a stage, from the `index`-th on."""
 
-    def __init__(self, inner: Crew) -> None:
-        self._inner = inner
+    stage: str
+    index: int
+    of: int
 
-    @property
-    def cores(self) -> int:
-        return self._inner.cores
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            raise ConfigError(f"--index {self.index} --of {self.of}: an index is 0 to {max(0, self.of - 1)}.")
 
     @property
-    def overhead_bytes(self) -> int:
-        return self._inner.overhead_bytes
+    def label(self) -> str:
+        """
+        >>> ArrayTask("tokenize", 3, 8).label
+        'tokenize-3-of-8'
+        """
+        return f"{self.stage}-{self.index}-of-{self.of}"
 
-    @property
-    def machine(self) -> str:
-        return self._inner.machine
+    def overlaps(self, label: str) -> bool:
+        """Whether a task of that label is of the same stage, cut into another number of tasks.
 
-    def require_shared(self, folder: Path) -> None:
-        self._inner.require_shared(folder)
+        >>> task = ArrayTask("tokenize", 3, 8)
+        >>> task.overlaps("tokenize-1-of-2"), task.overlaps("tokenize-1-of-8"), task.overlaps("arrange-1-of-2")
+        (True, False, False)
+        """
+        stage, _, rest = label.partition("-")
+        return stage == self.stage and not rest.endswith(f"-of-{self.of}")
 
-    def close(self) -> None:
-        self._inner.close()
-
-    def leave(self) -> None:
-        self._inner.leave()
-
-
-class ShareCrew(_Beside):
-    """A share of a stage on top of another crew. `stages`: all of the job's that are done in shares, in order."""
-
-    def __init__(self, inner: Crew, wanted: str, holds: Callable[[int], bool], stages: Sequence[str]) -> None:
-        super().__init__(inner)
-        self._wanted, self._holds, self._stages = wanted, holds, stages
-        if wanted not in stages:
-            listed = ", ".join(stages)
-            raise ConfigError(
-                f"--stage {wanted}: this job has the stages {listed}; prepare before and finish after them."
-            )
-
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        if stage == self._wanted:
-            return _ShareExecutor(self._inner.executor(stage, staff), self._holds)
-        if stage in self._stages and self._stages.index(stage) < self._stages.index(self._wanted):
-            return _NothingLeft(stage, self._wanted)
-        raise ShareDone
-
-
-class FinishCrew(_Beside):
-    """For who comes after all shares, and does what is not done in shares."""
-
-    def __init__(self, inner: Crew, stages: Sequence[str]) -> None:
-        super().__init__(inner)
-        self._stages = stages
-
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        return _NothingLeft(stage, "finish") if stage in self._stages else self._inner.executor(stage, staff)
-
-
-class _ShareExecutor:
-    """Works on the units of a share, then ends its way."""
-
-    def __init__(self, inner: Executor, holds: Callable[[int], bool]) -> None:
-        self._inner, self._holds = inner, holds
-
-    def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
-    ) -> None:
-        self._inner.run(task, filter(self._holds, units), assign, on_event)
-        raise ShareDone
-
-
-class _NothingLeft:
-    """A stage before the wanted one: its shares must be done."""
-
-    def __init__(self, stage: str, wanted: str) -> None:
-        self._stage, self._wanted = stage, wanted
-
-    def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
-    ) -> None:
-        if next(iter(units), None) is not None:
-            raise NotReadyError(
-                f"--stage {self._wanted}: the stage {self._stage} before it is not done. Run its shares first; "
-                "`milldam preprocess` does all that is left on one machine."
-            )
+    def holds(self, unit: int) -> bool:
+        return unit % self.of == self.index

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from milldam.files import hash_bytes
+from milldam.stores.kinds import TOKENS, Kind
+from milldam.stores.tokens.manifest import ManifestText
+from milldam.stores.tokens.place import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,12 @@ class Identity:
     """Number of files, bytes, and a fingerprint of names, sizes and versions."""
     tokenizer_name: str | None = field(default=None, compare=False)
     """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
+
+    @classmethod
+    def of_store(cls, out: Path, kind: Kind) -> Identity:
+        """Of a finished store. Raises StoreError when that can't be told."""
+        head = ManifestText.at(Folder(out)).head() if kind is TOKENS else kind.read(out)
+        return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
 
     @property
     def run_id(self) -> str:

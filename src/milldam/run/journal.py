@@ -7,7 +7,7 @@ done within that moment, which is then done again.
 A line says itself whether it is whole (`milldam.sealed`): what was torn by a crash, or damaged since, is passed over,
 and what it told of is done again.
 
-A share of a stage, which works beside others on other machines, appends to files of its own: `records@<share>.jsonl`
+A task of a job array, which works beside others on other machines, appends to files of its own: `records@<task>.jsonl`
 beside `records.jsonl`. Whoever reads gets the lines of all of them.
 """
 
@@ -26,10 +26,10 @@ SYNC_SECONDS = 0.2
 
 
 class Journal:
-    """The appended files of a folder; `share`: whose lines these are, when others append too."""
+    """The appended files of a folder; `task`: whose lines these are, when others append too."""
 
-    def __init__(self, folder: Path, share: str | None = None) -> None:
-        self._folder, self._share = folder, share
+    def __init__(self, folder: Path, task: str | None = None) -> None:
+        self._folder, self._task = folder, task
         self._open: dict[str, IO[bytes]] = {}
         self._unsynced: set[str] = set()
         self._synced = 0.0
@@ -44,7 +44,7 @@ class Journal:
                 self.sync()
 
     def _open_file(self, name: str) -> IO[bytes]:
-        path = self._folder / (name if self._share is None else _of_share(name, self._share))
+        path = self._folder / (name if self._task is None else _of_task(name, self._task))
         file = path.open("a+b", buffering=0)
         self._open[name] = file
         # A line that was torn by a crash must not take the next one with it.
@@ -70,11 +70,20 @@ class Journal:
             self._open.clear()
             self._unsynced.clear()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether others append too."""
+        return self._task is not None
+
+    def path(self, name: str) -> Path:
+        """The file of who works alone."""
+        return self._folder / name
+
     def paths(self, name: str) -> list[Path]:
-        """The files of that name: this one's, and those of shares."""
-        path = self._folder / name
-        shares = [self._folder / found for found in sorted(names_matching(self._folder, _of_share(name, "*")))]
-        return ([path] if path.exists() else []) + shares
+        """The files of that name: this one's, and those of tasks."""
+        path = self.path(name)
+        tasks = [self._folder / found for found in sorted(names_matching(self._folder, _of_task(name, "*")))]
+        return ([path] if path.exists() else []) + tasks
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Every line, also one that was torn or damaged."""
@@ -90,13 +99,13 @@ class Journal:
                 yield value
 
 
-def _of_share(name: str, share: str) -> str:
+def _of_task(name: str, task: str) -> str:
     """
-    >>> _of_share("records.jsonl", "tokenize-3-of-8")
+    >>> _of_task("records.jsonl", "tokenize-3-of-8")
     'records@tokenize-3-of-8.jsonl'
     """
     stem, _, ending = name.rpartition(".")
-    return f"{stem}@{share}.{ending}"
+    return f"{stem}@{task}.{ending}"
 
 
 def _ends_a_line(file: IO[bytes]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size
@@ -31,7 +31,6 @@ class WorkPlan:
 
     budget: Budget
     units: int
-    done: int
     input_bytes: int
     shard_size: int
     workers: int
@@ -43,17 +42,26 @@ class WorkPlan:
     stages: tuple[str, ...] = ("tokenize",)
     left_out: str = ""
     """Files of the input's folders that are not read, and why."""
+    done: int = 0
+    """Units that were done before, where that is known."""
     done_text_bytes: int = 0
     """Text that was tokenized before."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
     text_columns: dict[str, str | None] = field(default_factory=dict)
     """The field that is read, by data set; None: plain text."""
+    changes: tuple[str, ...] = ()
+    """Input files that are new, changed or gone since an earlier run."""
 
 
-def make_plan(budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
+P = TypeVar("P", bound=WorkPlan)
+
+
+def make_plan(
+    budget: Budget, *, kind: type[P], workers: int, useful: int, cores: int, held_bytes: int, **facts: Any
+) -> P:
     """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
-    return WorkPlan(
+    return kind(
         budget=budget,
         workers=workers,
         threads=max(1, cores // workers),

@@ -29,7 +29,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
 from milldam.memory import format_size
-from milldam.run.crews import LocalCrew, Staff
+from milldam.run.pools import LocalPool, Workers
 from milldam.run.ray_node import ERROR, TOLD, Hand, look
 from milldam.run.tasks import CRASH, DONE, MEMORY, Event, Executor, Task
 
@@ -44,7 +44,7 @@ _BUSY_SECONDS = 60.0
 """After so long a unit that waits for a node, whose cores or memory others have, goes to a slot that is free."""
 
 
-class RayCrew:
+class RayPool:
     """A Ray cluster. `budget_bytes`: what milldam may hold on each node.
 
     In a program that is connected to one, that one is used, whatever the address.
@@ -53,7 +53,7 @@ class RayCrew:
     def __init__(self, address: str | None, budget_bytes: int) -> None:
         self._ray = _import_ray()
         self._budget_bytes = budget_bytes
-        self._here = LocalCrew(budget_bytes)
+        self._here = LocalPool(budget_bytes)
         self._folder: Path | None = None
         self._fit: dict[str, bool] = {}
         """Node -> whether it can take part."""
@@ -170,29 +170,29 @@ class RayCrew:
 
     # ---- work ----
 
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        if staff.here:
-            return self._here.executor(stage, staff)
+    def executor(self, stage: str, workers: Workers) -> Executor:
+        if workers.here:
+            return self._here.executor(stage, workers)
         self.close()
-        return _RayExecutor(self, staff)
+        return _RayExecutor(self, workers)
 
-    def slots(self, staff: Staff) -> list[_Slot]:
+    def slots(self, workers: Workers) -> list[_Slot]:
         """Places for one unit at a time, spread over the nodes."""
-        by_node = ([_Slot(node, number) for number in range(self._room(node, staff))] for node in self._fit_nodes())
+        by_node = ([_Slot(node, number) for number in range(self._room(node, workers))] for node in self._fit_nodes())
         spread = itertools.zip_longest(*by_node)
         return [slot for round_ in spread for slot in round_ if slot is not None]
 
-    def _room(self, node: _Node, staff: Staff) -> int:
-        return min(staff.workers, max(1, node.cores // staff.threads), node.memory_bytes // self._share(staff))
+    def _room(self, node: _Node, workers: Workers) -> int:
+        return min(workers.count, max(1, node.cores // workers.threads), node.memory_bytes // self._share(workers))
 
-    def _share(self, staff: Staff) -> int:
-        return max(1, self._budget_bytes // staff.workers)
+    def _share(self, workers: Workers) -> int:
+        return max(1, self._budget_bytes // workers.count)
 
-    def hire(self, slot: _Slot, staff: Staff, task: Any) -> Any:
+    def hire(self, slot: _Slot, workers: Workers, task: Any) -> Any:
         """A worker in a slot, for a task that was put where every node can fetch it."""
         remote = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand)
-        room = _on(slot.node, cores=min(staff.threads, slot.node.cores), memory_bytes=self._share(staff))
-        return remote.options(**room).remote(task, staff.threads, str(Path.cwd()))
+        room = _on(slot.node, cores=min(workers.threads, slot.node.cores), memory_bytes=self._share(workers))
+        return remote.options(**room).remote(task, workers.threads, str(Path.cwd()))
 
     def dismiss(self, hand: Any) -> None:
         """End a worker, whatever it is doing."""
@@ -254,9 +254,9 @@ class _Running:
 class _RayExecutor:
     """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
 
-    def __init__(self, crew: RayCrew, staff: Staff) -> None:
-        self._crew, self._staff = crew, staff
-        self._ray = crew._ray
+    def __init__(self, pool: RayPool, workers: Workers) -> None:
+        self._crew, self._staff = pool, workers
+        self._ray = pool._ray
         self._workers: dict[_Slot, int] = {}
         self._hands: dict[_Slot, _Hired] = {}
         self._running: dict[Any, _Running] = {}

@@ -1,4 +1,8 @@
-"""Finished parts of units: what each is, which units are complete, and all of them in plan order.
+"""What is done of a stage: records by key, each part of a unit once, a unit's parts in order.
+
+A record is appended after everything that it names is durable; from then on its part is never made again, in this run
+or in a later one whose plan has the same unit. A record stands as long as its unit is in the plan and its files are as
+they were written; what does not stand is made again.
 
 Memory: a bit a unit for what is complete, an entry for each unit that is not; to put records in order, 32 bytes each
 and as much again for a moment. A pass over a million records takes some seconds: most of it is reading JSON.
@@ -6,8 +10,10 @@ and as much again for a moment. A pass over a million records takes some seconds
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,48 +22,48 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
-from milldam.sealed import is_sealed, unseal_line
-from milldam.stores.tokens.drafting import in_manifest_order
-from milldam.stores.tokens.manifest import Shard
+from milldam.files import NewFile, names_matching
+from milldam.run.journal import Journal
+from milldam.run.units import Keys
+from milldam.sealed import ended, is_sealed, is_whole, unseal_line
+
+Files = dict[str, dict[str, Any]]
+"""Size and hash of files, by their paths below the output folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class PartRecord:
-    """A finished part of a unit; its shards are durable before this is written."""
+class Record:
+    """A finished part of a unit."""
 
-    unit: int
-    part: int
-    shards: list[dict[str, Any]]
-    """At most one per split."""
-    dropped: dict[str, dict[str, int]]
-    """Stage -> reason -> documents."""
-    batches: int
-    """Batches of the unit that are done with this part: where a resumed unit goes on."""
-    last: bool
+    key: str
+    part: int = 0
+    last: bool = True
     """The unit is complete."""
-    read: int = 0
-    """Documents that were read for it."""
-    dataset: int = 0
-    """Number of its data set in the configuration."""
-    inexact_cuts: int = 0
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What was made besides shards, by its path below the output folder: size and hash."""
+    outputs: Files = field(default_factory=dict)
+    """Files of the result: their sizes are compared when a run resumes, their hashes by `milldam verify`."""
+    files: Files = field(default_factory=dict)
+    """What the job reads again: hashes are compared too."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What is safe with it: documents, tokens, rows."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else the job wants to know of it."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which copies all that is in it.
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("unit", "part", "shards", "dropped", "batches", "last", "read", "dataset", "inexact_cuts", "files")
-_KEY = re.compile(rb'\{"unit": (\d+), "part": (\d+), ')
-_BLOCK = 4096
+_FIELDS = ("key", "part", "last", "outputs", "files", "counts", "facts")
+_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), ')
+_BLOCK, _LINES_GATHERED = 4096, 1024
 
 
-def parse_record(line: bytes) -> PartRecord | None:
+def parse_record(line: bytes) -> Record | None:
     """A record, unless its line is not as it was written."""
     value = unseal_line(line)
-    return None if value is None else PartRecord(**value)
+    return None if value is None else Record(**value)
 
 
 class UnitSet:
@@ -82,7 +88,7 @@ class UnitSet:
     def __len__(self) -> int:
         return self._count
 
-    def missing(self, units: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def missing(self, units: int) -> npt.NDArray[np.bool_]:
         """For each of so many units whether it is not in the set."""
         bits = np.frombuffer(bytes(self._bits[: -(-units // 8)]), np.uint8)
         inside = np.zeros(units, np.bool_)
@@ -91,86 +97,187 @@ class UnitSet:
         return ~inside
 
 
-@dataclass(slots=True)
-class Progress:
-    """What is recorded as done: per unit, how many parts and batches, and whether it is complete."""
+class Records:
+    """The records of one stage: a file of the run's journal, read against the keys of the plan's units."""
 
-    complete: UnitSet = field(default_factory=UnitSet)
-    partial: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """unit -> (parts, batches) of the units that are not complete."""
-    documents: int = 0
-    text_bytes: int = 0
-
-    def holds(self, record: PartRecord) -> bool:
-        """Whether the part is booked already."""
-        return record.unit in self.complete or record.part < self.partial.get(record.unit, (0, 0))[0]
-
-    def book(self, record: PartRecord) -> None:
-        for shard in record.shards:
-            self.documents += shard["documents"]
-            self.text_bytes += shard["text_bytes"]
-        if record.last:
-            self.complete.add(record.unit)
-            self.partial.pop(record.unit, None)
-        else:
-            self.partial[record.unit] = (record.part + 1, record.batches)
-
-
-class Sequence:
-    """Goes through records in the order they were written: each part once, none before the one it follows."""
-
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal, name: str, out: Path, keys: Keys) -> None:
+        self.keys, self.out = keys, out
+        self._journal, self._name, self._out = journal, name, str(out)
         self._complete = UnitSet()
-        self._next: dict[int, int] = {}
+        self._partial: dict[int, Record] = {}
+        """The last record of each unit that is begun and not complete."""
+        self.counts: Counter[str] = Counter()
+        """Of what is recorded."""
+        self._read()
+        self.reused, self.before = len(self._complete), self.counts.copy()
+        """Units that were complete, and what was recorded, when the run began."""
 
-    def takes(self, record: PartRecord) -> bool:
-        """Whether the record comes next in its unit; then it is booked."""
-        if record.unit in self._complete or record.part != self._next.get(record.unit, 0):
-            return False
+    # ---- what was done before ----
+
+    def _read(self) -> None:
+        """Book the records that stand. Who works alone leaves none but these behind, in one file."""
+        whole = [path.name for path in self._journal.paths(self._name)] in ([], [self._name])
+        for _, record in self._standing():
+            if record is None:
+                whole = False
+            else:
+                self._book(record)
+        if not whole and not self._journal.is_shared:
+            self._mend()
+
+    def _mend(self) -> None:
+        """Gather the records that stand, and no others, in one file."""
+        self._complete, self._partial = UnitSet(), {}
+        self.counts.clear()
+        self._journal.close()
+        paths, path = self._journal.paths(self._name), self._journal.path(self._name)
+        with NewFile(path) as new:
+            gathered: list[bytes] = []
+            for line, record in self._standing():
+                if record is not None:
+                    self._book(record)
+                    gathered.append(ended(line))
+                if len(gathered) == _LINES_GATHERED:
+                    new.write(b"".join(gathered))
+                    gathered.clear()
+            new.write(b"".join(gathered))
+            new.commit()
+        for other in paths:
+            if other != path:
+                other.unlink()
+
+    def _standing(self) -> Iterator[tuple[bytes, Record | None]]:
+        """Every line, with its record if that stands. With a record falls what follows it in its unit."""
+        complete, following = UnitSet(), dict[int, int]()
+        for line in self._journal.lines(self._name):
+            record = parse_record(line)
+            number = None if record is None else self.keys.number_of(record.key)
+            if (
+                record is None
+                or number is None
+                or number in complete
+                or record.part != following.get(number, 0)
+                or not self.holds(record)
+            ):
+                yield line, None
+                continue
+            if record.last:
+                complete.add(number)
+                following.pop(number, None)
+            else:
+                following[number] = record.part + 1
+            yield line, record
+
+    def holds(self, record: Record) -> bool:
+        """Whether the files of a record are as they were written."""
+        # By plain strings: pathlib takes longer than the system, and there may be millions of files.
+        sizes = ((f"{self._out}/{name}", file["bytes"]) for name, file in record.outputs.items())
+        return all(_has_size(*one) for one in sizes) and all(
+            is_whole(f"{self._out}/{name}", file) for name, file in record.files.items()
+        )
+
+    def _book(self, record: Record) -> None:
+        number = self.keys.number_of(record.key)
+        assert number is not None
+        self.counts.update(record.counts)
         if record.last:
-            self._complete.add(record.unit)
-            self._next.pop(record.unit, None)
+            self._complete.add(number)
+            self._partial.pop(number, None)
         else:
-            self._next[record.unit] = record.part + 1
-        return True
+            self._partial[number] = record
+
+    # ---- what is done now ----
+
+    def add(self, record: Record) -> None:
+        """Record a part whose files are durable: from here on it is never made again.
+
+        Once, though a worker that died before it could say that it is done is made up for by another.
+        """
+        number = self.keys.number_of(record.key)
+        begun = None if number is None else self._partial.get(number)
+        if number is None or number in self._complete or record.part < (0 if begun is None else begun.part + 1):
+            return
+        self._journal.append(self._name, record.as_json())
+        self._book(record)
+
+    def hear_of_others(self) -> None:
+        """Book what other tasks of a job array have done meanwhile."""
+        for record in self.all():
+            number = self.keys.number_of(record.key)
+            if number is not None and number not in self._complete and record.last:
+                self._book(record)
+
+    # ---- what is done, and what is left ----
+
+    def __contains__(self, number: int) -> bool:
+        """Whether a unit is complete."""
+        return number in self._complete
+
+    @property
+    def complete(self) -> int:
+        """Units that are complete."""
+        return len(self._complete)
+
+    def begun(self, number: int) -> Record | None:
+        """The last record of a unit that is begun and not complete."""
+        return self._partial.get(number)
+
+    def pending(self) -> Iterator[int]:
+        """Every unit that is not complete, in plan order."""
+        return (number for number in range(len(self.keys)) if number not in self._complete)
+
+    def pending_bytes(self, sizes: npt.NDArray[np.int64]) -> int:
+        """Input of the units that are not complete."""
+        return int(sizes[self._complete.missing(len(sizes))].sum())
+
+    def all(self) -> Iterator[Record]:
+        """In the order they were written."""
+        return (record for line in self._journal.lines(self._name) if (record := parse_record(line)) is not None)
+
+    def in_plan_order(self) -> Iterator[tuple[int, Record]]:
+        """The records of the plan's units with their numbers, by unit and part, whatever the order of work."""
+        paths = self._journal.paths(self._name)
+        table = _places(paths, self.keys)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
+            done = (-1, -1)
+            for file, at, unit, part in _rows(table):
+                if (unit, part) == done:
+                    continue  # made twice, by tasks that were cut in different ways: the same bytes
+                opened[file].seek(at)
+                record = parse_record(opened[file].readline())
+                if record is not None:
+                    done = unit, part
+                    yield unit, record
 
 
-def in_plan_order(files: Iterable[Path]) -> Iterator[PartRecord]:
-    """The records of some files by unit and part, whatever the order of work."""
-    paths = list(files)
-    table = _places(paths)
-    with ExitStack() as stack:
-        opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
-        done = (-1, -1)
-        for number, at, unit, part in _rows(table):
-            if (unit, part) == done:
-                continue  # made twice, by shares that were cut in different ways: the same bytes
-            opened[number].seek(at)
-            record = parse_record(opened[number].readline())
-            if record is not None:
-                done = unit, part
-                yield record
+def safe_counts(journal: Journal, name: str) -> dict[str, int]:
+    """What is recorded as done, seen from another process."""
+    done: Counter[str] = Counter(units_done=0)
+    seen: set[tuple[str, int]] = set()
+    for line in journal.lines(name):
+        record = parse_record(line)
+        if record is not None and (record.key, record.part) not in seen:
+            seen.add((record.key, record.part))
+            done.update(record.counts)
+            done["units_done"] += record.last
+    return dict(done)
 
 
-def _places(paths: list[Path]) -> npt.NDArray[np.int64]:
+def _places(paths: list[Path], keys: Keys) -> npt.NDArray[np.int64]:
     """(file, byte, unit, part) of every record, in plan order."""
     places = array("q")
-    for number, path in enumerate(paths):
+    for file, path in enumerate(paths):
         with path.open("rb") as lines:
             at = 0
             for line in lines:
-                key = _key(line)
-                if key is not None:
-                    places.extend((number, at, *key))
+                head = _HEAD.match(line) if is_sealed(line) else None
+                number = None if head is None else keys.number_of(head[1].decode())
+                if head is not None and number is not None:
+                    places.extend((file, at, number, int(head[2])))
                 at += len(line)
     table = np.frombuffer(places, np.int64).reshape(-1, 4)
     return table[np.lexsort((table[:, 3], table[:, 2]))]
-
-
-def _key(line: bytes) -> tuple[int, int] | None:
-    """Unit and part of a record, for a fifth of what it takes to read it whole; None when it is not whole."""
-    match = _KEY.match(line) if is_sealed(line) else None
-    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def _rows(table: npt.NDArray[np.int64]) -> Iterator[list[int]]:
@@ -179,7 +286,18 @@ def _rows(table: npt.NDArray[np.int64]) -> Iterator[list[int]]:
         yield from table[first : first + _BLOCK].tolist()
 
 
-def shards_in_order(records: Iterable[PartRecord]) -> tuple[Shard, ...]:
-    """Every shard of records that come in plan order: split after split. Holds them; `ShardSpool` does not."""
-    shards = [Shard(**shard) for record in records for shard in record.shards]
-    return tuple(sorted(shards, key=lambda shard: in_manifest_order(shard.split)))
+def _has_size(path: str, size: int) -> bool:
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False
+
+
+def sweep(folder: Path, patterns: Iterable[str], live: Iterable[str]) -> None:
+    """Remove the files of a folder that match a pattern and that nobody names. 8 bytes a live name."""
+    known = np.sort(np.fromiter((xxh3_64_intdigest(name.encode()) for name in live), np.uint64))
+    for name in list(names_matching(folder, *patterns)):
+        digest = np.uint64(xxh3_64_intdigest(name.encode()))
+        place = int(np.searchsorted(known, digest))
+        if place == len(known) or known[place] != digest:
+            (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,10 @@
 """The plan's units on disk: written once, read in order or by number, never held.
 
-`units.jsonl` has a unit a line; `units.offsets` for each the byte where its line begins and its size in bytes of
-input, as two int64, so that any unit is found by one read, and the sizes of a million are summed at once.
+`units.jsonl` has a unit a line; `units.offsets` for each the byte where its line begins, its size in bytes of input and
+its key, so that any unit is found by one read, and the sizes and keys of a million are read at once.
+
+A key says what a unit is made from: equal keys mean equal results. Numbers are places in the plan and shift when the
+input grows; what is kept from one plan to the next is kept by key.
 """
 
 from __future__ import annotations
@@ -10,65 +13,156 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors
+from milldam.files import explain_os_errors, hash_bytes
 from milldam.sealed import record_of
 
-_ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8")])
+_ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16
+
+KeyArray = npt.NDArray[np.uint64]
+
+
+class PlannedUnit(Protocol):
+    @property
+    def size(self) -> int:
+        """Bytes of input."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """What it is made from: 16 hexadecimal digits or more, of which the first 16 count."""
+        ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def key_of(*parts: Any) -> str:
+    """The key of something that is made from some plain values.
+
+    >>> key_of("a.txt", 0, 100)
+    '5ab2c2b9c8d5a3e4'
+    """
+    return hash_bytes(json.dumps(parts, sort_keys=True).encode())[:16]
+
+
+class Keys:
+    """The keys of a stage's units, by number. 16 bytes a unit."""
+
+    def __init__(self, values: KeyArray) -> None:
+        self._values = values
+        self._order = np.argsort(values, kind="stable")
+        self._sorted = values[self._order]
+
+    @classmethod
+    def of(cls, keys: Iterable[str]) -> Keys:
+        return cls(_distinct(np.fromiter((int(key[:16], 16) for key in keys), np.uint64)))
+
+    def mixed(self, more: KeyArray) -> Keys:
+        """The keys of what is made from these units and something else, a number for each."""
+        return Keys(_mix(self._values, more))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def tobytes(self) -> bytes:
+        return self._values.tobytes()
+
+    def __getitem__(self, number: int) -> str:
+        return f"{int(self._values[number]):016x}"
+
+    def number_of(self, key: str) -> int | None:
+        """The unit of a key; None: there is none in this plan."""
+        value = np.uint64(int(key, 16))
+        place = int(np.searchsorted(self._sorted, value))
+        return int(self._order[place]) if place < len(self._sorted) and self._sorted[place] == value else None
+
+
+def _mix(keys: KeyArray, more: KeyArray) -> KeyArray:
+    """Other keys, evenly spread, that depend on both."""
+    return mixed(keys ^ mixed(more))
+
+
+def mixed(values: KeyArray) -> KeyArray:
+    """Other numbers, evenly spread, one for each."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _distinct(keys: KeyArray) -> KeyArray:
+    """What is named twice has two keys: the first one's, and one that says that it comes again."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    again = np.arange(len(keys)) - np.repeat(begins, np.diff(np.append(begins, len(keys))))
+    if not again.any():
+        return keys
+    distinct = keys.copy()
+    repeated = order[again > 0]
+    distinct[repeated] = _mix(keys[repeated], again[again > 0].astype(np.uint64))
+    return distinct
 
 
 class UnitList:
     """A list of units in a folder: `units.jsonl` for the name "units"."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._lines, self._offsets = folder / f"{name}.jsonl", folder / f"{name}.offsets"
+        self._lines, self._entries = folder / f"{name}.jsonl", folder / f"{name}.offsets"
         self._opened: tuple[IO[bytes], IO[bytes]] | None = None
-        """Offsets and lines, open from the first unit that is asked for on: units come one after the other."""
+        """Entries and lines, open from the first unit that is asked for on: units come one after the other."""
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Size and hash of both files, by their names."""
-        return {path.name: record_of(path) for path in (self._lines, self._offsets)}
+        return {path.name: record_of(path) for path in (self._lines, self._entries)}
 
-    def write(self, units: Iterable[Any]) -> int:
-        """Write units (with `as_json()`, and `size` where they have one); how many there are."""
-        with (
-            explain_os_errors(self._lines),
-            self._lines.open("w", encoding="utf-8") as lines,
-            self._offsets.open("wb") as offsets,
-        ):
-            count = at = 0
-            held: list[tuple[int, int]] = []
-            for unit in units:
-                # ASCII, with escapes: a file's name need not be UTF-8, and a character is a byte.
-                line = json.dumps(unit.as_json()) + "\n"
-                lines.write(line)
-                held.append((at, getattr(unit, "size", 0)))
-                at, count = at + len(line), count + 1
-                if len(held) == _HELD:
-                    offsets.write(np.array(held, _ENTRY).tobytes())
-                    held.clear()
-            offsets.write(np.array(held, _ENTRY).tobytes())
-            for file in (lines, offsets):
-                file.flush()
-                os.fsync(file.fileno())
+    def write(self, units: Iterable[PlannedUnit]) -> int:
+        """Write the units of a plan; how many there are."""
+        with explain_os_errors(self._lines):
+            with self._lines.open("w", encoding="utf-8") as lines, self._entries.open("wb") as entries:
+                count = at = 0
+                held: list[tuple[int, int, int]] = []
+                for unit in units:
+                    # ASCII, with escapes: a file's name need not be UTF-8, and a character is a byte.
+                    line = json.dumps(unit.as_json()) + "\n"
+                    lines.write(line)
+                    held.append((at, unit.size, int(unit.key[:16], 16)))
+                    at, count = at + len(line), count + 1
+                    if len(held) == _HELD:
+                        entries.write(np.array(held, _ENTRY).tobytes())
+                        held.clear()
+                entries.write(np.array(held, _ENTRY).tobytes())
+                lines.flush()
+                os.fsync(lines.fileno())
+            self._tell_apart()
         return count
+
+    def _tell_apart(self) -> None:
+        with self._entries.open("r+b") as file:
+            entries = np.fromfile(file, _ENTRY)
+            distinct = _distinct(entries["key"])
+            if not np.array_equal(distinct, entries["key"]):
+                entries["key"] = distinct
+                file.seek(0)
+                file.write(entries.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
 
     def replace(self, other: UnitList) -> None:
         """Take the place of another list. The lines last: they are the plan."""
         self.close()
         other.close()
-        self._offsets.replace(other._offsets)
+        self._entries.replace(other._entries)
         self._lines.replace(other._lines)
 
     def remove(self) -> None:
         self.close()
         self._lines.unlink(missing_ok=True)
-        self._offsets.unlink(missing_ok=True)
+        self._entries.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let go of the files; they are opened again when a unit is asked for."""
@@ -77,22 +171,27 @@ class UnitList:
         self._opened = None
 
     def __len__(self) -> int:
-        return self._offsets.stat().st_size // _ENTRY.itemsize
+        return self._entries.stat().st_size // _ENTRY.itemsize
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
-        sizes: npt.NDArray[np.int64] = np.fromfile(self._offsets, _ENTRY)["size"]
+        sizes: npt.NDArray[np.int64] = np.fromfile(self._entries, _ENTRY)["size"]
         return sizes
 
-    def lines(self) -> Iterator[bytes]:
+    def keys(self) -> Keys:
+        return Keys(np.fromfile(self._entries, _ENTRY)["key"])
+
+    def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
+        """Every unit, in order."""
         with self._lines.open("rb") as lines:
-            yield from lines
+            for line in lines:
+                yield parse(json.loads(line))
 
     def at(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
         """One unit, by two reads, which for units in order are mostly from buffers."""
         if self._opened is None:
-            self._opened = self._offsets.open("rb"), self._lines.open("rb", buffering=_BUFFER_BYTES)
-        offsets, lines = self._opened
-        offsets.seek(number * _ENTRY.itemsize)
-        lines.seek(int.from_bytes(offsets.read(8), "little", signed=True))
+            self._opened = self._entries.open("rb"), self._lines.open("rb", buffering=_BUFFER_BYTES)
+        entries, lines = self._opened
+        entries.seek(number * _ENTRY.itemsize)
+        lines.seek(int.from_bytes(entries.read(8), "little", signed=True))
         return parse(json.loads(lines.readline()))

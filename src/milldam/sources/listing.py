@@ -13,11 +13,12 @@ import io
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from milldam.errors import InputError
+from milldam.files import hash_bytes
 from milldam.input_files import (
     COMPRESSIONS,
     FORMATS,
@@ -46,6 +47,16 @@ class InputFile:
     size: int
     version: str
     """Changes when the file changes: modification time, or what a remote store offers."""
+    name: str = ""
+    """Its path below the folder that was named; empty: its own name will do."""
+
+    @property
+    def state(self) -> str:
+        """Another one whenever the file is another one, wherever it lies. Standard input is never the same twice."""
+        if self.path == STDIN:
+            return os.urandom(8).hex()
+        name = self.name or PurePosixPath(self.path).name
+        return hash_bytes(f"{name} {self.size} {self.version}".encode("utf-8", "surrogateescape"))[:16]
 
 
 def list_inputs(
@@ -72,7 +83,7 @@ def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterat
         yield from _list_address(given, input_format, left_out)
     elif os.path.isdir(given):
         for path in files_below(Path(given), any_format=input_format is not None, left_out=left_out):
-            yield _local_file(path, input_format)
+            yield replace(_local_file(path, input_format), name=os.path.relpath(path, given))
     elif os.path.isfile(given):
         yield _local_file(given, input_format)
     elif glob.has_magic(given):

@@ -1,22 +1,35 @@
 """Input files -> units: slices of about `shard_size` bytes, made from the input alone.
 
 A unit is the unit of work, of resume and of output. Large files are cut by bytes (txt, jsonl, csv), row groups
-(parquet) or record batches (arrow); small files are gathered. What can't be cut (a compressed stream, a text file
-that is one document) is a unit of its own.
+(parquet) or record batches (arrow), and their slices stand alone; small files are gathered. What can't be cut (a
+compressed stream, a text file that is one document) is a unit of its own.
+
+A corpus that grows keeps its units. A group of small files ends where the hash of a file's name says so, with a
+probability of twice its share of `shard_size`: so a file that is added, edited or removed moves the ends of the groups
+near it, and no others. Streams: holds one group.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import xxhash
+
+from milldam.files import hash_bytes
 from milldam.sources.listing import InputFile
 
-SMALLEST_SHARD, LARGEST_SHARD = 16 * 10**6, 256 * 10**6
-UNITS_WANTED = 16
+SHARD_SIZE = 64 * 10**6
+"""Bytes of input per unit, unless told otherwise. It does not follow the input: a corpus that grows keeps its units."""
+SAMPLED_SHARD = 16 * 10**6
+"""The same where units are samples of the input."""
 FILES_PER_UNIT = 20_000
+_ALONE = 0.25
+"""What has this share of `shard_size` shares a unit with nothing else."""
+_ENDS_PER_SHARD = 2
 TYPICAL_RATIO = {"gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
 """How much larger than a file what it unpacks to is, by compression."""
 
@@ -34,6 +47,8 @@ class Slice:
     """Bytes of input, for progress."""
     unpacking: int = 0
     """Bytes of memory that reading takes besides batches, where the format can't be read in small parts."""
+    state: str = ""
+    """Changes when the file changes."""
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
@@ -41,7 +56,7 @@ class Slice:
         return fields | {"unpacking": self.unpacking} if self.unpacking else fields
 
 
-_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size")
+_SLICE_FIELDS = ("path", "format", "compression", "start", "stop", "size", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +80,15 @@ class Unit:
         return sum(slice.size for slice in self.slices)
 
     @property
+    def key(self) -> str:
+        """What it is made from: the same wherever it stands in a plan, and wherever its files lie."""
+        made_from = [[s.state, s.format, s.compression, s.start, s.stop] for s in self.slices]
+        return hash_bytes(json.dumps([self.dataset, self.copy, made_from]).encode())[:16]
+
+    @property
     def unpacked_bytes(self) -> float:
         """About the size of its input without compression, as is typical."""
-        return sum(slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0) for slice in self.slices)
+        return sum(map(unpacked_bytes, self.slices))
 
     def input_bytes(self, bytes_read: int) -> int:
         """About how much of its input so many bytes, unpacked, were; no more than there is."""
@@ -89,9 +110,7 @@ class Unit:
 SliceFile = Callable[[InputFile, int], Iterable[Slice]]
 
 
-def default_shard_size(total_bytes: int) -> int:
-    """A sixteenth of the input, but 16 MB to 256 MB: small inputs still keep several workers busy."""
-    return min(LARGEST_SHARD, max(SMALLEST_SHARD, total_bytes // UNITS_WANTED))
+Item = TypeVar("Item")
 
 
 def plan_units(
@@ -104,18 +123,45 @@ def plan_units(
     copy: int = 0,
 ) -> Iterator[Unit]:
     """Cut the files of a data set into slices and gather slices into units of about `shard_size`."""
-    gathered: list[Slice] = []
-    index, size = first_index, 0
-    for file in files:
-        for slice in slice_file(file, shard_size):
-            full = size + slice.size > shard_size * 1.25 or len(gathered) >= FILES_PER_UNIT
-            if gathered and (full or slice.format != gathered[0].format):
-                yield Unit(index, tuple(gathered), dataset, copy)
-                gathered, size, index = [], 0, index + 1
-            gathered.append(slice)
-            size += slice.size
-    if gathered:
-        yield Unit(index, tuple(gathered), dataset, copy)
+    slices = (replace(slice, state=file.state) for file in files for slice in slice_file(file, shard_size))
+    for index, group in enumerate(gather(slices, shard_size, lambda one: one), start=first_index):
+        yield Unit(index, tuple(group), dataset, copy)
+
+
+def gather(items: Iterable[Item], shard_size: int, slice_of: Callable[[Item], Slice]) -> Iterator[list[Item]]:
+    """Slices, or what has one, in groups of one format: of at most `shard_size` but for the last of a group."""
+    group: list[Item] = []
+    held, before = 0.0, Slice("", "", None)
+    for item in items:
+        slice = slice_of(item)
+        weight = unpacked_bytes(slice) / shard_size
+        alone = weight >= _ALONE or slice.start > 0
+        if group and (alone or slice.format != before.format):
+            yield group
+            group, held = [], 0.0
+        group.append(item)
+        # Opening a file costs something however small it is.
+        weight += 1 / FILES_PER_UNIT
+        held += weight
+        if alone or held >= 1 or _luck(slice.path, before.path) < _ENDS_PER_SHARD * weight:
+            yield group
+            group, held = [], 0.0
+        before = slice
+    if group:
+        yield group
+
+
+def _luck(path: str, before: str) -> float:
+    """From 0 to 1 by a file's name, from where it differs from the one before: a corpus may lie anywhere."""
+    parts, others = path.split("/"), before.split("/")
+    at = next((k for k, (one, other) in enumerate(zip(parts, others, strict=False)) if one != other), 0)
+    name = "/".join(parts[at:]) if before else parts[-1]
+    return float(xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape"))) / 2.0**64
+
+
+def unpacked_bytes(slice: Slice) -> float:
+    """About its size without compression, as is typical."""
+    return slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0)
 
 
 def whole(file: InputFile) -> Slice:
@@ -123,15 +169,12 @@ def whole(file: InputFile) -> Slice:
 
 
 def by_bytes(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Even byte ranges; the reader aligns them to records."""
-    count = max(1, round(file.size / shard_size))
-    if count == 1:
-        yield whole(file)
-        return
-    edges = [file.size * k // count for k in range(count + 1)]
-    for start, stop in itertools.pairwise(edges):
-        end = None if stop == file.size else stop
-        yield Slice(file.path, file.format, file.compression, start, end, stop - start)
+    """Byte ranges that begin at multiples of `shard_size`, the last a quarter of it at least; the reader aligns them to
+    records. What is appended to a file changes the last one alone."""
+    starts = range(0, max(1, file.size - shard_size // 4), shard_size)
+    for start, stop in itertools.pairwise([*starts, None]):
+        size = (file.size if stop is None else stop) - start
+        yield Slice(file.path, file.format, file.compression, start, stop, size)
 
 
 def by_parts(file: InputFile, part_sizes: Iterable[int], shard_size: int) -> Iterator[Slice]:

@@ -85,11 +85,13 @@ def identify(
     for name, value in sorted((kwargs or {}).items()):
         walk.root(f"argument {name}", value)
     walk.finish()
-    parts = {**walk.parts, _PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
+    parts = {**walk.parts.hashes, _PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     if key is not None:
         parts["key"] = text_digest("key", key).hex()
     whole = text_digest("identity", *(text for part in sorted(parts) for text in (part, parts[part])))
-    return FunctionIdentity(_name(function), whole.hex(), parts, () if key is not None else tuple(walk.unhashables))
+    return FunctionIdentity(
+        _name(function), whole.hex(), parts, () if key is not None else tuple(walk.parts.unhashable)
+    )
 
 
 def _name(function: Any) -> str:

@@ -29,6 +29,7 @@ _PASSING = {
     "vocab_file",
 }
 _BLOCK = 1 << 16
+_ARROW = ("DataType", "Field", "Schema", "Scalar", "Array", "ChunkedArray", "RecordBatch", "Table")
 
 
 class NoContentError(Exception):
@@ -81,14 +82,6 @@ def _array_content(value: Any) -> Described:
     return (kind, value.shape, digest.digest())
 
 
-def _scalar(value: Any) -> Described:
-    return (value.dtype.str, value.item() if value.dtype.hasobject else value.tobytes())
-
-
-def _dtype(value: Any) -> Described:
-    return (str(value.descr) if value.names else value.str,)
-
-
 def _tensor(value: Any) -> Described:
     import torch
 
@@ -120,44 +113,20 @@ def compiled_from(value: Any) -> Described | None:
     return (original, compiler)
 
 
-def _scripted(value: Any) -> Described:
-    """TorchScript's modules: the many compiled parts that they consist of have no content to go by."""
-    raise NoContentError
-
-
-def _by_text(value: Any) -> Described:
-    return (str(value),)
-
-
-def _arrow_type(value: Any) -> Described:
+def _arrow(value: Any) -> Described:
+    """Types as Arrow writes their schema; values as Arrow writes them to a stream, whatever their chunks."""
     import pyarrow as pa
 
-    return (pa.schema([pa.field("", value)]).serialize().to_pybytes(),)
-
-
-def _arrow_schema(value: Any) -> Described:
-    return (value.serialize().to_pybytes(),)
-
-
-def _arrow_field(value: Any) -> Described:
-    import pyarrow as pa
-
-    return _arrow_schema(pa.schema([value]))
-
-
-def _arrow_scalar(value: Any) -> Described:
-    return (_arrow_type(value.type), value.as_py())
-
-
-def _arrow_column(value: Any) -> Described:
-    import pyarrow as pa
-
-    return _arrow_rows(pa.table({"": value}))
-
-
-def _arrow_rows(value: Any) -> Described:
-    import pyarrow as pa
-
+    if isinstance(value, pa.Scalar):
+        return (value.type, value.as_py())
+    if isinstance(value, pa.DataType):
+        value = pa.field("", value)
+    if isinstance(value, pa.Field):
+        value = pa.schema([value])
+    if isinstance(value, pa.Schema):
+        return (value.serialize().to_pybytes(),)
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        value = pa.table({"": value})
     rows = value.combine_chunks() if isinstance(value, pa.Table) else value
     sink = _Sink()
     with pa.PythonFile(sink, "w") as file, pa.ipc.new_stream(file, rows.schema) as stream:
@@ -182,10 +151,6 @@ class _Sink:
     def close(self) -> None: ...
 
 
-def _tokenizer(value: Any) -> Described:
-    return (value.to_str(), getattr(value, "encode_special_tokens", False))
-
-
 def _huggingface_tokenizer(value: Any) -> Described:
     """Class and settings; of the backend all but padding and truncation, which every call sets anew."""
     settings = {name: one for name, one in vars(value).items() if name not in _PASSING}
@@ -206,8 +171,8 @@ def _sentence_pieces(value: Any) -> Described:
     return (value.serialized_model_proto(), options)
 
 
-def _data_set(value: Any) -> Described:
-    return (value._fingerprint, str(value.split))
+def _unknown(value: Any) -> Described:
+    raise NoContentError
 
 
 def _fingerprinted(value: Any) -> Described:
@@ -217,25 +182,18 @@ def _fingerprinted(value: Any) -> Described:
 _KNOWN: dict[tuple[str, str], Callable[[Any], Described]] = {
     ("numpy", "MaskedArray"): _masked_array,
     ("numpy", "ndarray"): _array,
-    ("numpy", "generic"): _scalar,
-    ("numpy", "dtype"): _dtype,
+    ("numpy", "generic"): lambda value: (value.dtype, value.item() if value.dtype.hasobject else value.tobytes()),
+    ("numpy", "dtype"): lambda value: (str(value.descr) if value.names else value.str,),
     ("torch", "Tensor"): _tensor,
     ("torch", "OptimizedModule"): lambda value: compiled_from(value) or (),
-    ("torch", "ScriptModule"): _scripted,
-    ("torch", "dtype"): _by_text,
-    ("torch", "device"): _by_text,
-    ("pyarrow", "DataType"): _arrow_type,
-    ("pyarrow", "Field"): _arrow_field,
-    ("pyarrow", "Schema"): _arrow_schema,
-    ("pyarrow", "Scalar"): _arrow_scalar,
-    ("pyarrow", "Array"): _arrow_column,
-    ("pyarrow", "ChunkedArray"): _arrow_column,
-    ("pyarrow", "RecordBatch"): _arrow_rows,
-    ("pyarrow", "Table"): _arrow_rows,
-    ("tokenizers", "Tokenizer"): _tokenizer,
+    ("torch", "ScriptModule"): _unknown,  # the many compiled parts that it consists of have no content to go by
+    ("torch", "dtype"): lambda value: (str(value),),
+    ("torch", "device"): lambda value: (str(value),),
+    **{("pyarrow", name): _arrow for name in _ARROW},
+    ("tokenizers", "Tokenizer"): lambda value: (value.to_str(), getattr(value, "encode_special_tokens", False)),
     ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
     ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
-    ("datasets", "Dataset"): _data_set,
+    ("datasets", "Dataset"): lambda value: (value._fingerprint, str(value.split)),
     ("milldam", "TextEncoder"): lambda value: value.identity,
     ("milldam", "Store"): _fingerprinted,
     ("milldam", "FeatureStore"): _fingerprinted,

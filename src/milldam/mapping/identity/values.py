@@ -2,7 +2,7 @@
 
 Plain values and containers by content (sets whatever their order, dicts in theirs), instances by their class and what
 pickling would keep of them, libraries' values as libraries.py tells. Functions, classes and modules are left to the
-caller (`Named`). What has no content to go by is reported with the path that leads to it, never guessed. A value that
+walk. What has no content to go by is reported with the path that leads to it, never guessed. A value that
 contains itself is met again by its depth. Holds every value it has seen until the walk is over, and no copies.
 """
 
@@ -20,16 +20,17 @@ import re
 import struct
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from milldam.mapping.identity.libraries import NoContentError, describe
+
+if TYPE_CHECKING:
+    from milldam.mapping.identity.walking import Walk
 
 Digest = bytes
 
 NAMED = (types.FunctionType, type, types.ModuleType, types.BuiltinFunctionType)
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), type(...), type(NotImplemented))
-_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
-_PLACES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def digest_of(kind: str, *parts: bytes) -> Digest:
@@ -49,31 +50,11 @@ def type_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-class Named(Protocol):
-    """What the caller knows better than by value."""
-
-    def named(self, value: Any, where: str) -> Digest:
-        """Of a function, class, module, or an object a library has a name for."""
-        ...
-
-    def has_name(self, value: Any) -> bool:
-        """Whether `named` takes it."""
-        ...
-
-    def unhashable(self, where: str, kind: type) -> None:
-        """Note a value that has no content to go by."""
-        ...
-
-    def alone(self, value: Any) -> Digest:
-        """Of a value for itself, whatever was met before: to put the members of a set in order."""
-        ...
-
-
 class Values:
     """The digests of one walk."""
 
-    def __init__(self, names: Named) -> None:
-        self._names = names
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
         self._known: dict[int, Digest] = {}
         self._open: dict[int, int] = {}
         self._alive: list[Any] = []
@@ -97,16 +78,17 @@ class Values:
         return made
 
     def _made(self, value: Any, where: str) -> Digest:
-        if self._names.has_name(value):
-            return self._names.named(value, where)
-        for makers in (_CONTAINERS, _CALLABLES):
-            maker = makers.get(type(value))
-            if maker is not None:
-                return maker(self, value, where)
-        for kind, make in _KINDS:
-            if isinstance(value, kind):
-                return make(self, value, where)
-        return self._described(value, where)
+        if self._walk.has_name(value):
+            return self._walk.named(value, where)
+        make = _MAKERS.get(type(value))
+        if make is not None:
+            return make(self, value, where)
+        families = (told for kind, told in _FAMILIES.items() if isinstance(value, kind))
+        told = _ATTRIBUTES.get(type(value)) or next(families, None)
+        if told is None:
+            return self._described(value, where)
+        name, *attributes = told
+        return self.several(name, (getattr(value, one) for one in attributes), where)
 
     def several(self, kind: str, values: Iterable[Any], where: str) -> Digest:
         return digest_of(kind, *(self.digest(one, f"{where}[{n}]") for n, one in enumerate(values)))
@@ -114,7 +96,7 @@ class Values:
     def _unordered(self, value: Any, where: str) -> Digest:
         """A set: its members by their digests; those that are more than plain are brought in order first."""
         plain = sorted(_plain(one) for one in value if type(one) in _PLAIN)
-        others = sorted((one for one in value if type(one) not in _PLAIN), key=self._names.alone)
+        others = sorted((one for one in value if type(one) not in _PLAIN), key=self._walk.alone)
         return digest_of(type(value).__name__, *plain, *(self.digest(one, f"{where}[...]") for one in others))
 
     def pairs(self, kind: str, items: Iterable[tuple[Any, Any]], where: str) -> Digest:
@@ -171,49 +153,18 @@ class Values:
         return self.digest(state, where)
 
     def _refused(self, value: Any, where: str) -> Digest:
-        self._names.unhashable(where, type(value))
+        self._walk.unhashable(where, type(value))
         return text_digest("unhashable", type_name(type(value)))
-
-    # ---- what calls something else ----
-
-    def _partial(self, value: functools.partial[Any], where: str) -> Digest:
-        arguments = self.several("arguments", value.args, where)
-        return digest_of(
-            "partial", self.digest(value.func, where), arguments, self.attributes("keywords", value.keywords, where)
-        )
-
-    def _method(self, value: Any, where: str) -> Digest:
-        return digest_of("method", self.digest(value.__func__, where), self.digest(value.__self__, where))
-
-    def _bound_builtin(self, value: Any, where: str) -> Digest:
-        return digest_of("bound", _plain(value.__name__), self.digest(value.__self__, where))
-
-    def _descriptor(self, value: Any, where: str) -> Digest:
-        return digest_of("descriptor", _plain(value.__name__), self.digest(value.__objclass__, where))
-
-    def _property(self, value: property, where: str) -> Digest:
-        return self.several("property", (value.fget, value.fset, value.fdel), where)
-
-    def _wrapper(self, value: Any, where: str) -> Digest:
-        return digest_of(type(value).__name__, self.digest(value.__func__, where))
-
-    def _cached_property(self, value: Any, where: str) -> Digest:
-        return digest_of("cached property", self.digest(value.func, where))
-
-    def _cached_function(self, value: Any, where: str) -> Digest:
-        return digest_of("cached function", self.digest(value.__wrapped__, where))
-
-    def _enum_member(self, value: enum.Enum, where: str) -> Digest:
-        return digest_of("enum", self.digest(type(value), where), _plain(value.name), self.digest(value.value, where))
-
-    def _data_field(self, value: Any, where: str) -> Digest:
-        return self.several("field", (value.name, value.default, value.default_factory, value.init), where)
 
     def _cell(self, value: types.CellType, where: str) -> Digest:
         try:
             return digest_of("cell", self.digest(value.cell_contents, where))
         except ValueError:
             return digest_of("empty cell")
+
+    def _partial(self, value: functools.partial[Any], where: str) -> Digest:
+        given = self.several("partial", (value.func, value.args), where)
+        return digest_of("partial", given, self.attributes("keywords", value.keywords, where))
 
 
 def _plain(value: Any) -> Digest:
@@ -233,7 +184,7 @@ def _plain(value: Any) -> Digest:
 
 Maker = Callable[[Values, Any, str], Digest]
 
-_CONTAINERS: dict[type, Maker] = {
+_MAKERS: dict[type, Maker] = {
     list: lambda values, value, where: values.several("list", value, where),
     tuple: lambda values, value, where: values.several("tuple", value, where),
     dict: lambda values, value, where: values.pairs("dict", value.items(), where),
@@ -242,28 +193,35 @@ _CONTAINERS: dict[type, Maker] = {
     set: Values._unordered,
     frozenset: Values._unordered,
     bytearray: lambda values, value, where: digest_of("bytearray", bytes(value)),
-    slice: lambda values, value, where: values.several("slice", (value.start, value.stop, value.step), where),
     types.CellType: Values._cell,
-}
-_CALLABLES: dict[type, Maker] = {
     functools.partial: Values._partial,
-    types.MethodType: Values._method,
-    types.BuiltinMethodType: Values._bound_builtin,
-    types.MethodWrapperType: Values._bound_builtin,
-    property: Values._property,
-    staticmethod: Values._wrapper,
-    classmethod: Values._wrapper,
-    functools.cached_property: Values._cached_property,
-    type(functools.lru_cache(lambda: None)): Values._cached_function,
-    **dict.fromkeys(_DESCRIPTORS, Values._descriptor),
-    **dict.fromkeys(_PLACES, lambda values, value, where: text_digest("place", value.__name__)),
+    # Where a slot of a class lies; `__slots__` tells which there are.
+    types.MemberDescriptorType: lambda values, value, where: text_digest("place", value.__name__),
+    types.GetSetDescriptorType: lambda values, value, where: text_digest("place", value.__name__),
 }
+"""By the very type of the value."""
 
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    slice: ("slice", "start", "stop", "step"),
+    types.MethodType: ("method", "__func__", "__self__"),
+    types.BuiltinMethodType: ("bound", "__name__", "__self__"),
+    types.MethodWrapperType: ("bound", "__name__", "__self__"),
+    types.MethodDescriptorType: ("descriptor", "__name__", "__objclass__"),
+    types.WrapperDescriptorType: ("descriptor", "__name__", "__objclass__"),
+    types.ClassMethodDescriptorType: ("descriptor", "__name__", "__objclass__"),
+    property: ("property", "fget", "fset", "fdel"),
+    staticmethod: ("static method", "__func__"),
+    classmethod: ("class method", "__func__"),
+    functools.cached_property: ("cached property", "func"),
+    type(functools.lru_cache(lambda: None)): ("cached function", "__wrapped__"),
+}
+"""What a few attributes tell completely: what to call it, and the attributes."""
 
-_KINDS: tuple[tuple[type, Maker], ...] = (
-    (enum.Enum, Values._enum_member),
-    (re.Pattern, lambda values, value, where: values.several("pattern", (value.pattern, value.flags), where)),
-    (pathlib.PurePath, lambda values, value, where: text_digest("path", type(value).__name__, str(value))),
-    (logging.Logger, lambda values, value, where: text_digest("logger", value.name)),
-    (dataclasses.Field, Values._data_field),
-)
+_FAMILIES: dict[type, tuple[str, ...]] = {
+    enum.Enum: ("enum", "__class__", "name", "value"),
+    re.Pattern: ("pattern", "pattern", "flags"),
+    pathlib.PurePath: ("path", "__class__", "parts"),
+    logging.Logger: ("logger", "name"),
+    dataclasses.Field: ("field", "name", "default", "default_factory", "init"),
+}
+"""The same, with classes derived from them."""

@@ -59,16 +59,59 @@ _UNTOLD = {
 }
 
 
+class Parts:
+    """What a walk collects: hashes by label, each label once, and what has no hash."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, str] = {}
+        self.unhashable: list[str] = []
+        self._labels: dict[Any, str] = {}
+        self._taken: set[str] = set()
+
+    def label(self, key: Any, wanted: str) -> str:
+        """The name of a part, numbered where another has it."""
+        if key not in self._labels:
+            label, number = wanted, 1
+            while label in self._taken:
+                number += 1
+                label = f"{wanted} ({number})"
+            self._labels[key] = label
+            self._taken.add(label)
+        return self._labels[key]
+
+    def has(self, key: Any) -> bool:
+        return key in self._labels
+
+    def no_hash(self, line: str) -> None:
+        if line not in self.unhashable:
+            self.unhashable.append(line)
+
+    def library(self, name: str) -> Digest:
+        """A library is known by its version."""
+        package = name.partition(".")[0]
+        if not is_standard(package):
+            self.hashes[f"module {package}"] = library_version(package)
+        return package.encode()
+
+    def file(self, module: str) -> Digest:
+        """A user's compiled module is known by its file."""
+        file = module_file(module)
+        if file is None or not Path(file).is_file():
+            self.no_hash(f"compiled module {module}: no file")
+            return module.encode()
+        label = self.label(("file", module), f"compiled module {module}")
+        if label not in self.hashes:
+            self.hashes[label] = digest_of("file", Path(file).read_bytes()).hex()
+        return label.encode()
+
+
 class Walk:
     """Collects the parts. `begin` with the function, add its arguments by `root`, then `finish`."""
 
     def __init__(self, within: frozenset[int] = frozenset()) -> None:
         self._within = within  # members of sets, around this walk: one that contains its own set is met again
-        self.parts: dict[str, str] = {}
-        self.unhashables: list[str] = []
+        self.parts = Parts()
         self._values = Values(self)
-        self._labels: dict[Any, str] = {}
-        self._taken: set[str] = set()
         self._waiting: deque[Callable[[], None]] = deque()
         self._alive: list[Any] = []
 
@@ -84,9 +127,7 @@ class Walk:
             self.root(label, function.__self__)
             self.begin(function.__func__, f"method of {label}")
         elif isinstance(function, types.FunctionType) and library_name(function) is None:
-            self._labels[id(function)] = CODE
-            self._taken.add(CODE)
-            self._waiting.append(lambda: self._function(function, CODE))
+            self._node(function, CODE, lambda label: self._function(function, label))
         else:
             self.root(label, function)
 
@@ -99,17 +140,17 @@ class Walk:
         """A value that nothing else refers to: a part under its own label also when it is a function or a class."""
         link = self.value(label, value)
         if self.has_name(value):
-            self.parts[label] = link.hex()
+            self.parts.hashes[label] = link.hex()
 
     def value(self, label: str, value: Any) -> Digest:
         """A named value: a part of its own, unless it is a function, class or module, which have theirs."""
         if self.has_name(value):
             return self.named(value, label)
         try:
-            self.parts[label] = self._values.digest(value, label).hex()
+            self.parts.hashes[label] = self._values.digest(value, label).hex()
         except RecursionError:
             self.unhashable(f"{label}, which is nested too deep", type(value))
-            self.parts[label] = digest_of("too deep").hex()
+            self.parts.hashes[label] = digest_of("too deep").hex()
         return text_digest("part", label)
 
     # ---- what values.py asks for ----
@@ -117,12 +158,8 @@ class Walk:
     def has_name(self, value: Any) -> bool:
         """Functions, classes, modules, and what a library has under a name of its own (a ufunc)."""
         if isinstance(value, NAMED):
-            return not isinstance(value, types.BuiltinMethodType) or self._is_of_module(value)
+            return not isinstance(value, types.BuiltinMethodType) or _is_of_module(value)
         return callable(value) and hasattr(value, "__qualname__") and library_name(value) is not None
-
-    @staticmethod
-    def _is_of_module(value: Any) -> bool:
-        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
 
     def named(self, value: Any, where: str) -> Digest:
         """A reference to it; what it is comes later, as a part."""
@@ -130,7 +167,7 @@ class Walk:
             return self._module(value, {()})
         name = library_name(value)
         if name is not None:
-            return digest_of("named", name.encode(), self._library(name))
+            return digest_of("named", name.encode(), self.parts.library(name))
         if isinstance(value, types.FunctionType):
             short = value.__qualname__.rpartition("<locals>.")[2]
             return self._node(value, f"function {short}", lambda label: self._function(value, label))
@@ -139,12 +176,10 @@ class Walk:
         if isinstance(value, type):
             short = value.__qualname__.rpartition("<locals>.")[2]
             return self._node(value, f"class {short}", lambda label: self._class(value, label))
-        return digest_of("compiled", value.__name__.encode(), self._file(str(value.__module__)))
+        return digest_of("compiled", value.__name__.encode(), self.parts.file(str(value.__module__)))
 
     def unhashable(self, where: str, kind: type) -> None:
-        line = f"{where}: {type_name(kind)}"
-        if line not in self.unhashables:
-            self.unhashables.append(line)
+        self.parts.no_hash(f"{where}: {type_name(kind)}")
 
     def alone(self, value: Any) -> Digest:
         if id(value) in self._within:
@@ -152,55 +187,26 @@ class Walk:
         walk = Walk(self._within | {id(value)})
         walk.root("value", value)
         walk.finish()
-        return text_digest("alone", *(f"{name} {part}" for name, part in sorted(walk.parts.items())))
-
-    # ---- parts ----
-
-    def _label(self, key: Any, wanted: str) -> str:
-        """The name of a part, numbered where another has it."""
-        if key not in self._labels:
-            label, number = wanted, 1
-            while label in self._taken:
-                number += 1
-                label = f"{wanted} ({number})"
-            self._labels[key] = label
-            self._taken.add(label)
-        return self._labels[key]
+        return text_digest("alone", *(f"{name} {part}" for name, part in sorted(walk.parts.hashes.items())))
 
     def _node(self, value: Any, wanted: str, walk: Callable[[str], None]) -> Digest:
-        if id(value) not in self._labels:
+        """A reference to something with a part of its own, which is walked once, later."""
+        known, label = self.parts.has(id(value)), self.parts.label(id(value), wanted)
+        if not known:
             self._alive.append(value)
-            label = self._label(id(value), wanted)
             self._waiting.append(lambda: walk(label))
-        return text_digest("part", self._labels[id(value)])
-
-    def _library(self, name: str) -> Digest:
-        package = name.partition(".")[0]
-        if not is_standard(package):
-            self.parts[f"module {package}"] = library_version(package)
-        return package.encode()
-
-    def _file(self, module: str) -> Digest:
-        """A user's compiled module: by its file."""
-        file = module_file(module)
-        if file is None or not Path(file).is_file():
-            self.unhashables.append(f"compiled module {module}: no file")
-            return module.encode()
-        label = self._label(("file", module), f"compiled module {module}")
-        if label not in self.parts:
-            self.parts[label] = digest_of("file", Path(file).read_bytes()).hex()
-        return label.encode()
+        return text_digest("part", label)
 
     # ---- functions ----
 
     def _function(self, function: types.FunctionType, label: str) -> None:
         code, owner = function.__code__, "" if label == CODE else f" of {label.removeprefix('function ')}"
         if code is _DISPATCH:
-            self.parts[label] = self._values.pairs("dispatch", function.registry.items(), label).hex()  # type: ignore[attr-defined]
+            self.parts.hashes[label] = self._values.pairs("dispatch", function.registry.items(), label).hex()  # type: ignore[attr-defined]
             return
         compiled = compiled_from(function)
         if compiled is not None:
-            self.parts[label] = digest_of("compiled", self._values.digest(compiled, label)).hex()
+            self.parts.hashes[label] = digest_of("compiled", self._values.digest(compiled, label)).hex()
             return
         found = uses(code)
         links = [self._captured(function, found, owner), self._defaults(function, owner)]
@@ -209,15 +215,16 @@ class Walk:
         if hasattr(function, "__wrapped__"):
             links.append(self.value(f"wrapped function{owner}", function.__wrapped__))
         if is_library_file(code.co_filename):  # made by a library, e.g. a decorator's wrapper
-            body = digest_of(code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
+            body = digest_of(code.co_qualname, self.parts.library(str(function.__globals__.get("__name__"))))
         else:
             body = self._values.digest(content(code), label)
             links += self._reached(function, found)
             # Not where it is a name of the user's own.
             known = (None, importlib.import_module)
             unseen = (name for name in sorted(found.unseen) if function.__globals__.get(name) in known)
-            self.unhashables += [f"{label}: what {name} leads to" for name in unseen]
-        self.parts[label] = digest_of("function", body, *links).hex()
+            for name in unseen:
+                self.parts.no_hash(f"{label}: what {name} leads to")
+        self.parts.hashes[label] = digest_of("function", body, *links).hex()
 
     def _captured(self, function: types.FunctionType, found: Uses, owner: str) -> Digest:
         links = []
@@ -241,7 +248,7 @@ class Walk:
         scope = function.__globals__
         for name, chains in sorted(found.globals.items()):
             if name in scope:
-                label = self._label((id(scope), name), f"global {name}")
+                label = self.parts.label((id(scope), name), f"global {name}")
                 yield digest_of(name, self._reach(scope[name], chains, label))
         for one in sorted(found.imports, key=repr):
             chains = found.variables.get(one.variable, set()) | found.globals.get(one.variable, set())
@@ -254,51 +261,41 @@ class Walk:
         try:
             name = importlib.util.resolve_name("." * one.level + one.module, package or None)
             if is_library(name):
-                return self._library(name)
+                return self.parts.library(name)
             value: Any = importlib.import_module(name)
             if one.is_top:
                 value = sys.modules[name.partition(".")[0]]
             elif one.member is not None:
-                value = self._member(value, one.member)
+                value = _member(value, one.member)
         except (ImportError, AttributeError):
             return digest_of("not there")
-        return self._reach(value, chains, self._label((name, one.member), f"global {one.member}"))
-
-    @staticmethod
-    def _member(module: Any, name: str) -> Any:
-        try:
-            return getattr(module, name)
-        except AttributeError:  # a module of the package that nothing has imported yet
-            return importlib.import_module(f"{module.__name__}.{name}")
+        return self._reach(value, chains, self.parts.label((name, one.member), f"global {one.member}"))
 
     # ---- modules ----
 
     def _module(self, module: types.ModuleType, chains: Iterable[Chain]) -> Digest:
         """A library by its version; of a user's module what is used of it, or all where it is handed on as it is."""
         if is_library(module.__name__):
-            return digest_of("module", self._library(module.__name__))
+            return digest_of("module", self.parts.library(module.__name__))
         links = []
         for chain in sorted(chains):
             if not chain:
-                links.append(self._whole_module(module))
+                label = f"own module {module.__name__}"
+                links.append(self._node(module, label, lambda label: self._all_of(module, label)))
             elif hasattr(module, chain[0]):
-                label = self._label((id(vars(module)), chain[0]), f"global {chain[0]}")
+                label = self.parts.label((id(vars(module)), chain[0]), f"global {chain[0]}")
                 links.append(digest_of(chain[0], self._reach(getattr(module, chain[0]), [chain[1:]], label)))
             else:
                 links.append(text_digest("not there", chain[0]))
         return digest_of("own module", *links)
 
-    def _whole_module(self, module: types.ModuleType) -> Digest:
-        name = module.__name__
-        return self._node(module, f"own module {name}", lambda label: self._all_of(module, label))
-
     def _all_of(self, module: types.ModuleType, label: str) -> None:
         links = []
         for name, value in sorted(vars(module).items()):
             if not name.startswith("__"):
-                part = self._label((id(vars(module)), name), f"global {name}")
+                part = self.parts.label((id(vars(module)), name), f"global {name}")
                 links.append(digest_of(name, self._reach(value, [()], part)))
-        self.parts[label] = digest_of("own module", *links).hex()
+        self.parts.hashes[label] = digest_of("own module", *links).hex()
 
     # ---- classes ----
 
@@ -306,7 +303,7 @@ class Walk:
         """Methods are parts of their own; attributes belong to the class."""
         where = label
         bases = digest_of("bases", *(self._values.digest(base, where) for base in kind.__bases__))
-        told = self._members_of_enum(kind) if issubclass(kind, enum.Enum) else dict(vars(kind))
+        told = _members_of_enum(kind) if issubclass(kind, enum.Enum) else dict(vars(kind))
         # The places of slots are told by `__slots__`; a class that cloudpickle has carried has none.
         told = {
             name: value
@@ -314,7 +311,7 @@ class Walk:
             if name not in _UNTOLD and not isinstance(value, types.MemberDescriptorType)
         }
         annotated = list(vars(kind).get("__annotations__", ()))
-        self.parts[label] = digest_of(
+        self.parts.hashes[label] = digest_of(
             "class",
             self._values.digest(type(kind), where),
             bases,
@@ -322,12 +319,23 @@ class Walk:
             self._values.attributes("attributes", told, where),
         ).hex()
 
-    @staticmethod
-    def _members_of_enum(kind: type[enum.Enum]) -> dict[str, Any]:
-        """Names with values, and the methods; not what the enum module made of them."""
-        own = {
-            name: value
-            for name, value in vars(kind).items()
-            if isinstance(value, types.FunctionType | property | classmethod | staticmethod)
-        }
-        return own | {f"member {name}": member.value for name, member in kind.__members__.items()}
+
+def _is_of_module(value: Any) -> bool:
+    return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+
+
+def _member(module: Any, name: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:  # a module of the package that nothing has imported yet
+        return importlib.import_module(f"{module.__name__}.{name}")
+
+
+def _members_of_enum(kind: type[enum.Enum]) -> dict[str, Any]:
+    """Names with values, and the methods; not what the enum module made of them."""
+    own = {
+        name: value
+        for name, value in vars(kind).items()
+        if isinstance(value, types.FunctionType | property | classmethod | staticmethod)
+    }
+    return own | {f"member {name}": member.value for name, member in kind.__members__.items()}

@@ -17,10 +17,10 @@ ROOM_BYTES = 100 * 10**6
 
 
 @dataclass(frozen=True, slots=True)
-class Staff:
+class Workers:
     """Who works on a stage, on each machine that takes part."""
 
-    workers: int
+    count: int
     threads: int
     apart: bool = False
     """In a process of its own even when alone, so that all its memory comes back."""
@@ -30,10 +30,10 @@ class Staff:
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
 
 
-class Crew(Protocol):
+class Pool(Protocol):
     """Gives an executor for each stage; keeps what the next stage can use."""
 
-    def executor(self, stage: str, staff: Staff) -> Executor: ...
+    def executor(self, stage: str, workers: Workers) -> Executor: ...
 
     @property
     def cores(self) -> int:
@@ -63,34 +63,34 @@ class Crew(Protocol):
         ...
 
 
-def crew_for(engine: str, address: str | None, budget_bytes: int) -> Crew:
-    """The crew of an engine, "local" or "ray"; `budget_bytes`: for each machine."""
-    if engine == "local":
-        return LocalCrew(budget_bytes)
-    from milldam.run.ray_cluster import RayCrew
+def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
+    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine."""
+    if executor == "local":
+        return LocalPool(budget_bytes)
+    from milldam.run.ray_cluster import RayPool
 
-    return RayCrew(address, budget_bytes)
+    return RayPool(address, budget_bytes)
 
 
-class LocalCrew:
+class LocalPool:
     """This machine. Worker processes are kept for the next stage with as many; one that works apart gets all memory."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._pool = LocalExecutor(0)
 
-    def executor(self, stage: str, staff: Staff) -> Executor:
-        if staff.apart:
+    def executor(self, stage: str, workers: Workers) -> Executor:
+        if workers.apart:
             self.close()
-            return LocalExecutor(1, staff.threads, worker_bytes=staff.worker_bytes)
-        if staff.workers == 1 or staff.here:
+            return LocalExecutor(1, workers.threads, worker_bytes=workers.worker_bytes)
+        if workers.count == 1 or workers.here:
             if self._budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
         pool = self._pool
-        if (pool.workers, pool.threads, pool.worker_bytes) != (staff.workers, staff.threads, staff.worker_bytes):
+        if (pool.workers, pool.threads, pool.worker_bytes) != (workers.count, workers.threads, workers.worker_bytes):
             self.close()
-            self._pool = LocalExecutor(staff.workers, staff.threads, keep=True, worker_bytes=staff.worker_bytes)
+            self._pool = LocalExecutor(workers.count, workers.threads, keep=True, worker_bytes=workers.worker_bytes)
         return self._pool
 
     @property

@@ -1,4 +1,4 @@
-"""Units of a stage through an executor, while the user is told how it goes."""
+"""Runs the units of a stage on a pool of workers, and reports progress."""
 
 from __future__ import annotations
 
@@ -7,60 +7,68 @@ import dataclasses
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from milldam.memory import Budget, Monitor, release
-from milldam.run.crews import Crew, Staff, crew_for
-from milldam.run.folder import Run
+from milldam.run.folder import RunFolder
 from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.planning import cores
+from milldam.run.pools import Pool, Workers, pool_for
 from milldam.run.progress import Observer, Snapshot
+from milldam.run.summary import Summary, describe_machine, package_versions
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
+
+F = TypeVar("F", bound=Mapping[str, object])
 
 REPORT_SECONDS = 0.2
 STATUS_SECONDS = 1.0
-__all__ = ["Staff", "Stage", "Workforce", "at_work"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is to be done, and how much of it there is."""
+    """What is to be done, by whom, and how much of it there is."""
 
     name: str
     task: Task
     units: Iterable[int]
     """What is still to be done."""
     assign: Callable[[int], Any]
+    """What a worker is given for a unit, made when it is handed out."""
+    workers: Workers
+    keep: Callable[[Any], None] = lambda part: None
+    """Gets what workers finish."""
     total: int = 0
     """Units in all, for progress."""
     done: int = 0
     """Units that were done before."""
     input_bytes: int = 0
     """Input of what is still to be done."""
+    in_arrays: bool = True
+    """Whether tasks of a job array can share it."""
 
 
 @contextlib.contextmanager
-def at_work(run: Run, observer: Observer, budget: Budget, engine: str, address: str | None) -> Iterator[Workforce]:
-    """A workforce for a run, on this machine or a cluster, while its memory is watched."""
-    crew = crew_for(engine, address, budget.limit_bytes)
+def session(
+    folder: RunFolder, observer: Observer, budget: Budget, executor: str, address: str | None
+) -> Iterator[Session]:
+    """A session in a run folder, on this machine or a cluster, while its memory is watched."""
+    pool = pool_for(executor, address, budget.limit_bytes)
     with contextlib.ExitStack() as stack:
-        stack.callback(crew.leave)
-        monitor = stack.enter_context(Monitor(run.own / "memory.csv", stage="prepare"))
-        monitor.here = crew.machine
-        workforce = Workforce(run, observer, monitor, budget, crew)
-        crew.require_shared(run.folder)
-        yield workforce
+        stack.callback(pool.leave)
+        monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare"))
+        monitor.here = pool.machine
+        pool.require_shared(folder.folder)
+        yield Session(folder, observer, monitor, budget, pool)
 
 
-class Workforce:
-    """Runs stage after stage; keeps count of time and memory."""
+class Session:
+    """What a job works with: its folder, budget and pool of workers. Runs stage after stage; counts time and memory."""
 
-    def __init__(self, run: Run, observer: Observer, monitor: Monitor, budget: Budget, crew: Crew) -> None:
+    def __init__(self, folder: RunFolder, observer: Observer, monitor: Monitor, budget: Budget, pool: Pool) -> None:
         keep_arrow_lean()
-        self.monitor, self.crew = monitor, crew
-        self._run, self._observer = run, observer
+        self.folder, self.observer, self.monitor, self.budget, self.pool = folder, observer, monitor, budget, pool
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = self._stage_started = time.monotonic()
@@ -68,13 +76,6 @@ class Workforce:
         self.seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
         self._wall: defaultdict[str, float] = defaultdict(float)
-        self.dedup: dict[str, Any] = {}
-        self.near: dict[str, Any] = {}
-
-    def hire(self, crew: Crew) -> None:
-        """Work with another crew from now on."""
-        self.crew.close()
-        self.crew = crew
 
     @property
     def wall(self) -> dict[str, float]:
@@ -86,6 +87,20 @@ class Workforce:
     def elapsed(self) -> float:
         return time.monotonic() - self._started
 
+    def measured(self, summary: Summary[F]) -> Summary[F]:
+        """A summary with what is known of every job: where and when, time and memory as they are now."""
+        return dataclasses.replace(
+            summary,
+            seconds=self.elapsed,
+            stages=self.wall,
+            work=dict(self.seconds),
+            memory=self.monitor.use(self.budget.limit_bytes),
+            machine=describe_machine(),
+            versions=package_versions(),
+            started=self.folder.plan().get("started", 0.0),
+            finished=time.time(),
+        )
+
     def enter(self, stage: str, units: int = 0, done: int = 0, input_bytes: int = 0) -> None:
         """Book what follows under another stage, and say so."""
         now = time.monotonic()
@@ -96,29 +111,18 @@ class Workforce:
         self._snapshot = Snapshot(stage, units, units_done=done, input_total=input_bytes, budget_bytes=budget)
         self._tell(force=True)
 
-    def work(self, stage: Stage, staff: Staff, on_part: Callable[[Any], None]) -> None:
-        """Have every unit of a stage done. `on_part` gets what workers finish."""
-        self.enter(stage.name, *self._expected(stage))
-        with _thread_limit(staff):
-            self.crew.executor(stage.name, staff).run(
-                stage.task, stage.units, stage.assign, lambda event: self._on_event(event, on_part)
+    def work(self, stage: Stage) -> None:
+        """Have every unit of a stage done."""
+        self.enter(stage.name, stage.total, stage.done, stage.input_bytes)
+        with _thread_limit(stage.workers):
+            self.pool.executor(stage.name, stage.workers).run(
+                stage.task, stage.units, stage.assign, lambda event: self._on_event(event, stage.keep)
             )
             self._tell(force=True)
-        self._run.sync()
+        self.folder.journal.sync()
         self.seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
-
-    def _expected(self, stage: Stage) -> tuple[int, int, int]:
-        """Units, those done before, bytes of input: for a share, about its part of what is left."""
-        if self._run.share is None:
-            return stage.total, stage.done, stage.input_bytes
-        of = self._run.share.of
-        return -(-(stage.total - stage.done) // of), 0, stage.input_bytes // of
-
-    def close(self) -> None:
-        """End the worker processes."""
-        self.crew.close()
 
     def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
         if event.kind == PART:
@@ -136,7 +140,7 @@ class Workforce:
             self._snapshot.workers.pop(event.worker, None)
         elif event.kind == CRASH:
             self._by_unit.pop(event.unit, None)
-            self._observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
+            self.observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
         self._tell()
 
     def _tell(self, *, force: bool = False) -> None:
@@ -146,10 +150,10 @@ class Workforce:
             return
         self._told = now
         snapshot = self._current()
-        self._observer.progress(snapshot)
+        self.observer.progress(snapshot)
         if now - self._written >= STATUS_SECONDS or force:
             self._written = now
-            self._run.write_status(
+            self.folder.write_status(
                 {
                     "stage": self.monitor.stage,
                     "units": snapshot.units,
@@ -188,12 +192,12 @@ def _worker_status(event: Event) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _thread_limit(staff: Staff) -> Iterator[None]:
+def _thread_limit(workers: Workers) -> Iterator[None]:
     """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
     before = dict(os.environ)
-    if staff.workers == 1 and staff.threads < cores():
-        os.environ.setdefault("RAYON_NUM_THREADS", str(staff.threads))
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if staff.threads > 1 else "false"
+    if workers.count == 1 and workers.threads < cores():
+        os.environ.setdefault("RAYON_NUM_THREADS", str(workers.threads))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if workers.threads > 1 else "false"
     try:
         yield
     finally:

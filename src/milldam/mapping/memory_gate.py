@@ -1,0 +1,204 @@
+"""The memory gate: workers on one machine start large batches only when all of them together stay within the budget.
+
+A batch may start when three things fit: what every worker holds now (including a row that was read and waits), what
+running batches are still expected to take, and what this batch is expected to take. It may also start when no other
+batch runs. What a batch takes is learned on the way: workers note the most that a batch of each size took. A batch
+larger than any before is expected to take proportionally more. The gate decides when a batch runs, never what comes
+out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from milldam.memory import usage
+
+SMALL_BYTES = 1 << 18
+"""Batches below this size pass without being counted."""
+_POLL_SECONDS, _SAMPLE_SECONDS = 0.02, 0.01
+_READING = 3
+"""Times its size: what reading a large row takes."""
+_AT_LEAST = 6
+"""Times its size: what a batch larger than any before is expected to take at least."""
+_START_TIME = 19
+"""Position of the start time among the fields of /proc/PID/stat that follow the process's name."""
+
+
+class PeakMeter:
+    """The peak of this process's anonymous memory while the block runs, sampled a hundred times a second."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="milldam-peak", daemon=True)
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLE_SECONDS):
+            self.peak = max(self.peak, usage().anonymous)
+
+    def __enter__(self) -> PeakMeter:
+        self.peak = usage().anonymous
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.peak = max(self.peak, usage().anonymous)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGate:
+    """What every worker needs to know about the gate; it pickles."""
+
+    folder: Path
+    """Of the run."""
+    limit_bytes: int
+    """For all workers and the process that planned."""
+    first: tuple[int, int]
+    """Bytes of the first batch, and what it took."""
+    parent: tuple[str, int]
+    """Machine and process that planned."""
+    idle_bytes: int = 0
+    """What a worker holds once the function has loaded what it keeps."""
+
+    def join(self) -> None:
+        """Count this process from now on, even while it has no large batch."""
+        with self.board() as board:
+            board.workers[_identity(os.getpid())] = None
+
+    @contextlib.contextmanager
+    def passed(self, size: int, *, is_first: bool = False) -> Iterator[None]:
+        """Wait until a batch of this size fits; count it until the block ends. `is_first`: of this process."""
+        if size < SMALL_BYTES:
+            yield
+            return
+        while not self.admits(size):
+            time.sleep(_POLL_SECONDS)
+        before = usage().anonymous
+        try:
+            with PeakMeter() as meter:
+                yield
+        finally:
+            with self.board() as board:
+                board.workers[_identity(os.getpid())] = None
+                # What the function loads and keeps in its first call is no part of the next batch.
+                stays = usage().anonymous if is_first else 0
+                board.learn(size, meter.peak - max(before, stays))
+
+    def admits(self, size: int) -> bool:
+        """Whether a batch of this size may start now; then it counts as running."""
+        with self.board() as board:
+            board.forget_the_dead()
+            me, wanted = _identity(os.getpid()), board.expected(size)
+            own = max(usage().anonymous, self.idle_bytes)
+            held = own + self._parent_bytes() + board.held_by_others(me, self.idle_bytes)
+            fits = held + wanted <= self.limit_bytes or not board.is_busy
+            board.workers[me] = (own, wanted) if fits else None
+            return fits
+
+    def _parent_bytes(self) -> int:
+        machine, pid = self.parent
+        return usage(pid).anonymous if machine == os.uname().nodename else 0
+
+    @contextlib.contextmanager
+    def board(self) -> Iterator[Board]:
+        """What the workers of this machine know of each other, for reading and changing; one process at a time."""
+        path = gate_path(self.folder)
+        with path.with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            board = Board.parse(path.read_bytes()) if path.exists() else Board()
+            if not board.taken:
+                board.learn(*self.first)
+            yield board
+            # By rename: a process that is killed here must not make the others forget who is at work.
+            new = path.with_suffix(".new")
+            new.write_bytes(json.dumps(asdict(board)).encode())
+            new.replace(path)
+
+
+@dataclass(slots=True)
+class Board:
+    """Which workers run a large batch on this machine, and what was learned of batches."""
+
+    workers: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """Process -> its memory when the batch started, and what the batch is expected to take; None: it reads or waits."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """Size of a batch in bits -> the most that one took."""
+    largest: int = 0
+    """Bytes of the largest batch."""
+
+    @classmethod
+    def parse(cls, data: bytes) -> Board:
+        found = json.loads(data)
+        workers = {name: entry and (entry[0], entry[1]) for name, entry in found["workers"].items()}
+        return cls(workers, {int(bits): most for bits, most in found["taken"].items()}, found["largest"])
+
+    def learn(self, size: int, taken: int) -> None:
+        bits = max(1, size).bit_length()
+        self.largest = max(self.largest, size)
+        self.taken[bits] = max(self.taken.get(bits, 0), taken)
+
+    def expected(self, size: int) -> int:
+        """What a batch of a size takes: as much as any up to that size took; more where none was so large."""
+        bits = size.bit_length()
+        most = max((taken for other, taken in self.taken.items() if other <= bits), default=0)
+        larger = [taken for other, taken in self.taken.items() if other >= bits]
+        if larger:
+            return max(most, min(larger))
+        # Small batches that took next to nothing say nothing about a larger one.
+        return max(most << (bits - max(self.taken)), _AT_LEAST * size)
+
+    def forget_the_dead(self) -> None:
+        for name in [name for name in self.workers if _identity(_pid(name)) != name]:
+            del self.workers[name]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any worker runs a large batch."""
+        return any(entry is not None for entry in self.workers.values())
+
+    def held_by_others(self, me: str, idle_bytes: int = 0) -> int:
+        """What all other workers hold now, or will hold; `idle_bytes`: what each will hold at least."""
+        others = {other: entry for other, entry in self.workers.items() if other != me}
+        held = (max(usage(_pid(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others.items())
+        # One of those without a batch may be reading a row as large as any.
+        reading = _READING * self.largest if None in others.values() else 0
+        return sum(held) + reading
+
+
+def this_process() -> tuple[str, int]:
+    """Its machine and number."""
+    return os.uname().nodename, os.getpid()
+
+
+def gate_path(folder: Path) -> Path:
+    return folder / f"gate-{os.uname().nodename}.json"
+
+
+def remove_gates(folder: Path) -> None:
+    """Forget what an earlier run noted: a process of now may have the number of one that was killed."""
+    for path in folder.glob("gate-*"):
+        path.unlink(missing_ok=True)
+
+
+def _identity(pid: int) -> str:
+    """A process's number and start time, since numbers are used again; empty when there is no such process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field, in brackets, may hold anything.
+    return f"{pid} {status.rpartition(')')[2].split()[_START_TIME]}"
+
+
+def _pid(identity: str) -> int:
+    return int(identity.partition(" ")[0])

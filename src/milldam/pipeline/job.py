@@ -1,0 +1,406 @@
+"""The job of `milldam preprocess` and `milldam tokenize`, in the frame of run/job.py.
+
+prepare      tokenizer, input listing, text columns, encoder: everything that can be wrong is found here
+plan         units from the input, workers from the budget
+count        only for slices of data sets: how many documents each unit has
+fingerprint  only with dedup, the first pass: hashes and signatures of every unit
+group        only with dedup: drop sets
+tokenize     the second pass: every finished part of a unit is recorded
+arrange      only for splits and limits in tokens
+finish       rejects gathered, manifest written last
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from milldam.config.settings import Config, text_columns
+from milldam.errors import ConfigError, StoreError
+from milldam.memory import Budget, usage
+from milldam.pipeline.arranging import Arrangement
+from milldam.pipeline.assignments import Assignment
+from milldam.pipeline.counting import CountTask, RowCounts
+from milldam.pipeline.deduplicating import Deduplication
+from milldam.pipeline.estimating import TYPICAL, Samples, Survey, estimate, free_bytes, measure, require_disk
+from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.fitting import Fitting
+from milldam.pipeline.needs import Machines, Needs
+from milldam.pipeline.preparing import Preparation, Prepared, pick_engine
+from milldam.pipeline.resolving import check_index, steps_of
+from milldam.pipeline.tokenizing import Selection, TokenizeTask
+from milldam.run import job as frame
+from milldam.run.array_task import ArrayTask
+from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
+from milldam.run.job import Options
+from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
+from milldam.run.pools import Workers
+from milldam.run.progress import Observer, Quiet
+from milldam.run.records import Records
+from milldam.run.session import Session, Stage, session
+from milldam.run.units import KeyArray
+from milldam.sources.opening import STDIN
+from milldam.sources.units import Unit
+from milldam.stores.kinds import TOKENS
+from milldam.stores.tokens.format import token_dtype
+from milldam.tokenizers.proof import Choice
+
+RECORDS = "records.jsonl"
+OUTPUTS = ("*.bin", "*.idx", "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
+"""What a job leaves in its output folder, besides manifest and tokenizer."""
+
+
+def run_job(
+    config: Config,
+    observer: Observer | None = None,
+    *,
+    name: Path | None = None,
+    held_bytes: int = 0,
+    report: bool = True,
+) -> TextSummary:
+    """Do the job, or what is left of it.
+
+    `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
+    holds already; the limit comes on top of it. `report`: make the page about it.
+    """
+    return frame.run(TokenJob(config, report=report), _options(config, name, held_bytes), observer)
+
+
+def prepare_job(config: Config, observer: Observer | None = None) -> None:
+    """Check and plan the job in its output folder, for array tasks to work on."""
+    require_arrays(config)
+    frame.prepare_array(TokenJob(config), _options(config), observer)
+
+
+def run_task(config: Config, task: ArrayTask, observer: Observer | None = None) -> None:
+    """Do what is left of an array task."""
+    require_arrays(config)
+    frame.run_array_task(TokenJob(config), _options(config), task, observer)
+
+
+def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
+    """Make the store of what array tasks have done."""
+    require_arrays(config)
+    return frame.finish_array(TokenJob(config), _options(config), observer)
+
+
+def require_arrays(config: Config) -> None:
+    """Raise ConfigError when the job can't be done by tasks of a job array."""
+    if config.engine != "local":
+        raise ConfigError(f"engine: {config.engine}: array tasks work on the machine that each is on. Leave it out.")
+    if config.limit is not None:
+        raise ConfigError("limit counts documents in one process, not in arrays. Use max_documents of the data sets.")
+    alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
+    if alone:
+        raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
+
+
+def _options(config: Config, name: Path | None = None, held_bytes: int = 0) -> Options:
+    return Options(Path(config.out), config.memory, config.engine, config.address, config.overwrite, name, held_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlan(WorkPlan):
+    fitting: Fitting
+    """How many workers fit, also for stages that need less memory."""
+
+
+class TokenJob:
+    """Text to tokens."""
+
+    kind = TOKENS
+
+    def __init__(self, config: Config, *, report: bool = True) -> None:
+        self._config, self._report = config, report
+        self._from_stdin = any(STDIN in one.paths for one in config.sources)
+
+    # ---- prepare and plan ----
+
+    def prepare(self, session: Session) -> Prepared:
+        folder, config = session.folder, self._config
+        if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
+            raise ConfigError(f"{config.out} exists, and standard input can't be compared with it. Use --overwrite.")
+        return Preparation(config, folder).prepare()
+
+    def has_results(self, folder: RunFolder) -> bool:
+        names = (RECORDS, "fingerprints.jsonl")
+        return any(next(folder.journal.read(name), None) is not None for name in names)
+
+    def plan(self, session: Session, prepared: Prepared, begin: str) -> TokenPlan:
+        """All that can be refused is refused before anything in the folder is replaced."""
+        fitting = Fitting(self._config, prepared, session.budget, session.pool)
+        choice = self._choose_engine(session, prepared, fitting)
+        folder = session.folder
+        if begin == NEW or (folder.task is None and self._must_replan(folder, prepared)):
+            survey = Survey()
+            units = folder.stage(survey.watch(prepared.units(folder)))
+            fitting = fitting.with_dearest(survey.dearest)
+            fitting.fit(fitting.loaded_bytes, 1)
+            self._require_disk(prepared, choice.engine, survey, units)
+            if begin == NEW:
+                files = {"tokenizer.json": prepared.tokenizer_json.encode()}
+                folder.start(prepared.identity, files, (*OUTPUTS, "packed/*"))
+            else:
+                folder.replan(prepared.identity)
+        else:
+            if not folder.lists_units():
+                named = f"{folder.folder / 'units.jsonl'} or units.offsets"
+                raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
+            fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
+        return self._plan_work(prepared, fitting, choice, len(folder.units))
+
+    def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
+        return self._from_stdin or folder.needs_replan(prepared.identity)
+
+    def _choose_engine(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
+        choice = pick_engine(self._config, prepared)
+        if choice.warning is not None:
+            session.observer.warn(choice.warning)
+        fitting.fit(fitting.loaded_bytes, 1)
+        if self._config.dedup_rules is not None:
+            require_room_for_grouping(session.budget, usage().anonymous)
+            check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
+        return choice
+
+    def _require_disk(self, prepared: Prepared, engine: str, survey: Survey, units: int) -> None:
+        """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
+        job = (self._config, prepared, survey)
+        stages = self._stage_names(self._pieces(prepared, units))
+        if estimate(*job, Samples(TYPICAL), stages, Machines()).peak[1] > free_bytes(self._config.out):
+            samples = measure(self._config, prepared, survey.some, engine)
+            require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
+
+    def _plan_work(self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int) -> TokenPlan:
+        pieces = self._pieces(prepared, units)
+        return make_plan(
+            fitting.budget,
+            kind=TokenPlan,
+            **fitting.workers_for(units),
+            units=units,
+            input_bytes=prepared.identity.input["bytes"],
+            shard_size=prepared.shard_size,
+            engine=choice.engine,
+            engine_note=choice.note,
+            stages=self._stage_names(pieces),
+            pieces=pieces,
+            left_out=prepared.left_out,
+            text_columns=text_columns(prepared.identity.settings),
+            fitting=fitting,
+        )
+
+    def _pieces(self, prepared: Prepared, units: int) -> dict[str, int]:
+        """The stages that are cut into pieces, in order, and into how many at most."""
+        dedup = self._config.dedup_rules
+        found = {"count": units} if any(source.counted for source in prepared.sources) else {}
+        if dedup is not None:
+            steps = steps_of(dedup, prepared.partitions)
+            found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
+        return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
+
+    def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:
+        """The stages that this job has, in order."""
+        packing, dedup = self._config.packing_rules, self._config.dedup_rules
+        last = {"index": dedup is not None and dedup.index is not None, "pack": packing is not None, "report": True}
+        return (*pieces, *(stage for stage, there in last.items() if there))
+
+    # ---- work ----
+
+    def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
+        folder, config = session.folder, self._config
+        readers = plan.fitting.readers(plan.units)
+        ranges = yield from self._count(folder, prepared, readers)
+        keys = folder.units.keys().mixed(self._selected(folder, prepared, ranges))
+        dedup = None
+        if config.dedup_rules is not None:
+            dedup = Deduplication(config, config.dedup_rules, session, prepared, keys, plan.fitting.cores)
+
+            def assign(number: int) -> Assignment:
+                unit = _unit(folder, number)
+                return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
+
+            yield from dedup.find_drops(readers, assign)
+            keys = keys.mixed(dedup.verdicts())
+        records = Records(folder.journal, RECORDS, folder.out, keys)
+        yield self._tokenize(session, prepared, plan, records, dedup, ranges)
+        arranged = None
+        if config.counts_tokens:
+            arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
+            arranged = yield from arrangement.stages(session, records, readers)
+        return Made(records, arranged, dedup, limit_reached=self._limit_reached(records))
+
+    def _count(
+        self, folder: RunFolder, prepared: Prepared, readers: Workers
+    ) -> Generator[Stage, None, dict[int, tuple[int, int]]]:
+        """Unit -> the rows wanted of it, for the units of data sets of which not all documents are wanted."""
+        if not any(source.counted for source in prepared.sources):
+            return {}
+        counts = RowCounts(folder, prepared.sources)
+        task = CountTask(prepared.sets, str(folder.folder))
+        yield Stage(
+            "count",
+            task,
+            counts.missing(),
+            lambda number: Assignment(_unit(folder, number), counts.keys[number]),
+            readers,
+            counts.add,
+            total=counts.units,
+        )
+        return counts.ranges()
+
+    def _selected(self, folder: RunFolder, prepared: Prepared, ranges: dict[int, tuple[int, int]]) -> KeyArray:
+        """What a unit's tokens depend on besides its slices: a number each."""
+        mixed = np.zeros(len(folder.units), np.uint64)
+        if ranges:
+            for unit in folder.units.all(Unit.from_json):
+                if unit.origin in ranges:
+                    mixed[unit.index] = xxh3_64_intdigest(repr(ranges[unit.origin]).encode())
+        if self._config.limit is not None:
+            # How much of a unit is taken depends on all before it.
+            mixed += np.uint64(int(prepared.identity.input["fingerprint"][:16], 16))
+        return mixed
+
+    def _tokenize(
+        self,
+        session: Session,
+        prepared: Prepared,
+        plan: TokenPlan,
+        records: Records,
+        dedup: Deduplication | None,
+        ranges: dict[int, tuple[int, int]],
+    ) -> Stage:
+        folder, config = session.folder, self._config
+
+        def assign(number: int) -> Assignment:
+            begun = records.begun(number)
+            left = None if config.limit is None else config.limit - records.counts["documents"]
+            unit = _unit(folder, number)
+            parts, batches = (0, 0) if begun is None else (begun.part + 1, begun.facts["batches"])
+            prints = None if dedup is None else dedup.keys[unit.origin]
+            return Assignment(unit, records.keys[number], parts, batches, left, ranges.get(unit.origin), prints)
+
+        return Stage(
+            "tokenize",
+            self._tokenize_task(folder, prepared, plan, dedup),
+            takewhile(lambda _: not self._limit_reached(records), records.pending()),
+            assign,
+            Workers(plan.workers, plan.threads, here=plan.fitting.one_process),
+            records.add,
+            total=plan.units,
+            done=records.complete,
+            input_bytes=records.pending_bytes(folder.units.sizes()),
+        )
+
+    def _tokenize_task(
+        self, folder: RunFolder, prepared: Prepared, plan: TokenPlan, dedup: Deduplication | None
+    ) -> TokenizeTask:
+        config = self._config
+        return TokenizeTask(
+            out=folder.out,
+            sets=prepared.sets,
+            selection=Selection(
+                clean=config.clean_rules,
+                drops=dedup.folder if dedup is not None else None,
+                seen_by=tuple(dedup.index) if dedup is not None else (),
+                filters=config.filters,
+                shares=config.split_shares,
+                staged=config.counts_tokens,
+                seed=config.seed,
+                write_dropped=config.write_dropped,
+            ),
+            engine=plan.engine,
+            plain_specials=config.tokenizer_rules.special_text == "plain",
+            special=prepared.special,
+            dtype=token_dtype(prepared.vocab_size),
+            shard_size=prepared.shard_size,
+            share_bytes=plan.share_bytes - plan.fitting.unpacking_bytes,
+            threads=plan.threads,
+        )
+
+    def _limit_reached(self, records: Records) -> bool:
+        return self._config.limit is not None and records.counts["documents"] >= self._config.limit
+
+    # ---- finish ----
+
+    def finish(self, session: Session, prepared: Prepared, plan: TokenPlan, done: Made) -> TextSummary:
+        finish = Finish(self._config, session, prepared, plan, done, self._report)
+        draft = finish.make_manifest()
+        if draft.damage:
+            session.observer.warn(draft.damage)
+        # Between what can still be refused and what makes it a store: the index knows finished runs only.
+        if done.dedup is not None:
+            for stage in done.dedup.index_stages():
+                session.work(stage)
+            session.enter("finish")
+        return finish.wind_up(draft)
+
+    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
+        return complete(self._config, session.folder, report=self._report)
+
+
+def _unit(folder: RunFolder, number: int) -> Unit:
+    unit: Unit = folder.units.at(number, Unit.from_json)
+    return unit
+
+
+# ---- looking ahead ----
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What a job would do and take."""
+
+    plan: WorkPlan
+    estimate: Needs
+    free_bytes: int
+    """On the disk that the result will be on."""
+    state: str
+    """What is in the output folder."""
+    machines: Machines
+    memory_bytes: int
+    """The smallest budget of each machine for its workers."""
+
+
+def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
+    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder.
+
+    `nodes`: how many machines like this one will work on it.
+    """
+    job, budget = TokenJob(config), Budget.of(config.memory)
+    with (
+        tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
+        RunFolder(Path(place) / "plan", TOKENS) as folder,
+        session(folder, Quiet(), budget, "local", None) as work,
+    ):
+        prepared = Preparation(config, folder).prepare()
+        state = _state_of(config, prepared)
+        survey = Survey.of(prepared.units(folder))
+        fitting = Fitting(config, prepared, budget, work.pool, survey.dearest)
+        choice = job._choose_engine(work, prepared, fitting)
+        plan = job._plan_work(prepared, fitting, choice, survey.units)
+        machines = Machines(nodes, plan.workers)
+        samples = measure(config, prepared, survey.some, plan.engine)
+        needs = estimate(config, prepared, survey, samples, plan.stages, machines)
+        require_disk(needs, config.out)
+        memory = usage().anonymous + plan.workers * fitting.worker_bytes
+        return PlannedJob(plan, needs, free_bytes(config.out), state, machines, memory)
+
+
+def _state_of(config: Config, prepared: Prepared) -> str:
+    """What is in the output folder, in words; refuses what another job made."""
+    refuse_foreign(Path(config.out), TOKENS)
+    there = RunFolder(Path(config.out), TOKENS)
+    state = there.state()
+    begin = there.where_to_begin(prepared.identity, overwrite=config.overwrite, has_results=True)
+    if state == NEW:
+        return state
+    if begin == NEW:
+        return "there is something already: it will be replaced"
+    if begin == FINISHED:
+        return "up to date"
+    return "input changed: only what changed is made again" if state == FINISHED else "unfinished: the job resumes"

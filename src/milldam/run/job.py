@@ -1,0 +1,228 @@
+"""The frame of every job: a job knows its recipe, units, stages and finish; the frame does all the rest.
+
+    lock -> prepare -> where to begin -> plan -> stage after stage -> finish
+
+`run` is the only loop. A unit whose key has a record is never made again: so the same call resumes after a kill, redoes
+what changed of an input that changed, and does nothing when nothing did.
+
+What one job can, all can: run on this machine, on a Ray cluster, as tasks of a job array; be interrupted and resumed;
+be watched by `milldam status`; keep to a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from milldam.errors import ConfigError, MilldamError, NotReadyError
+from milldam.memory import Budget
+from milldam.run.array_task import FINISH, PREPARE, ArrayTask
+from milldam.run.folder import FINISHED, NEW, RunFolder, read_status
+from milldam.run.identity import Identity
+from milldam.run.planning import WorkPlan
+from milldam.run.progress import Observer, Quiet
+from milldam.run.session import Session, Stage, session
+from milldam.stores.kinds import Kind
+
+
+class Prepared(Protocol):
+    """What a job knows once it has looked at settings and input."""
+
+    @property
+    def identity(self) -> Identity:
+        """What the result depends on: the recipe, and the state of the input."""
+        ...
+
+
+P = TypeVar("P", bound=Prepared)
+W = TypeVar("W", bound=WorkPlan)
+D = TypeVar("D")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Job(Protocol[P, W, D, S_co]):
+    """What only one kind of job knows. Phases hand on values: prepared -> plan -> done -> summary."""
+
+    kind: Kind
+    """What it makes."""
+
+    def prepare(self, session: Session) -> P:
+        """Look at settings and input (`folder.inputs.write`): what can be wrong without work is found here."""
+        ...
+
+    def plan(self, session: Session, prepared: P, begin: str) -> W:
+        """Settle units and workers. `begin`: NEW, then call `folder.stage` and `folder.start`; else UNFINISHED, then
+        `folder.stage` and `folder.replan` where `folder.needs_replan`. Refuse before anything in the folder changes."""
+        ...
+
+    def stages(self, session: Session, prepared: P, plan: W) -> Generator[Stage, None, D]:
+        """Yield stage after stage; each is done when the next one is asked for. Returns what `finish` needs."""
+        ...
+
+    def finish(self, session: Session, prepared: P, plan: W, done: D) -> S_co:
+        """Gather what workers left, write the manifest last; the summary."""
+        ...
+
+    def up_to_date(self, session: Session, prepared: P) -> S_co:
+        """The summary of a store that is what this job would make."""
+        ...
+
+    def has_results(self, folder: RunFolder) -> bool:
+        """Whether an unfinished run has done anything that would have to be done again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a job is run: nothing here changes its result."""
+
+    out: Path
+    memory: str | int | None = None
+    executor: str = "local"
+    address: str | None = None
+    overwrite: bool = False
+    name: Path | None = None
+    """What messages call the result, when it is not the folder."""
+    held_bytes: int = 0
+    """Memory that the calling program holds already; the limit comes on top of it."""
+
+
+def run(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
+    """Do a job, or what is left of it."""
+    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
+        prepared = job.prepare(work)
+        overwrite = options.overwrite
+        begin = folder.where_to_begin(prepared.identity, overwrite=overwrite, has_results=job.has_results(folder))
+        if begin == FINISHED:
+            folder.tidy()
+            return job.up_to_date(work, prepared)
+        plan = _planned(job, work, prepared, begin)
+        done = _all_stages(job.stages(work, prepared, plan), work)
+        return _finished(job, work, prepared, plan, done)
+
+
+def _at_work(folder: RunFolder, options: Options, observer: Observer | None) -> Any:
+    budget = Budget.of(options.memory, options.held_bytes)
+    return session(folder, observer or Quiet(), budget, options.executor, options.address)
+
+
+def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) -> W:
+    if begin == NEW:
+        work.monitor.restart()
+    else:
+        work.folder.tidy()
+    changes = () if begin == NEW else tuple(work.folder.inputs.changes())
+    plan = replace(job.plan(work, prepared, begin), changes=changes)
+    work.observer.planned(plan)
+    return plan
+
+
+def _all_stages(stages: Generator[Stage, None, D], work: Session) -> D:
+    while True:
+        try:
+            stage = next(stages)
+        except StopIteration as end:
+            done: D = end.value
+            return done
+        work.work(stage)
+
+
+def _finished(job: Job[P, W, D, S_co], work: Session, prepared: P, plan: W, done: D) -> S_co:
+    work.pool.close()
+    work.enter("finish")
+    summary = job.finish(work, prepared, plan, done)
+    work.folder.write_status({"stage": "finished", "units": plan.units, "units_done": plan.units})
+    return summary
+
+
+# ---- the same job as tasks of a job array, on machines that see its output folder ----
+
+
+def prepare_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> None:
+    """Check and plan a job for array tasks to work on; what is there of it already stays."""
+    with RunFolder(options.out, job.kind) as folder, _at_work(folder, options, observer) as work:
+        prepared = job.prepare(work)
+        begin = folder.where_to_begin(
+            prepared.identity, overwrite=options.overwrite, has_results=job.has_results(folder)
+        )
+        if begin != FINISHED:
+            plan = _planned(job, work, prepared, begin)
+            # What stands before the first stage is settled once, for all tasks.
+            next(job.stages(work, prepared, plan), None)
+            folder.forget_tasks()
+
+
+def run_array_task(
+    job: Job[P, W, D, S_co], options: Options, task: ArrayTask, observer: Observer | None = None
+) -> None:
+    """Do what is left of a task of a stage, beside others that do theirs.
+
+    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
+    work on this task.
+    """
+    with RunFolder(options.out, job.kind, task=task) as folder, _at_work(folder, options, observer) as work:
+        try:
+            prepared = job.prepare(work)
+            folder.require_same(prepared.identity)
+            if folder.state() != FINISHED:
+                plan = job.plan(work, prepared, folder.state())
+                work.observer.planned(plan)
+                _one_stage(job.stages(work, prepared, plan), work, task, tuple(plan.pieces))
+        except MilldamError as error:
+            _close_status(folder, stage=task.stage, state="failed", message=str(error))
+            raise
+        _close_status(folder, stage=task.stage, state="done")
+
+
+def _one_stage(stages: Iterable[Stage], work: Session, task: ArrayTask, names: tuple[str, ...]) -> None:
+    if task.stage not in names:
+        raise ConfigError(
+            f"--stage {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after."
+        )
+    for stage in stages:
+        if stage.name == task.stage:
+            left, of = stage.total - stage.done, task.of
+            # About its part of what is left.
+            part = replace(stage, total=-(-left // of), done=0, input_bytes=stage.input_bytes // of)
+            work.work(replace(part, units=filter(task.holds, stage.units)))
+            return
+        if names.index(stage.name) > names.index(task.stage):
+            return  # nothing of the stage was left to do
+        _require_done(stage, task.stage)
+
+
+def _require_done(stage: Stage, wanted: str) -> None:
+    if next(iter(stage.units), None) is not None:
+        raise NotReadyError(
+            f"--stage {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
+            "`milldam preprocess` does all that is left on one machine."
+        )
+
+
+def finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
+    """Make the store of what array tasks have done. Raises NotReadyError when something of theirs is left."""
+    with RunFolder(options.out, job.kind) as folder, _at_work(folder, options, observer) as work:
+        if folder.state() == NEW:
+            raise NotReadyError(f"{options.out}: not prepared. First: milldam run-units CONFIG --stage {PREPARE}")
+        prepared = job.prepare(work)
+        folder.require_same(prepared.identity)
+        if folder.state() == FINISHED:
+            return job.up_to_date(work, prepared)
+        plan = _planned(job, work, prepared, folder.state())
+        stages = job.stages(work, prepared, plan)
+        while True:
+            try:
+                stage = next(stages)
+            except StopIteration as end:
+                return _finished(job, work, prepared, plan, end.value)
+            if stage.in_arrays:
+                _require_done(stage, FINISH)
+            else:
+                work.work(stage)
+
+
+def _close_status(folder: RunFolder, **values: Any) -> None:
+    """Add how it ended to what was last written down."""
+    folder.write_status(read_status(folder.own) | values)

@@ -213,7 +213,7 @@ WHOLE_JOB: dict[str, Any] = {
     "dedup": "exact",
     "filters": {"min_characters": MIN_CHARACTERS},
     "packing": {"strategy": "wrapped", "write": True},
-    "sequence_len": ROW_TOKENS,
+    "seq_len": ROW_TOKENS,
 }
 DEDUP_ALONE: dict[str, Any] = {"clean": "default", "dedup": "exact", "packing": "none"}
 

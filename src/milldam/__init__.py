@@ -5,33 +5,74 @@
 >>> store = milldam.open("corpus.milldam")                                          # doctest: +SKIP
 >>> store[0]                                                                        # doctest: +SKIP
 array([1212,  318, ...], dtype=uint16)
+
+What it offers is loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
+alone. `milldam.torch` has to be imported by its name.
 """
 
 from __future__ import annotations
 
+from importlib import import_module as _import
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from milldam import qa
     from milldam.api import open, preprocess, tokenize
-    from milldam.errors import MilldamError
+    from milldam.errors import (
+        ConfigError,
+        InputError,
+        MilldamError,
+        MismatchError,
+        NotReadyError,
+        ResourceError,
+        ShareHeldError,
+        StoreError,
+        WorkerError,
+    )
     from milldam.exporters import export
     from milldam.hub import pull, push
     from milldam.importers import import_tokens
-    from milldam.loader.mixing import mix
+    from milldam.loader.batches import Batches
+    from milldam.loader.foreign import ForeignFile
+    from milldam.loader.mixing import MixedSamples, Mixture, mix
+    from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
+    from milldam.loader.streams import Streams
+    from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
+    from milldam.loader.views import Part
+    from milldam.loader.windows import Windows
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
     from milldam.stores.table import Table
 
 __all__ = [
+    "Batches",
     "Budget",
+    "ConfigError",
+    "ForeignFile",
+    "InputError",
+    "Labelled",
     "MilldamError",
+    "MismatchError",
+    "MixedSamples",
+    "Mixture",
+    "NotReadyError",
+    "PackedBatch",
+    "PackedRow",
+    "PackedRows",
+    "Part",
+    "ResourceError",
+    "ShareHeldError",
     "Store",
+    "StoreError",
+    "Streams",
     "Table",
     "TextEncoder",
+    "TokenPair",
+    "Windows",
+    "WorkerError",
     "__version__",
     "export",
     "import_tokens",
@@ -47,34 +88,39 @@ __all__ = [
 
 __version__ = _version("milldam")
 
-# Loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy alone.
 _HOMES = {
-    "Budget": "milldam.memory",
-    "MilldamError": "milldam.errors",
-    "Store": "milldam.loader.stores",
-    "Table": "milldam.stores.table",
-    "TextEncoder": "milldam.mapping.text_encoder",
-    "export": "milldam.exporters",
-    "import_tokens": "milldam.importers",
-    "map": "milldam.mapping",
-    "mix": "milldam.loader.mixing",
-    "open": "milldam.api",
-    "preprocess": "milldam.api",
-    "pull": "milldam.hub",
-    "push": "milldam.hub",
-    "tokenize": "milldam.api",
+    "api": "open preprocess tokenize",
+    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError ShareHeldError StoreError "
+    "WorkerError",
+    "exporters": "export",
+    "hub": "pull push",
+    "importers": "import_tokens",
+    "loader.batches": "Batches",
+    "loader.foreign": "ForeignFile",
+    "loader.mixing": "MixedSamples Mixture mix",
+    "loader.packed": "PackedRows",
+    "loader.stores": "Store",
+    "loader.streams": "Streams",
+    "loader.types": "Labelled PackedBatch PackedRow TokenPair",
+    "loader.views": "Part",
+    "loader.windows": "Windows",
+    "mapping": "map",
+    "mapping.text_encoder": "TextEncoder",
+    "memory": "Budget",
+    "stores.table": "Table",
 }
+"""Modules, and what they are loaded for."""
 
+if not TYPE_CHECKING:  # With it, any name at all would pass for ours.
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in ("qa", "torch"):
-        return import_module(f"milldam.{name}")
-    if name not in _HOMES:
+    def __getattr__(name: str) -> object:
+        if name in ("qa", "torch"):
+            return _import(f"milldam.{name}")
+        for module, names in _HOMES.items():
+            if name in names.split():
+                return getattr(_import(f"milldam.{module}"), name)
         raise AttributeError(f"module 'milldam' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -94,14 +94,14 @@ def tokenize(
     memory: str | int | None = None,
     workers: int | None = None,
     encoder: Encoder = "auto",
-    engine: Executor = "local",
+    executor: Executor = "local",
     address: str | None = None,
     overwrite: bool = False,
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
-    Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits what the
-    job takes on top of what the program holds already.
+    Resumes what was begun; a store that is up to date is opened as it is. `memory` limits what the job takes on top of
+    what the program holds already.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
@@ -115,21 +115,33 @@ def tokenize(
     return Store(out)
 
 
-def preprocess(config: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Store:
+def preprocess(
+    config: str | Path | Mapping[str, object],
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    address: str | None = None,
+    overwrite: bool | None = None,
+) -> Store:
     """Raw data sets to a ready store, opened; what `milldam preprocess` does.
 
-    `config`: a YAML file, or the same as a dict. `overrides` as with `--set`. Finds finished work and goes on from
-    there.
+    `config`: a YAML file, or the same as a dict. The other arguments take the place of what it says; `overrides` of
+    single keys: `["dedup.near.rows=8"]`. Resumes what was begun; `memory` as in `tokenize`.
 
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "gpt2", "out": "books.milldam"})   # doctest: +SKIP
     Store('books.milldam': 18,204 documents, 15,101,988 tokens, uint16)
     """
+    given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
+    chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
     from milldam.config.loading import load_config
     from milldam.pipeline.job import run_job
 
     release()
     held = usage().anonymous
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, overrides, chosen)
     for note in loaded.notes:
         log.info(note)
     run_job(loaded.config, held_bytes=held)

@@ -362,7 +362,7 @@ def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
         def progress(self, snapshot: Snapshot) -> None:
             heard.append(snapshot.stage)
 
-    settings = {"packing": "wrapped", "sequence_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
+    settings = {"packing": "wrapped", "seq_len": 8, "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
     run_job(Config(datasets=str(lines), **settings), Listener())
     assert list(dict.fromkeys(heard)) == ["fingerprint", "group", "tokenize", "finish", "pack", "report"]
 
@@ -378,7 +378,7 @@ def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
     config = tmp_path / "c.yaml"
     packing = {"strategy": "wrapped", "write": write}
     settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s"), "packing": packing}
-    config.write_text(json.dumps(settings | {"sequence_len": 8, "clean": "off", "dedup": "off"}))
+    config.write_text(json.dumps(settings | {"seq_len": 8, "clean": "off", "dedup": "off"}))
     code, seen = in_terminal("preprocess", config)
     head, _, sample = seen.rpartition(b"\xe2\x94\x80 " + called + b" 0: ")
     assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2

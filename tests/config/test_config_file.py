@@ -99,7 +99,7 @@ def test_three_keys_are_enough(load: Load) -> None:
         ("packing: null", "packing", "none"),
         ("packing: ~", "packing", "none"),
         ("packing: off", "packing", "none"),
-        ("packing: on\nsequence_len: 8", "packing", PackingRules()),
+        ("packing: on\nseq_len: 8", "packing", PackingRules()),
         ("filters:\n  # all of them are comments", "filters", FilterRules()),
     ],
 )
@@ -216,7 +216,7 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         ("limit: 0", "config.yaml:4: limit: must be at least 1."),
         ("validation: {path: x, weight: 0}", "config.yaml:4: validation.weight: must be at least 1e-09."),
         ("seed: 1\nmemory: 5XB", 'config.yaml:5: memory: "5XB" is not a size.'),
-        ("packing: wrapped", "config.yaml:4: packing: needs sequence_len"),
+        ("packing: wrapped", "config.yaml:4: packing: needs seq_len"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(complaint: Callable[..., str], text: str, said: str) -> None:
@@ -338,7 +338,7 @@ def test_overrides_win_over_the_file(load: Load, override: str, key: str, value:
 def test_overrides_reach_into_short_forms(load: Load) -> None:
     """A word that stands for a block is spelled out when a key of the block is set."""
     config = load(BASE + "dedup: bloom\npacking: best_fit", "tokenizer.bos=auto", "datasets.0.text_column=body",
-                  "dedup.normalize=yes", "packing.buffer=5", "sequence_len=8").config  # fmt: skip
+                  "dedup.normalize=yes", "packing.buffer=5", "seq_len=8").config  # fmt: skip
     assert (config.tokenizer_rules.path, config.tokenizer_rules.bos) == ("gpt2/", "auto")
     assert (config.sources[0].path, config.sources[0].text_column) == ("a.jsonl", "body")
     assert config.dedup == DedupRules(method="bloom", normalize=True)
@@ -359,7 +359,7 @@ def test_an_empty_override_takes_a_value_away(load: Load) -> None:
         ("a.0.b=1", "overrides a: no such key."),
         ("seed=x", 'overrides seed: must be a whole number, not "x".'),
         ("limit=0", "overrides limit: must be at least 1."),
-        ("packing.write=true", "overrides packing: needs sequence_len"),
+        ("packing.write=true", "overrides packing: needs seq_len"),
         ("seed", "overrides seed: write it as key=value"),
         ("=1", "overrides =1: write it as key=value"),
         ("a..b=1", "overrides a..b=1: write it as key=value"),

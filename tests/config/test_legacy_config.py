@@ -107,7 +107,7 @@ def test_the_basic_example_of_seed_002_runs(load: Load) -> None:
     """Its keys, and what Krill does without being asked."""
     config = load(BASIC + REST).config
     assert config.sources == (DataSet(path="large/dataset", split="train", text_column="text"),)
-    assert (config.tokenizer, config.out, config.sequence_len) == ("gpt2/", "./artifacts/prepared", 2048)
+    assert (config.tokenizer, config.out, config.seq_len) == ("gpt2/", "./artifacts/prepared", 2048)
     assert config.packing == PackingRules(strategy="wrapped", write=True)
     assert (config.filters.min_characters, config.filters.min_tokens) == (100, 150)
     assert (config.dedup, config.clean) == ("exact", "default")
@@ -291,7 +291,7 @@ def test_migrate_prints_without_a_file_to_write() -> None:
     done = run_migrate(PROJECT / "examples/seed-002-basic.yaml")
     assert done.stdout.startswith("# Made by milldam migrate from seed-002-basic.yaml.\n")
     assert "\ntokenizer: src/milldam/demo_data/tokenizer.json  # was hub_tokenizer_id\n" in done.stdout
-    assert yaml.safe_load(done.stdout)["sequence_len"] == 2048
+    assert yaml.safe_load(done.stdout)["seq_len"] == 2048
     assert "learning_rate" in done.stderr
 
 

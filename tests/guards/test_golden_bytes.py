@@ -113,7 +113,7 @@ def _qa(**options: Any) -> Callable[[str], object]:
     )
 
 
-BEST_FIT = {"packing": {"strategy": "best_fit", "write": True}, "sequence_len": 256}
+BEST_FIT = {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 256}
 JOBS: dict[str, Callable[[str], object]] = {
     "tokenize": _tokenize("a.jsonl", "b.parquet", "c.txt", "d.csv", "e.jsonl.gz", "f.jsonl.zst", shard_size="100KB"),
     "tokenize paragraphs": _tokenize("c.txt", documents="paragraph", bos="auto", eos="none"),
@@ -125,7 +125,7 @@ JOBS: dict[str, Callable[[str], object]] = {
         "e.jsonl.gz",
         dedup={"method": "bloom", "normalize": True},
         packing={"strategy": "wrapped", "write": True, "pad_last": True},
-        sequence_len=128,
+        seq_len=128,
     ),
     "exact tokens": _preprocess("a.jsonl", splits={"val_tokens": 5_000}, write_dropped=True),
     "weights and limits": _preprocess(

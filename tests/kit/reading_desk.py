@@ -26,7 +26,7 @@ def add_length(batch):
     return {"length": [len(text) for text in batch["text"]]}
 """
 _KRILL = """
-sequence_len: 256
+seq_len: 256
 hub_tokenizer_id: tokenizer/
 dataset_prepared_path: prepared
 datasets: [{path: corpus.jsonl, split: train, text_column: text}]

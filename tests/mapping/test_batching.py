@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.mapping.batching import batches
-from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, joined, row_count, row_sizes, take
+from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, joined, row_count, row_sizes, take
 
 TEXTS = st.text(max_size=12)
 RECORDS = st.lists(

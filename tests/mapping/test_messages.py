@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.mapping import map as map_rows
-from milldam.mapping.places import Places
 from milldam.memory import usage
+from milldam.sources.places import Places
 
 ROWS = 5
 

@@ -27,11 +27,13 @@ from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping.batching import batches
-from milldam.mapping.cutting import Piece, gather_evenly
+from milldam.mapping.pieces import Piece, gather_evenly
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import Reject, TextRules
+from milldam.sources.places import Places
+from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]
@@ -660,20 +662,19 @@ def test_hashes_of_a_file_that_changes_meanwhile_are_not_kept(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("address", ["https://host/a.txt?X-Amz-Signature=secret", "s3://me:secret@host/a.txt"])
-def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(address: str, tmp_path: Path) -> None:
+def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
     from milldam.mapping.job import outside
-    from milldam.mapping.reading import FileReader, slices_of
     from milldam.sources.listing import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    unit = RowUnit(0, "", 0, {"slices": [[address, "txt", None]]})
-    reader = FileReader(TextRules(), None, str(tmp_path))
-    assert reader._name(address) == plain
-    rows = next(reader._with_file(next(slices_of(unit)), iter([pa.array(["hello"], pa.large_string())])))
-    assert records_of(rows) == [{"text": "hello", "file": plain}]
+    monkeypatch.setattr("milldam.sources.lines.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
     rejects: list[Reject] = []
-    reader._named(rejects.append)(Reject(address, "not_utf8", ""))
-    assert rejects[0].file == plain
+    (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places, None)
+    assert records_of(rows) == [{"text": "hello", "file": plain}]
+    assert [reject.file for reject in rejects] == [place.file for place in places.of(0, 1)] == [plain]
     listed = outside(iter([InputFile(address, "txt", None, 5, "")]), tmp_path, tmp_path / "rows")
     assert [file.path for file in listed] == [plain]

@@ -13,14 +13,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import milldam
 from milldam.errors import ConfigError, MismatchError, ResourceError
-from milldam.packing import pieces, row_shards
+from milldam.loader.boundaries import document_lengths
+from milldam.loader.reading import Way, open_reader
+from milldam.packing import row_shards
 from milldam.packing.best_fit import best_fit_rows
 from milldam.packing.boundaries import read_boundaries
-from milldam.packing.pieces import Cutter, Rows
+from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
 from milldam.packing.rules import PackingRules
-from milldam.packing.wrapped import wrapped_rows
 from milldam.stores.tokens import ShardWriter, Store, open_store
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
@@ -216,12 +218,12 @@ def test_figures_of_every_split(tmp_path: Path) -> None:
 def test_a_wrong_row_is_refused(tmp_path: Path) -> None:
     """A length, buffer or pad id that can't be is an error before anything is written."""
     store = make_store(tmp_path / "s", {"train": [[3]]})
-    with pytest.raises(ConfigError, match="sequence_len: 0"):
+    with pytest.raises(ConfigError, match="seq_len: 0"):
         plan_rows(store.path, "train", WRAPPED, 0)
     with pytest.raises(ConfigError, match="buffer: 0"):
         plan_rows(store.path, "train", PackingRules(strategy="best_fit", buffer=0), 4)
     with pytest.raises(ConfigError, match="pad id 65,536 is outside"):
-        write_rows(store.path, tmp_path / "rows", WRAPPED, sequence_len=4, pad_id=65_536)
+        write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=4, pad_id=65_536)
     assert not (tmp_path / "rows").exists()
 
 
@@ -250,7 +252,7 @@ def test_written_rows_hold_every_token_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_shards, "SHARD_BYTES", shard_rows * row * 2)
         patch.setattr(row_shards, "_BATCH_TOKENS", 4 * row)
-        packed = write_rows(store.path, folder / "packed", rules, sequence_len=row, pad_id=PAD)
+        packed = write_rows(store.path, folder / "packed", rules, seq_len=row, pad_id=PAD)
     assert list(verify(folder / "packed")) == []
     for split, lengths in (("train", train), ("val", val)):
         assert packed[split] == plan_rows(store.path, split, rules, row)
@@ -271,7 +273,7 @@ def test_pieces_of_a_row_are_its_sequences(tmp_path: Path, rules: PackingRules) 
     """In the index a document is a row, its sequences the pieces of documents, padding one of its own."""
     lengths = [3, 9, 6, 1, 7, 4, 2]
     store = make_store(tmp_path / "s", {"train": [lengths[:3], lengths[3:]]})
-    write_rows(store.path, tmp_path / "rows", rules, sequence_len=10, pad_id=PAD)
+    write_rows(store.path, tmp_path / "rows", rules, seq_len=10, pad_id=PAD)
     index = Index.map(tmp_path / "rows" / "train-00000.idx")
     tokens = np.fromfile(tmp_path / "rows" / "train-00000.bin", np.uint16)
     ends = set(np.cumsum(lengths).tolist())
@@ -292,7 +294,7 @@ def test_boundaries_follow_from_the_index(tmp_path: Path, monkeypatch: pytest.Mo
     """Position ids begin anew with every piece; cu_seqlens are the ends of pieces; rows may lie in several shards."""
     monkeypatch.setattr(row_shards, "SHARD_BYTES", 40)
     store = make_store(tmp_path / "s", {"train": [[3, 9, 6, 1, 7, 4, 2]], "val": [[5]]})
-    write_rows(store.path, tmp_path / "rows", BEST_FIT, sequence_len=10, pad_id=PAD)
+    write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=10, pad_id=PAD)
     rows = open_store(tmp_path / "rows", split="train")
     assert len(rows.manifest.shards) == 3
     found = read_boundaries(rows, 1, 4)
@@ -303,14 +305,21 @@ def test_boundaries_follow_from_the_index(tmp_path: Path, monkeypatch: pytest.Mo
         read_boundaries(rows, 4, 9)
 
 
-def test_short_and_long_pieces_are_copied_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether tokens are copied by slices or by positions is a matter of speed."""
+@pytest.mark.parametrize("longest", [20, 300])
+@pytest.mark.parametrize("way", ["map", "pread"])
+def test_rows_are_the_same_however_tokens_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, longest: int
+) -> None:
+    """Short pieces and long ones, from mapped files and from files that are larger than memory."""
     rng = np.random.default_rng(1)
-    store = make_store(tmp_path / "s", {"train": [rng.integers(1, 300, 90).tolist() for _ in range(3)]})
-    for name, shortest in (("slices", 0), ("positions", 10**9)):
-        monkeypatch.setattr(row_shards, "_SHORTEST_SLICE", shortest)
-        write_rows(store.path, tmp_path / name, BEST_FIT, sequence_len=256, pad_id=PAD)
-    assert folder_bytes(tmp_path / "slices") == folder_bytes(tmp_path / "positions")
+    store = make_store(tmp_path / "s", {"train": [rng.integers(1, longest, 90).tolist() for _ in range(3)]})
+    monkeypatch.setattr(row_shards, "open_reader", lambda stream: open_reader(stream, way))
+    write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=256, pad_id=PAD)
+    rows, index = open_store(tmp_path / "rows"), Index.map(tmp_path / "rows" / "train-00000.idx")
+    flat = np.concatenate(list(rows))
+    for offset, length in zip((index.offsets // 2).tolist(), index.lengths.tolist(), strict=True):
+        piece = flat[offset : offset + length].astype(int)
+        assert (piece == PAD).all() or (np.diff(piece) == 1).all()
 
 
 # ---- never stale, never half ----
@@ -324,7 +333,7 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
     def write(store: Store, rules: PackingRules = WRAPPED, row: int = 4, pad: int = 7) -> bool:
         """Whether it was written anew."""
         before = (rows / "milldam.json").stat().st_mtime_ns if (rows / "milldam.json").exists() else None
-        told = write_rows(store.path, rows, rules, sequence_len=row, pad_id=pad)
+        told = write_rows(store.path, rows, rules, seq_len=row, pad_id=pad)
         assert told["train"] == plan_rows(store.path, "train", rules, row)
         return (rows / "milldam.json").stat().st_mtime_ns != before
 
@@ -345,9 +354,9 @@ def test_shards_of_earlier_rows_are_removed(tmp_path: Path, monkeypatch: pytest.
     """A folder holds what its manifest names, and no more."""
     monkeypatch.setattr(row_shards, "SHARD_BYTES", 8)
     store = make_store(tmp_path / "s", {"train": [[9, 9]]})
-    write_rows(store.path, tmp_path / "rows", WRAPPED, sequence_len=4, pad_id=7)
+    write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=4, pad_id=7)
     assert (tmp_path / "rows" / "train-00003.bin").exists()
-    write_rows(store.path, tmp_path / "rows", WRAPPED, sequence_len=9, pad_id=7)
+    write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=9, pad_id=7)
     expected = ["milldam.json", "tokenizer.json", *(f"train-0000{k}.{kind}" for k in (0, 1) for kind in ("bin", "idx"))]
     assert sorted(folder_bytes(tmp_path / "rows")) == expected
 
@@ -357,14 +366,14 @@ def test_a_store_of_documents_is_not_overwritten(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", {"train": [[9]]})
     before = folder_bytes(store.path)
     with pytest.raises(MismatchError, match="holds a store of documents"):
-        write_rows(store.path, store.path, WRAPPED, sequence_len=4, pad_id=7)
+        write_rows(store.path, store.path, WRAPPED, seq_len=4, pad_id=7)
     assert folder_bytes(store.path) == before
 
 
 def test_a_split_too_small_for_a_row_leaves_no_shard(tmp_path: Path) -> None:
     """Its tokens are all tail, and the rows are a whole store all the same."""
     store = make_store(tmp_path / "s", {"train": [[9]], "val": [[3]]})
-    packed = write_rows(store.path, tmp_path / "rows", WRAPPED, sequence_len=4, pad_id=7)
+    packed = write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=4, pad_id=7)
     assert (packed["val"].rows, packed["val"].tail, packed["val"].efficiency) == (0, 3, 1.0)
     assert open_store(tmp_path / "rows").splits == ("train",)
     assert list(verify(tmp_path / "rows")) == []
@@ -376,7 +385,7 @@ def test_a_failed_write_leaves_nothing_that_passes_for_finished(
     """On a full disk the error says so, temporaries are gone, and the next write makes the same bytes."""
     monkeypatch.setattr(row_shards, "SHARD_BYTES", 8)
     store, rows = make_store(tmp_path / "s", {"train": [[9, 9]]}), tmp_path / "rows"
-    write_rows(store.path, rows, WRAPPED, sequence_len=4, pad_id=7)
+    write_rows(store.path, rows, WRAPPED, seq_len=4, pad_id=7)
     whole = folder_bytes(rows)
     appended = row_shards._RowShard.append
 
@@ -388,11 +397,11 @@ def test_a_failed_write_leaves_nothing_that_passes_for_finished(
     with monkeypatch.context() as patch:
         patch.setattr(row_shards._RowShard, "append", fail)
         with pytest.raises(ResourceError):
-            write_rows(store.path, rows, PADDED, sequence_len=4, pad_id=7)
+            write_rows(store.path, rows, PADDED, seq_len=4, pad_id=7)
     assert sorted(folder_bytes(rows)) == ["tokenizer.json"] + [
         f"train-0000{k}.{kind}" for k in (0, 1) for kind in ("bin", "idx")
     ]
-    write_rows(store.path, rows, WRAPPED, sequence_len=4, pad_id=7)
+    write_rows(store.path, rows, WRAPPED, seq_len=4, pad_id=7)
     assert folder_bytes(rows) == whole
 
 
@@ -413,7 +422,7 @@ def die(self):
     return commit(self)
 if sys.argv[3] == "die":
     row_shards._RowShard.commit = die
-write_rows(sys.argv[1], Path(sys.argv[2]), PackingRules(), sequence_len=4, pad_id=7)
+write_rows(sys.argv[1], Path(sys.argv[2]), PackingRules(), seq_len=4, pad_id=7)
 """
     for folder, fate, code in ((rows, "die", 9), (rows, "live", 0), (tmp_path / "other", "live", 0)):
         command = [sys.executable, "-c", program, str(store.path), str(folder), fate]
@@ -454,7 +463,7 @@ def watch(self, *arguments):
 
 row_shards._RowShard.append = watch
 rules = PackingRules(strategy=sys.argv[3], pad_last=sys.argv[4] == "True")
-write_rows(Path(sys.argv[1]), Path(sys.argv[2]), rules, sequence_len=1024, pad_id=7)
+write_rows(Path(sys.argv[1]), Path(sys.argv[2]), rules, seq_len=1024, pad_id=7)
 print(highest)
 """
     command = [sys.executable, "-c", program, str(store), str(rows), rules.strategy, str(rules.pad_last)]
@@ -465,4 +474,5 @@ def test_lengths_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A shard of many documents is not read at once."""
     monkeypatch.setattr("milldam.stores.tokens.format.BLOCK_DOCUMENTS", 3)
     store = make_store(tmp_path / "s", {"train": [[1, 2, 3, 4, 5, 6, 7], [8]]})
-    assert [part.tolist() for part in pieces.document_lengths(store, "train")] == [[1, 2, 3], [4, 5, 6], [7], [8]]
+    stream = milldam.open(store.path).stream()
+    assert [part.tolist() for part in document_lengths(stream)] == [[1, 2, 3], [4, 5, 6], [7], [8]]

@@ -47,7 +47,7 @@ def jobs(sets: dict[str, Path]) -> dict[str, tuple[list[Any], dict[str, Any]]]:
         "dedup": ([first, second, third], {"filters": {"min_characters": 10, "max_tokens": 60_000}}),
         "weights": (weighted, {"splits": {"val": 0.1}, "filters": {"min_tokens": 5}}),
         "limits": (limited, {"splits": {"val_tokens": 900}, "dedup": "near", "write_dropped": True}),
-        "validation": ([second, first], {"validation": sets["validation"], "packing": "wrapped", "sequence_len": 64}),
+        "validation": ([second, first], {"validation": sets["validation"], "packing": "wrapped", "seq_len": 64}),
         "limit": ([first, second], {"limit": 420, "filters": {"min_characters": 10}}),
     }
 

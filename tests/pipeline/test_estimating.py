@@ -121,7 +121,7 @@ def test_the_plan_lists_the_stages_of_the_job(tmp_path: Path) -> None:
         "dedup": {"near": {}, "index": tmp_path / "index"},
         "splits": {"val_tokens": 10},
         "packing": {"write": True},
-        "sequence_len": 8,
+        "seq_len": 8,
     }
     sets = [{"path": path, "max_documents": 40}]
     planned = plan_of(write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings)))
@@ -192,7 +192,7 @@ def load(**more: Any) -> Load:
 
 
 def full_config(tmp_path: Path, **more: Any) -> Any:
-    settings = {"dedup": {"near": {}, "index": tmp_path / "index"}, "packing": {"write": True}, "sequence_len": 8}
+    settings = {"dedup": {"near": {}, "index": tmp_path / "index"}, "packing": {"write": True}, "seq_len": 8}
     path = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "a.jsonl", **settings | more))
     return load_config(path, []).config
 

@@ -138,7 +138,7 @@ def test_an_interrupted_run_says_how_to_go_on(
         stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr
-    assert "Interrupted. Every finished shard is safe." in stderr
+    assert "Interrupted. Everything finished is safe." in stderr
     assert stderr.rstrip().splitlines()[-1].startswith("  milldam tokenize ")
     assert still_running(process.pid) == []
     assert not (out / "milldam.json").exists()

@@ -502,7 +502,7 @@ def test_rows_are_written_and_made_again_when_they_are_gone(tmp_path: Path, stra
 
     packing = {"strategy": strategy, "write": True, "pad_last": strategy == "wrapped"}
     texts = fresh_texts(200)
-    settings: dict[str, Any] = {"packing": packing, "sequence_len": 64, "splits": {"val": 0.2}, "dedup": "off"}
+    settings: dict[str, Any] = {"packing": packing, "seq_len": 64, "splits": {"val": 0.2}, "dedup": "off"}
     store = lines_job(tmp_path, texts, **settings)
     rows = milldam.open(store.path / "packed")
     for split in ("train", "val"):
@@ -537,7 +537,7 @@ def test_rows_are_written_and_made_again_when_they_are_gone(tmp_path: Path, stra
 
 def test_packing_that_is_not_written_leaves_figures(tmp_path: Path) -> None:
     """Rows are made when the store is read; the summary says what they will be like."""
-    store = lines_job(tmp_path, fresh_texts(50), packing="best_fit", sequence_len=32, dedup="off")
+    store = lines_job(tmp_path, fresh_texts(50), packing="best_fit", seq_len=32, dedup="off")
     assert not (store.path / "packed").exists()
     figures = summary_of(store.path)["packing"]["train"]
     assert figures["tokens"] == store.tokens and 0.8 < figures["efficiency"] <= 1
@@ -546,9 +546,9 @@ def test_packing_that_is_not_written_leaves_figures(tmp_path: Path) -> None:
 def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
     """Packing is no part of the store: asked for otherwise, the rows alone are made anew."""
     texts = fresh_texts(60)
-    store = lines_job(tmp_path, texts, packing={"write": True}, sequence_len=16, dedup="off")
+    store = lines_job(tmp_path, texts, packing={"write": True}, seq_len=16, dedup="off")
     before = store_bytes(store.path)
-    lines_job(tmp_path, texts, packing={"write": True, "strategy": "best_fit"}, sequence_len=32, dedup="off")
+    lines_job(tmp_path, texts, packing={"write": True, "strategy": "best_fit"}, seq_len=32, dedup="off")
     assert store_bytes(store.path) == before
     rows = milldam.open(store.path / "packed")
     assert {len(row) for row in rows} == {32} and rows.tokens >= store.tokens
@@ -559,8 +559,8 @@ def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
 
 def test_other_rows_of_a_finished_store_are_told(tmp_path: Path) -> None:
     """Rows are made again when their length changes; the summary says which rows there are now."""
-    store = lines_job(tmp_path, fresh_texts(60), packing={"strategy": "wrapped", "write": True}, sequence_len=16)
-    rows = {"packing": {"strategy": "wrapped", "write": True}, "sequence_len": 32}
+    store = lines_job(tmp_path, fresh_texts(60), packing={"strategy": "wrapped", "write": True}, seq_len=16)
+    rows = {"packing": {"strategy": "wrapped", "write": True}, "seq_len": 32}
     config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", **rows))
     again = invoke("preprocess", config)
     assert again.exit_code == 0, again.output
@@ -642,7 +642,7 @@ def test_nothing_left_to_split_names_the_stages_too(tmp_path: Path) -> None:
         ({"datasets": "missing.jsonl"}, "missing.jsonl"),
         ({"validation": "missing.jsonl"}, "missing.jsonl"),
         ({"tokenizer": "missing/tokenizer.json"}, "missing/tokenizer.json"),
-        ({"packing": "wrapped"}, "sequence_len"),
+        ({"packing": "wrapped"}, "seq_len"),
         ({"memory": "20MB"}, "at least --memory"),
         ({"splits": {"val": 1.5}}, "val"),
         ({"splits": {"train": 0.5}}, "train"),
@@ -737,9 +737,7 @@ def test_the_command_prints_its_summary_as_json(tmp_path: Path) -> None:
 def test_overwrite_replaces_other_settings_and_input(tmp_path: Path) -> None:
     """Nothing of the old store stays: shards, rows and dropped documents of before are gone."""
     texts = fresh_texts(300)
-    lines_job(
-        tmp_path, texts * 2, write_dropped=True, packing={"write": True}, sequence_len=16, splits={"val_tokens": 100}
-    )
+    lines_job(tmp_path, texts * 2, write_dropped=True, packing={"write": True}, seq_len=16, splits={"val_tokens": 100})
     store = lines_job(tmp_path, texts[:5], overwrite=True)
     assert_holds(store, texts[:5])
     assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", "train-00000.bin", "train-00000.idx"]

@@ -122,7 +122,7 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
         "filters": {"min_tokens": 20},
         "splits": {"val_tokens": 3000},
         "packing": {"strategy": "best_fit", "write": True},
-        "sequence_len": 128,
+        "seq_len": 128,
         **common,
         **more,
     }
@@ -135,7 +135,7 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """For kills from outside: two workers, and the slower engine leaves time to be killed in."""
-    tokenizer = {"path": str(TOKENIZER), "engine": "huggingface"}
+    tokenizer = {"path": str(TOKENIZER), "encoder": "huggingface"}
     return make_job(tmp_path_factory.mktemp("slow"), 4000, workers=2, tokenizer=tokenizer)
 
 

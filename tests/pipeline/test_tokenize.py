@@ -77,11 +77,11 @@ def reference(corpus: Corpus) -> Path:
 # ---- the right ids ----
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
-def test_ids_are_those_of_hf_tokenizers_with_eos(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
+def test_ids_are_those_of_hf_tokenizers_with_eos(tmp_path: Path, encoder: str) -> None:
     """Document for document the ids are those of HF tokenizers, closed by EOS."""
     texts = demo_texts()
-    store = tokenize(write_lines(tmp_path / "c.jsonl", texts), tmp_path / "s", engine=engine)
+    store = tokenize(write_lines(tmp_path / "c.jsonl", texts), tmp_path / "s", encoder=encoder)
     assert documents(store) == expected_ids(texts)
     assert (store.vocab_size, store.dtype) == (milldam.open(tmp_path / "s").tokenizer.get_vocab_size(), np.uint16)
 
@@ -176,15 +176,15 @@ def test_special_tokens_of_every_policy(tmp_path: Path, lines: Path) -> None:
     assert '--eos "<|endoftxt|>": the tokenizer has no such token. Did you mean "<|endoftext|>"?' in refused.stderr
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
-def test_the_text_of_a_special_token_is_special_or_plain(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
+def test_the_text_of_a_special_token_is_special_or_plain(tmp_path: Path, encoder: str) -> None:
     """A literal <|endoftext|> in a document is the token by default, and ordinary text on request."""
     texts = [f"before {EOS_TEXT} after", EOS_TEXT, "plain"]
     lines = write_lines(tmp_path / "c.jsonl", texts)
-    special = documents(tokenize(lines, tmp_path / "a", special_text="special", engine=engine))
+    special = documents(tokenize(lines, tmp_path / "a", special_text="special", encoder=encoder))
     assert special == expected_ids(texts)
     assert special[0].count(0) == 2 and special[1] == [0]
-    store = tokenize(lines, tmp_path / "b", special_text="plain", engine=engine)
+    store = tokenize(lines, tmp_path / "b", special_text="plain", encoder=encoder)
     assert [document.tolist().count(0) for document in store] == [1, 1, 1]
     assert [store.decode(document[:-1]) for document in store] == texts
 
@@ -207,10 +207,10 @@ def test_limit_is_exact_and_a_prefix(corpus: Corpus, reference: Path, tmp_path: 
     assert list(verify(tmp_path / "s")) == []
 
 
-@pytest.mark.parametrize("engine", ["gigatoken", "huggingface"])
-def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
+def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, encoder: str) -> None:
     """The limit holds where one read gives the engine several bites."""
-    limited = tokenize(corpus.path, tmp_path / "s", limit=3, engine=engine)
+    limited = tokenize(corpus.path, tmp_path / "s", limit=3, encoder=encoder)
     assert documents(limited) == expected_ids(corpus.texts[:3])
 
 
@@ -774,7 +774,7 @@ def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
         ["--shard-size", "big"],
         ["--separator", ""],
         ["--documents", "word"],
-        ["--engine", "none"],
+        ["--encoder", "none"],
     ],
 )
 def test_a_wrong_option_is_a_configuration_error(tmp_path: Path, lines: Path, options: list[str]) -> None:
@@ -859,7 +859,7 @@ def test_a_file_name_that_is_no_utf8(tmp_path: Path) -> None:
         ({"memory": "1MB"}, ResourceError),
         ({"eos": "<nope>"}, ConfigError),
         ({"documents": "word"}, ConfigError),
-        ({"engine": "fast"}, ConfigError),
+        ({"encoder": "fast"}, ConfigError),
         ({"invalid_utf8": "ignore"}, ConfigError),
         ({"limit": -1}, ConfigError),
         ({"inputs": []}, ConfigError),

@@ -162,7 +162,7 @@ def full_summary() -> dict[str, Any]:
             },
             "packing": {
                 "strategy": "best_fit",
-                "sequence_len": 2048,
+                "seq_len": 2048,
                 "rows": 310_441,
                 "tokens": 634_201_120,
                 "padding": 1_582_048,
@@ -312,7 +312,7 @@ def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
 def test_rows_are_shown_by_split(tmp_path: Path) -> None:
     """A run may tell its rows for each split; what it did not count is worked out."""
     out = make_store(tmp_path / "s", {"train": ["one"], "val": ["two"]})
-    rows = {"strategy": "wrapped", "sequence_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
+    rows = {"strategy": "wrapped", "seq_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
     write_run(out, {"facts": {"packing": {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows}}})
     text = read_page(out).text
     assert "train 100.00 % 8 200 77 31" in text and "val 75.00 % 8 200 0 31" in text

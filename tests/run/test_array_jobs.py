@@ -81,7 +81,7 @@ EVERYTHING = {
     "dedup": "near",
     "splits": {"val_tokens": 500},
     "packing": {"strategy": "best_fit", "write": True},
-    "sequence_len": 64,
+    "seq_len": 64,
     "write_dropped": True,
 }
 
@@ -342,7 +342,7 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
         (("--stage", "tokenize"), "say which one"),
         (("--stage", "finish", "--index", 1, "--of", 2), "one task alone"),
         (("--stage", "prepare", "--set", "limit=3"), "max_documents"),
-        (("--stage", "prepare", "--set", "engine=ray"), "engine: ray"),
+        (("--stage", "prepare", "--set", "executor=ray"), "executor: ray"),
         (("--stage", "prepare", "--set", 'datasets="-"'), "other machines can't read it"),
     ],
 )

@@ -228,14 +228,14 @@ def tokenize(folder: Path, *options: object, out: object = None) -> Any:
 def test_a_cluster_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address without a cluster is an error of two lines; so is ray that is not installed."""
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    done = tokenize(tmp_path, "--engine", "ray", "--address", "127.0.0.1:1")
+    done = tokenize(tmp_path, "--executor", "ray", "--address", "127.0.0.1:1")
     assert (done.exit_code, len(done.stderr.splitlines())) == (3, 2), done.stderr
     assert "No Ray cluster could be reached (127.0.0.1:1)" in done.stderr
     monkeypatch.setitem(sys.modules, "ray", None)
-    done = tokenize(tmp_path, "--engine", "ray")
+    done = tokenize(tmp_path, "--executor", "ray")
     assert (done.exit_code, done.stderr) == (
         2,
-        'milldam: --engine ray needs the package ray: pip install "milldam[ray]"\n',
+        'milldam: --executor ray needs the package ray: pip install "milldam[ray]"\n',
     )
     assert not (tmp_path / "s").exists()
 
@@ -244,13 +244,13 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest
 def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """Nothing is made, here or there; the message says what to do."""
     monkeypatch.chdir(tmp_path)
-    done = tokenize(tmp_path, "--engine", engine, out="s3://bucket/corpus")
+    done = tokenize(tmp_path, "--executor", engine, out="s3://bucket/corpus")
     assert done.exit_code == 2 and "`milldam push`" in done.stderr, done.stderr
     for make in (
         lambda: milldam.map("c.jsonl", len, "gs://bucket/t", engine=engine),
         lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, engine=engine),
         lambda: milldam.preprocess(
-            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "engine": engine}
+            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "executor": engine}
         ),
     ):
         with pytest.raises(ConfigError, match="`milldam push`"):

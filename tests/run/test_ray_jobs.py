@@ -59,7 +59,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on(cluster: Any) -> dict[str, Any]:
-    return {"engine": "ray", "address": cluster.address}
+    return {"executor": "ray", "address": cluster.address}
 
 
 def stage_of(out: Path) -> str:
@@ -193,11 +193,11 @@ def test_interrupted_it_is_cancelled_and_goes_on_anywhere(cluster: Any, local: P
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr
-    assert "Every finished shard is safe" in stderr and "Traceback" not in stderr
+    assert "Everything finished is safe" in stderr and "Traceback" not in stderr
     assert wait_until(lambda: not hands())
     done = parts_recorded(out)
     assert len(done) >= 2
-    milldam.preprocess(config | (on(cluster) if engine == "ray" else {"engine": "local", "address": None}))
+    milldam.preprocess(config | (on(cluster) if engine == "ray" else {"executor": "local", "address": None}))
     assert_equal(out, local / "local")
 
 
@@ -221,7 +221,7 @@ def test_tokenize_with_relative_paths(cluster: Any, tmp_path: Path) -> None:
     write_lines(tmp_path / "c.jsonl", fresh_texts(6000))
     command = ("tokenize", "c.jsonl", "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--memory", "600MB")
     run_milldam(*command, "-o", "local", cwd=tmp_path)
-    done = run_milldam(*command, "-o", "ray", "--engine", "ray", "--address", cluster.address, cwd=tmp_path)
+    done = run_milldam(*command, "-o", "ray", "--executor", "ray", "--address", cluster.address, cwd=tmp_path)
     assert store_bytes(tmp_path / "ray") == store_bytes(tmp_path / "local")
     assert "6,000 documents" in done.stdout and "Traceback" not in done.stderr
 

@@ -33,7 +33,7 @@ def stores() -> Iterator[Path]:
         lines = write_lines(folder / "in.jsonl", texts)
         rules: dict[str, Any] = {"workers": 1, "memory": "1GB"}
         config = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(folder / "tokens")}
-        config |= {"splits": {"val": 0.3}, "sequence_len": 16, "packing": {"write": True}}
+        config |= {"splits": {"val": 0.3}, "seq_len": 16, "packing": {"write": True}}
         milldam.preprocess(config | rules)
         milldam.tokenize(lines, folder / "plain", tokenizer=TOKENIZER, **rules)
         milldam.map(lines, lambda rows: {"length": [len(t) for t in rows["text"]]}, folder / "table", shards=3, **rules)

@@ -22,7 +22,6 @@ from milldam.cli.export import export
 from milldam.cli.feed import feed
 from milldam.cli.import_ import import_
 from milldam.cli.inspect import inspect
-from milldam.cli.interrupting import EXIT_INTERRUPTED
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
 from milldam.cli.naming import as_option, explained
@@ -33,6 +32,7 @@ from milldam.cli.qa import qa
 from milldam.cli.qa_eval import qa_eval
 from milldam.cli.report import report
 from milldam.cli.run_units import run_units
+from milldam.cli.running import EXIT_INTERRUPTED
 from milldam.cli.schema import schema
 from milldam.cli.slurm import slurm
 from milldam.cli.stats import stats

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.options import json_option
 from milldam.markup import counted
 
 
 @click.command("dedup-index")
 @click.argument("index", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--remove", metavar="RUN", help="Forget a run: its documents are no longer duplicates for others.")
-@click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+@json_option
 def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
     """List the runs whose documents an index (`dedup.index`) has seen, or remove one.
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.options import config_file
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
+@config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Put a value over that of the file.")
 @click.option("--overwrite", is_flag=True, help="Replace the file.")
 def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrite: bool) -> None:
     """Write a configuration of Krill in today's form. What each key was is said beside it.

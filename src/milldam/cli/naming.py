@@ -13,16 +13,19 @@ _SET = "overrides"
 
 def as_option(command: click.Command, setting: Setting) -> str:
     """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
-    options = _options(command)
-    value = "" if setting.value is None or isinstance(setting.value, bool) else _text(setting.value)
-    if setting.name in options:
-        return f"{options[setting.name]} {shlex.quote(value)}" if value else options[setting.name]
-    if _SET not in options:
+    option = _options(command).get(setting.name)
+    value = _text(setting.value)
+    if option is not None:
+        long = max(option.opts, key=len)
+        return long if option.is_flag or not value else f"{long} {shlex.quote(value)}"
+    if _SET not in _options(command):
         return str(setting)
     return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return ""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -38,9 +41,10 @@ def _hint(word: str, command: click.Command) -> str:
     options = _options(command)
     meant = meant_setting(word)
     if meant is not None and Setting(meant).name in options:
-        return f" Did you mean {options[Setting(meant).name]}?"
+        return f" Did you mean {as_option(command, Setting(meant))}?"
     hint = _of_a_job(word, meant, by_file=_SET in options) if _SET in options or command.name == "tokenize" else ""
-    near = nearest(word.lstrip("-").replace("_", "-"), [option.lstrip("-") for option in options.values()])
+    known = [max(option.opts, key=len).lstrip("-") for option in options.values()]
+    near = nearest(word.lstrip("-").replace("_", "-"), known)
     return hint or (f" Did you mean --{near}?" if near else "")
 
 
@@ -61,7 +65,6 @@ def _of_a_job(word: str, meant: str | None, *, by_file: bool) -> str:
     return f" Did you mean --set {path}=...?" if by_file else f" It is {path} in a file for `milldam preprocess`."
 
 
-def _options(command: click.Command) -> dict[str, str]:
-    """The long option of each setting of a command."""
-    options = (param for param in command.params if isinstance(param, click.Option))
-    return {str(option.name): max(option.opts, key=len) for option in options}
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command by the settings that they give."""
+    return {str(option.name): option for option in command.params if isinstance(option, click.Option)}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.engine import engine_options
+from milldam.cli.options import config_file, job_options, json_option, machine_options
+from milldam.cli.running import run_and_show
 from milldam.markup import counted
 
 if TYPE_CHECKING:
@@ -20,23 +21,13 @@ if TYPE_CHECKING:
     from milldam.pipeline.needs import Needs
 
 _SAMPLE_TOKENS = 120
-_config = click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
-_set = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file: --set dedup.near.rows=8."
-)
 
 
 @click.command()
-@_config
-@_set
+@config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: memory of the file]")
-@click.option("--workers", type=int, help="Cores to use. [default: workers of the file]")
-@engine_options
-@click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+@job_options(in_file=True)
 def preprocess(
     config: Path,
     overrides: tuple[str, ...],
@@ -48,20 +39,19 @@ def preprocess(
     """Take raw data sets to a ready store: clean, deduplicate, filter, tokenize, split, pack.
 
     CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. Interrupted or killed, the same
-    command goes on where it stopped.
+    command resumes.
 
     \b
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.cli.tokenize import run_and_show
     from milldam.pipeline.job import run_job
 
     loaded = load(config, overrides, quiet=quiet, options=options)
     if dry_run:
         _show_plan(loaded, as_json=as_json)
         return
-    summary = run_and_show(partial(run_job, loaded), Path(loaded.out), as_json=as_json, quiet=quiet)
+    summary = run_and_show(partial(run_job, loaded), as_json=as_json, quiet=quiet)
     if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
         _show_sample(Path(summary.out))
 
@@ -78,12 +68,10 @@ def _show_sample(out: Path) -> None:
 
 
 @click.command()
-@_config
-@_set
+@config_file
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that will do it.")
-@click.option("--workers", type=int, help="Cores to use on each. [default: workers of the file]")
-@click.option("--memory", metavar="SIZE", help="Budget of each. [default: memory of the file]")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@machine_options(in_file=True)
+@json_option
 def plan(
     config: Path,
     overrides: tuple[str, ...],
@@ -119,10 +107,19 @@ def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
 
     planned = plan_job(config, nodes=nodes)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(planned)))
+        click.echo(json.dumps({one.name: _plain(getattr(planned, one.name)) for one in dataclasses.fields(planned)}))
         return
     for line in _plan_lines(planned, config):
         click.echo(line)
+
+
+def _plain(told: Any) -> Any:
+    """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
+    from milldam.run.planning import WorkPlan
+
+    if isinstance(told, WorkPlan):
+        return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}
+    return dataclasses.asdict(told) if dataclasses.is_dataclass(told) and not isinstance(told, type) else told
 
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:

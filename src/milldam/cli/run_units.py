@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.options import config_file, machine_options
 from milldam.errors import ConfigError, NotReadyError, ShareHeldError
 
 if TYPE_CHECKING:
@@ -22,13 +23,11 @@ _LOOK_AGAIN_SECONDS = 2.0
 
 
 @click.command("run-units")
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@config_file
 @click.option("--stage", required=True, help="prepare, a stage of the job (`milldam plan` lists them), or finish.")
 @click.option("--index", type=int, metavar="I", help="Which share, from 0.")
 @click.option("--of", type=int, metavar="N", help="How many shares there are.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
-@click.option("--memory", metavar="SIZE", help="Limit for this machine. [default: memory of the file]")
-@click.option("--workers", type=int, help="Cores to use on this machine. [default: workers of the file]")
+@machine_options(in_file=True)
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -43,10 +42,9 @@ def run_units(
     index: int | None,
     of: int | None,
     overrides: tuple[str, ...],
-    memory: str | None,
-    workers: int | None,
     wait: float,
     quiet: bool,
+    **machine: Any,
 ) -> None:
     """Do a share of a stage: what one task of an array runs, on Slurm or any other scheduler.
 
@@ -59,17 +57,17 @@ def run_units(
     milldam run-units config.yaml --stage tokenize --index 3 --of 8
     milldam run-units config.yaml --stage finish
     """
-    from milldam.cli.interrupting import EXIT_INTERRUPTED, as_interrupt
     from milldam.cli.preprocess import load
     from milldam.cli.progress import make_observer
+    from milldam.cli.running import EXIT_INTERRUPTED, as_interrupt
 
-    loaded = load(config, overrides, quiet=quiet, options={"memory": memory, "workers": workers})
+    loaded = load(config, overrides, quiet=quiet, options=machine)
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
         with make_observer(quiet=quiet) as observer:
             _patiently(_work_of(loaded, stage, index, of), observer, wait)
     except KeyboardInterrupt:
-        click.echo("\nInterrupted. What is done is safe: run or queue the same task again to go on.", err=True)
+        click.echo("\nInterrupted. Everything finished is safe. To resume, run or queue the same task again.", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.options import config_file
+
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
+@config_file
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
 @click.option("--shares", type=click.IntRange(min=1), help="Tasks of each stage, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
@@ -21,7 +23,6 @@ import click
 @click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch, as it is.")
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="How milldam is started there.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
 def slurm(
     config: Path,
     nodes: int,

@@ -126,7 +126,7 @@ def _split_lines(splits: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def _packing_lines(summary: TextSummary) -> list[str]:
     return [
-        f"Rows of {packed['sequence_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
+        f"Rows of {packed['seq_len']}, {packed['strategy']}, {name}: {counted(packed['rows'], 'row')}, "
         f"{packed['efficiency']:.2%} filled, {counted(packed['cut_documents'], 'document')} cut, "
         f"{counted(packed['tail'], 'token')} at the end left out"
         for name, packed in summary.facts["packing"].items()

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.options import config_file, json_option
+from milldam.cli.preprocess import load
+
 
 @click.command("train-tokenizer")
-@click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the file.")
+@config_file
 @click.option("--overwrite", is_flag=True, help="Replace a tokenizer that is there already.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option
 def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
     """Train a tokenizer on a sample of the data sets of CONFIG, as its key tokenizer.train says.
 
@@ -23,13 +25,9 @@ def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, a
     milldam train-tokenizer config.yaml
     milldam train-tokenizer config.yaml --set tokenizer.train.vocab_size=16_000
     """
-    from milldam.config.loading import load_config
     from milldam.pipeline.tokenizer_training import train_from_config
 
-    loaded = load_config(config, overrides, {"overwrite": True} if overwrite else {})
-    for note in loaded.notes:
-        click.echo(f"Note: {note}", err=True)
-    trained = train_from_config(loaded.config)
+    trained = train_from_config(load(config, overrides, quiet=False, options={"overwrite": overwrite}))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(trained), default=str))
         return

@@ -34,7 +34,8 @@ _MOVED: dict[KeyPath, KeyPath] = {
     ("preprocess", "dedup_cache_dir"): ("dedup", "index"),
     ("preprocess_save_shard_size",): ("shard_size",),
     ("preprocess", "save_shard_size"): ("shard_size",),
-    ("preprocess", "sequence_len"): ("sequence_len",),
+    ("sequence_len",): ("seq_len",),
+    ("preprocess", "sequence_len"): ("seq_len",),
 }
 _GONE: tuple[KeyPath, ...] = (
     ("preprocess_chunk_size",),
@@ -45,6 +46,8 @@ _GONE: tuple[KeyPath, ...] = (
 )
 _LEGACY = (*_MOVED, *_GONE)
 _FLAT = {str(path[0]) for path in _LEGACY if len(path) == 1}
+_COMMON = {"sequence_len"}
+"""Keys of other tools too, which do not make a file one of Krill's."""
 _IN_PREPROCESS = {str(path[1]) for path in _LEGACY if path[0] == "preprocess"}
 _OURS = {one.name for one in fields(Config)}
 
@@ -84,7 +87,9 @@ def is_legacy(source: dict[str, Any]) -> bool:
     """
     tokenizer = source.get("tokenizer")
     return (
-        bool(_FLAT & source.keys()) or "preprocess" in source or (isinstance(tokenizer, dict) and "hub_id" in tokenizer)
+        bool((_FLAT - _COMMON) & source.keys())
+        or "preprocess" in source
+        or (isinstance(tokenizer, dict) and "hub_id" in tokenizer)
     )
 
 
@@ -173,7 +178,7 @@ def _add_defaults(made: Conversion) -> None:
         config["out"] = DEFAULT_OUT
         made.comments[("out",)] = "dataset_prepared_path was not given"
         made.notes.append(f"dataset_prepared_path is not given: the store goes to {DEFAULT_OUT}/.")
-    if config.get("sequence_len") is None:
+    if config.get("seq_len") is None:
         made.notes.append("sequence_len is not given: no packed rows are written.")
     elif "packing" not in config:
         config["packing"] = {"strategy": "wrapped", "write": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 _SETTINGS = {
     "overwrite": ("force", "overwrite_output_dir", "overwrite_cache", "clobber"),
     "out": ("output", "output_dir", "output_path", "output_prefix", "out_dir", "save_path", "dataset_dir"),
+    "executor": ("engine", "runner"),
     "workers": ("num_workers", "num_proc", "nproc", "n_jobs", "num_jobs", "jobs", "threads", "num_threads", "cpus"),
     "memory": ("max_memory", "memory_limit", "mem", "ram"),
     "limit": ("max_samples", "max_docs", "max_documents", "num_samples", "num_documents", "samples"),
@@ -20,8 +21,8 @@ _SETTINGS = {
     ),
     "tokenizer.bos": ("bos_token", "add_bos", "add_bos_token", "prepend_bos"),
     "tokenizer.eos": ("eos_token", "eos_text", "add_eos", "add_eos_token", "append_eos", "append_eod", "eod"),
-    "sequence_len": (
-        "max_length", "max_len", "max_seq_len", "max_seq_length", "seq_len", "seq_length", "sequence_length",
+    "seq_len": (
+        "max_length", "max_len", "max_seq_len", "max_seq_length", "sequence_len", "seq_length", "sequence_length",
         "block_size", "context_length", "context_size", "chunk_size",
     ),
     "splits.val": (
@@ -38,7 +39,7 @@ _SENTENCES = {
     ),
     "Batches are made when training: store.windows(128).batches(4).": ("batch_size", "batch", "drop_last", "padding"),
     "How often data is read is up to training: batches(..., epochs=3).": ("epochs", "num_epochs"),
-    "The same command goes on where it stopped.": ("resume", "restart", "continue", "resume_from_checkpoint"),
+    "Run the same command to resume.": ("resume", "restart", "continue", "resume_from_checkpoint"),
     "Input is always read as a stream.": ("stream", "streaming"),
     "What is done is kept in the output folder; there is no other cache.": ("cache_dir", "cache", "use_cache"),
     "Text is not changed that way; a function of your own can: clean.function.": ("lowercase", "do_lower_case"),

@@ -2,7 +2,7 @@
 
 One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
 `Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
-made from other settings is never taken for this job's. Memory, workers and engine are not in it.
+made from other settings is never taken for this job's. Memory, workers and executor are not in it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class TokenizerRules:
     """Token after each document: auto, none or its text."""
     special_text: SpecialText = "special"
     """The text of a special token inside a document: the special token, as HF has it, or plain text."""
-    engine: Encoder = "auto"
+    encoder: Encoder = "auto"
     """What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. Does not change the result."""
     train: TrainingRules | None = None
     """For `milldam train-tokenizer`."""
@@ -152,8 +152,8 @@ class Config:
     """Shares of the documents that are kept apart, such as {val: 0.001}, or exact numbers of tokens, such as
     {val_tokens: 500_000}; chosen by the hash of the text."""
     packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
-    """How training will fill its rows of sequence_len tokens."""
-    sequence_len: AtLeastOne | None = None
+    """How training will fill its rows of seq_len tokens."""
+    seq_len: AtLeastOne | None = None
     """Tokens in a row; needed for packing."""
     seed: int = 0
     """Chooses other documents for splits, weights and samples."""
@@ -165,9 +165,8 @@ class Config:
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: AtLeastOne | None = None
     """Cores to use. Default: all. Does not change the result."""
-    engine: Executor = "local"
-    """Where it is worked: on this machine, or on a Ray cluster whose machines all see `out`. Does not change the
-    result."""
+    executor: Executor = "local"
+    """Where to run: this machine, or a Ray cluster whose machines all see `out`. Does not change the result."""
     address: str | None = None
     """Of the Ray cluster, such as 10.0.0.1:6379. Default: the one that runs here, else one that is started."""
     overwrite: bool = False
@@ -292,18 +291,18 @@ def _check(config: Config) -> None:
     _check_splits(config)
     _check_limit(config)
     _check_rules(config)
-    if config.engine == "local" and config.address is not None:
-        raise ConfigError(Setting("address"), ": goes with ", Setting("engine", "ray"), ".")
-    if config.packing_rules is not None and config.sequence_len is None:
-        raise ConfigError(Setting("packing"), ": needs ", Setting("sequence_len"), ", the number of tokens in a row.")
+    if config.executor == "local" and config.address is not None:
+        raise ConfigError(Setting("address"), ": goes with ", Setting("executor", "ray"), ".")
+    if config.packing_rules is not None and config.seq_len is None:
+        raise ConfigError(Setting("packing"), ": needs ", Setting("seq_len"), ", the number of tokens in a row.")
 
 
 def _check_paths(config: Config) -> None:
     paths = [path for one in config.sources for path in one.paths]
     seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
-    if config.engine == "ray" and seen_here_alone:
+    if config.executor == "ray" and seen_here_alone:
         said = f": ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
-        raise ConfigError(Setting("engine"), said)
+        raise ConfigError(Setting("executor"), said)
     if "-" not in paths:
         return
     if len(paths) > 1:

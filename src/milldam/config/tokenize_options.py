@@ -10,7 +10,7 @@ from milldam.config.checking import checked_settings
 from milldam.config.settings import Config
 
 _OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
-_OF_TOKENIZER = ("bos", "eos", "special_text")
+_OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
 
 
 def tokenize_config(
@@ -20,8 +20,6 @@ def tokenize_config(
     chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
     data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
     rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
-    if "encoder" in chosen:
-        rules["engine"] = chosen.pop("encoder")
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     given = {
         "datasets": {"path": paths, **data_set},

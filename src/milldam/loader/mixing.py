@@ -34,7 +34,7 @@ from milldam.loader.reading import Reader
 from milldam.loader.samples import Samples, samples_of
 from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import XY, Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State
+from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
 from milldam.loader.windows import Form, Windows
 from milldam.memory import available_bytes
@@ -98,7 +98,7 @@ class Mixture:
     @overload
     def windows(
         self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
-    ) -> MixedSamples[XY, XY]: ...
+    ) -> MixedSamples[TokenPair, TokenPair]: ...
     @overload
     def windows(
         self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]

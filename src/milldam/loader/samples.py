@@ -20,7 +20,7 @@ from milldam.loader.order import Order, Shuffle, Stretches, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader, require_way
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import XY, Array, BatchT, SampleT, State
+from milldam.loader.types import Array, BatchT, SampleT, State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -217,7 +217,7 @@ def widened(rows: Array, dtype: npt.DTypeLike, out: Array | None) -> Array:
     return wide
 
 
-def shifted(rows: Array, dtype: npt.DTypeLike, out: XY | None) -> XY:
+def shifted(rows: Array, dtype: npt.DTypeLike, out: TokenPair | None) -> TokenPair:
     """(x, y) of rows of one token more: y is x one token on."""
     x, y = (None, None) if out is None else out
     return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)

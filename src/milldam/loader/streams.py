@@ -19,7 +19,7 @@ from milldam.loader.order import InSequence, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
 from milldam.loader.samples import StreamSamples, at_least, counted_number, shifted
-from milldam.loader.types import XY, State
+from milldam.loader.types import State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -38,7 +38,7 @@ class Streams:
         """Batches in the data, for one rank."""
         return self._steps.steps
 
-    def __getitem__(self, step: int) -> XY:
+    def __getitem__(self, step: int) -> TokenPair:
         """The batch of one step."""
         wanted, lanes = counted_number(step, len(self), "step"), self._steps.lanes
         return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
@@ -47,7 +47,7 @@ class Streams:
         """torch's DataLoader would make batches of batches."""
         raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
 
-    def __iter__(self) -> Iterator[XY]:
+    def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.batches())
 
     def batches(
@@ -59,7 +59,7 @@ class Streams:
         prefetch: int = 0,
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
-    ) -> Batches[XY]:
+    ) -> Batches[TokenPair]:
         """The batches in order, with a state that can be saved; options as those of `Samples.batches`."""
         from milldam.loader.batches import Batches, Delivery
 
@@ -76,7 +76,7 @@ class Streams:
         return f"Streams({steps.name}: {len(self):,} batches of {steps.lanes:,} x {steps.sample_tokens:,} tokens)"
 
 
-class _Steps(StreamSamples[XY, XY]):
+class _Steps(StreamSamples[TokenPair, TokenPair]):
     """Sample t * lanes + b: step t of stretch b."""
 
     def __init__(self, data: Trainable, lanes: int, seq_len: int, way: Way) -> None:
@@ -110,7 +110,7 @@ class _Steps(StreamSamples[XY, XY]):
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return InSequence(len(self))
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: XY | None = None) -> XY:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TokenPair | None = None) -> TokenPair:
         return shifted(self._reader.rows(self._starts(numbers), self._seq_len + 1), dtype, out)
 
     def _starts(self, numbers: Int64s) -> Int64s:

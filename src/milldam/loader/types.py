@@ -17,8 +17,8 @@ Array = npt.NDArray[Any]
 Int32s = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
-XY = tuple[Int64s, Int64s]
-"""x and y, which is x one token on."""
+TokenPair = tuple[Int64s, Int64s]
+"""(x, y): y is x one token on."""
 
 State = dict[str, object]
 """Where a loader stands, as small JSON."""

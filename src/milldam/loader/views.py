@@ -15,7 +15,7 @@ from milldam.errors import ConfigError
 from milldam.loader.reading import Way
 from milldam.loader.stream import TokenStream
 from milldam.loader.streams import Streams
-from milldam.loader.types import XY, Labelled
+from milldam.loader.types import Labelled, TokenPair
 from milldam.loader.windows import Form, WindowRules, Windows
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class Trainable(ABC):
         )
 
     @overload
-    def windows(self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]) -> Windows[XY]: ...
+    def windows(
+        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
+    ) -> Windows[TokenPair]: ...
     @overload
     def windows(self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]) -> Windows[Labelled]: ...
     def windows(

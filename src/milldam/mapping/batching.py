@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from milldam.mapping.rows import Rows, joined, row_count, row_sizes, take
+from milldam.sources.rows import Rows, joined, row_count, row_sizes, take
 
 
 def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator[Rows]:

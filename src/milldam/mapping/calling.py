@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean
-from milldam.mapping.rows import Rows, column, column_names, row_count, take
+from milldam.sources.rows import Rows, column, column_names, row_count, take
 from milldam.stores.table.formats import columns_as
 
 ALL = "all"

@@ -22,15 +22,14 @@ import pyarrow as pa
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
-from milldam.mapping.places import Places
 from milldam.mapping.plan import Report, SourceOptions, indices_name
-from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows, cut_by_size
-from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject
+from milldam.sources.batch import OnReject, require_columns
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
+from milldam.sources.places import Places
+from milldam.sources.rows import Rows, cut_by_size
 
 LARGEST_IN_MEMORY = 16 << 20
 """More bytes than this are not sent to each worker, but spooled."""

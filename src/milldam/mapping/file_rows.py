@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -17,21 +18,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
-from milldam.mapping.cutting import Piece, gather_evenly
-from milldam.mapping.pieces import Hashes, pieces_of
+from milldam.mapping.pieces import Hashes, Piece, gather_evenly, pieces_of
 from milldam.mapping.plan import HASHES, Report, SourceOptions
-from milldam.mapping.reading import TEXT_COLUMNS, FileReader, csv_columns, json_columns
-from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
+from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN, open_bytes
+from milldam.sources.places import Places
+from milldam.sources.reading import FileReader, columns_of, rows_between
+from milldam.sources.rows import Rows
 from milldam.sources.splits import RowSlice
 from milldam.sources.tables import open_schema
-from milldam.sources.units import gather, whole
+from milldam.sources.units import Slice, gather, whole
 from milldam.stores.table.manifest import TableManifest
 
 _STDIN = "standard-input"
@@ -81,6 +84,48 @@ def _shards(folder: Path) -> Iterator[InputFile]:
         yield InputFile(str(folder / shard.name), "arrow", None, shard.bytes, f"xxh3 {shard.xxh3}")
 
 
+@dataclass(frozen=True, slots=True)
+class FileUnits:
+    """Reads units of files."""
+
+    files: FileReader
+
+    def read(
+        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
+    ) -> Iterator[Rows]:
+        places = places if places is not None else Places()
+        rows = self.files.rows(_slices_of(unit), on_reject, places, room)
+        chosen = unit.place.get("rows")
+        places.before = 0 if chosen is None else chosen[0]
+        return rows if chosen is None else rows_between(rows, *chosen)
+
+
+def _slices_of(unit: RowUnit) -> Iterator[Slice]:
+    return (Slice(*slice) for slice in unit.place["slices"])
+
+
+def can_be_checked(unit: RowUnit) -> bool:
+    """Whether `require_unchanged` sees every file that it reads."""
+    versions = unit.place.get("versions", ())
+    return bool(versions) and None not in versions
+
+
+def require_unchanged(unit: RowUnit) -> None:
+    """After a unit is read: whether its files are still those that its key was made of. A stat for each."""
+    for slice, version in zip(unit.place.get("slices", ()), unit.place.get("versions", ()), strict=False):
+        if version is None:
+            continue
+        try:
+            now = version_of(os.stat(slice[0]))
+        except OSError:
+            now = None
+        if now != version:
+            raise InputError(
+                f"{slice[0]}: changed while it was mapped. Run the same call again: finished units of files that did "
+                "not change are reused."
+            )
+
+
 class FilePlan:
     """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
 
@@ -122,18 +167,25 @@ class FilePlan:
 
     def _columns(self) -> list[str] | None:
         """The columns of the first file. Raises InputError when one that is wanted is not there."""
-        file = next(self._inputs.files(), None)
-        wanted = self._options.columns
-        there = _columns_of(file, self._spool) if file is not None else []
+        file, wanted = next(self._inputs.files(), None), self._options.columns
+        there = columns_of(whole(file), self._spool_folder()) if file is not None else []
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
         return list(wanted) if wanted is not None else there or None
 
+    def _spool_folder(self) -> str:
+        """Tables are unpacked into it."""
+        self._spool.mkdir(parents=True, exist_ok=True)
+        return str(self._spool)
+
     @property
-    def reader(self) -> FileReader:
-        self._spool.mkdir(parents=True, exist_ok=True)  # tables are unpacked into it
+    def _files(self) -> FileReader:
         names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
-        return FileReader(self._options.rules, self._options.columns, str(self._spool), names)
+        return FileReader(self._options.rules, self._options.columns, self._spool_folder(), names)
+
+    @property
+    def reader(self) -> FileUnits:
+        return FileUnits(self._files)
 
     # ---- standard input ----
 
@@ -225,7 +277,7 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self.reader.count(unit, room=self._options.room))
+            self._counted.append(self._files.count(_slices_of(unit), self._options.room))
         return self._counted[number]
 
     def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:
@@ -237,15 +289,3 @@ class FilePlan:
 
 def _hash(value: Any) -> str:
     return hash_bytes(json.dumps(value).encode())
-
-
-def _columns_of(file: InputFile, spool: Path) -> list[str]:
-    if file.format == "txt":
-        return list(TEXT_COLUMNS)
-    if file.format in ("jsonl", "json"):
-        return json_columns(whole(file))
-    if file.format in ("csv", "tsv"):
-        return csv_columns(file.path, file.compression, file.format)
-    if file.compression is not None:
-        spool.mkdir(parents=True, exist_ok=True)
-    return list(open_schema(whole(file), str(spool)).names)

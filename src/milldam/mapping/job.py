@@ -29,13 +29,13 @@ from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
 from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.identity import identify
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.map_run import SCHEMA, SPOOL, UNITS, MapRun, rejects_of
 from milldam.mapping.memory_gate import MemoryGate, this_process
 from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.probing import Probed, ProbeTask
-from milldam.mapping.reading import can_be_checked
 from milldam.mapping.room import MARGIN, ROOM_BYTES, Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source

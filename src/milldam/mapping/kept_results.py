@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from milldam.files import explain_os_errors
 from milldam.mapping.calling import Results
-from milldam.mapping.rows import Rows, take
+from milldam.sources.rows import Rows, take
 
 
 class KeptResults:

@@ -1,42 +1,48 @@
-"""Input files -> pieces with an identity each.
+"""Input files -> pieces with an identity each; and pieces in so many even groups.
 
-A file of lines that is larger than `shard_size` is cut every `shard_size` bytes. Such a piece is known by the hash of
-its bytes, not by the file's modification time: what is appended leaves the pieces before it as they are. That costs one
-pass over the file at the speed of the disk, when it is new or has changed; the hashes are kept in `Hashes`. Everything
-else is known by path, size and version of its file.
+A piece of a large file of lines is known by the hash of its bytes, not by the file's modification time: what is
+appended leaves the pieces before it as they are. That costs one pass over the file at the speed of the disk, when it is
+new or has changed; the hashes are kept in `Hashes`. Everything else is known by path, size and version of its file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
 from milldam.input_files import is_address, version_of
-from milldam.mapping.cutting import Piece
 from milldam.sealed import seal_line, unseal_line
 from milldam.sources.batch import TextRules
 from milldam.sources.lines import LINE, boundary_of
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import STDIN, open_bytes
-from milldam.sources.reading import seen_format
+from milldam.sources.opening import open_bytes
+from milldam.sources.reading import can_cut, seen_format, slice_file
 from milldam.sources.records import Boundary
 from milldam.sources.table_text import csv_header, slice_csv
-from milldam.sources.tables import open_arrow, slice_arrow, slice_parquet
-from milldam.sources.units import Slice, by_parts, whole
+from milldam.sources.units import Slice, by_bytes
 
 _BLOCK, _TAIL = 1 << 20, 1 << 16
 Cuts = list[tuple[int, int | None, str]]
 """(start, stop, hash of what the rows between them depend on)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file, or a slice of one."""
+
+    slice: Slice
+    identity: list[Any]
+    """What its rows depend on, plain JSON."""
+    version: str | None = None
+    """Of its file, where a look at the file can tell whether it is still that one."""
 
 
 class Hashes:
@@ -76,84 +82,58 @@ class Hashes:
 
 
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
-    """The file, cut where it is larger than `shard_size` as its format allows. `hashes` None: known by version."""
+    """The file, cut as its format allows. `hashes` None: known by version."""
     # A local file is known by the time of its last change, which can be looked up again.
     version = file.version if file.version.isdigit() and not is_address(file.path) else None
-    return (replace(piece, version=version) for piece in _cut(file, shard_size, rules, hashes))
-
-
-def _cut(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
     file = seen_format(file, shard_size)
-    if file.format == "parquet":
-        yield from (_by_version(file, slice) for slice in slice_parquet(file, shard_size))
-    elif file.format == "arrow":
-        yield from (_by_version(file, slice) for slice in _slice_arrow(file, shard_size))
-    elif file.compression is not None or file.path == STDIN or file.size <= shard_size or file.format == "json":
-        yield _by_version(file, whole(file))
-    elif file.format in ("csv", "tsv"):
-        yield from _csv_pieces(file, shard_size, hashes)
-    else:
-        yield from _byte_pieces(file, shard_size, rules, hashes)
-
-
-def _known_as(file: InputFile) -> str:
-    """However its path is spelled; but in rows of plain text it stands as it is."""
-    return file.path if file.format == "txt" or is_address(file.path) else os.path.abspath(file.path)
-
-
-def _by_version(file: InputFile, slice: Slice) -> Piece:
-    return Piece(slice, [_known_as(file), file.compression, file.size, file.version, slice.start, slice.stop])
-
-
-def _slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """As for reading text; besides, a large local file in the stream format (as HF writes them) is cut too."""
-    if file.compression is not None or file.size <= shard_size:
-        yield whole(file)
+    # However its path is spelled; but in rows of plain text it stands as it is.
+    name = file.path if file.format == "txt" or is_address(file.path) else os.path.abspath(file.path)
+    if hashes is None or not _is_cut_by_bytes(file, shard_size, rules):
+        for slice in slice_file(file, shard_size, rules):
+            identity = [name, file.compression, file.size, file.version, slice.start, slice.stop]
+            yield Piece(slice, identity, version)
         return
-    with open_arrow(file.path, None, None) as reader:
-        is_stream = not hasattr(reader, "num_record_batches")
-        if is_stream and not is_address(file.path):
-            try:
-                sizes = [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
-            except (pa.ArrowInvalid, OSError):
-                sizes = []
-            yield from by_parts(file, sizes, shard_size) if sizes else [whole(file)]
-            return
-    yield from slice_arrow(file, shard_size)
+    how, find = _hashing(file, shard_size, rules)
+    cuts = hashes.cuts(file, how, find)
+    for (start, stop, digest), end in zip(cuts, [*(start for start, _, _ in cuts[1:]), file.size], strict=True):
+        yield Piece(Slice(file.path, file.format, None, start, stop, end - start), [name, start, digest], version)
 
 
-# ---- lines and other separated records ----
+def _is_cut_by_bytes(file: InputFile, shard_size: int, rules: TextRules) -> bool:
+    has_bytes = file.format not in ("parquet", "arrow") and can_cut(file, rules)
+    return has_bytes and file.size > shard_size * 1.25 and not is_address(file.path)
 
 
-def _byte_pieces(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
+def _hashing(file: InputFile, shard_size: int, rules: TextRules) -> tuple[str, Callable[[], Cuts]]:
+    """What the cuts of a file depend on beside it, and how to find them."""
+    if file.format in ("csv", "tsv"):
+        return f"{file.format} {shard_size}", lambda: _hash_csv(file, shard_size)
     boundary = LINE if file.format == "jsonl" else boundary_of(rules)
-    if boundary is None or not boundary.splittable:
-        yield _by_version(file, whole(file))
-        return
-    edges = [*range(0, file.size, shard_size), None]
+    assert boundary is not None
     how = json.dumps([shard_size, type(boundary).__name__, [one.hex() for one in boundary.separators]])
-    yield from _pieces(file, edges, how, hashes, lambda: _hash_records(file, edges, boundary))
+    return how, lambda: _hash_records(file, by_bytes(file, shard_size), boundary)
 
 
-def _pieces(
-    file: InputFile, edges: list[int | None], how: str, hashes: Hashes | None, find: Callable[[], Cuts]
-) -> Iterator[Piece]:
-    local = hashes is not None and not is_address(file.path)
-    cuts = hashes.cuts(file, how, find) if hashes is not None and local else [(a, b, "") for a, b in pairwise(edges)]
-    ends = [start for start, _, _ in cuts[1:]]
-    for (start, stop, digest), end in zip(cuts, [*ends, file.size], strict=True):
-        assert start is not None
-        slice = Slice(file.path, file.format, None, start, stop, (end or 0) - start)
-        yield Piece(slice, [_known_as(file), start, digest]) if local else _by_version(file, slice)
+def _hash_csv(file: InputFile, shard_size: int) -> Cuts:
+    header = csv_header(file.path, None, file.format)
+    with open_bytes(file.path) as source:
+        return [
+            (one.start, one.stop, hash_bytes(_csv_facts(header, _hash_range(source, one.start, one.stop))))
+            for one in slice_csv(file, shard_size)
+        ]
 
 
-def _hash_records(file: InputFile, edges: list[int | None], boundary: Boundary) -> Cuts:
+def _csv_facts(header: list[str], digest: xxhash.xxh3_128) -> bytes:
+    facts: list[Any] = [header, digest.hexdigest()]
+    return json.dumps(facts).encode()
+
+
+def _hash_records(file: InputFile, slices: Iterable[Slice], boundary: Boundary) -> Cuts:
     """Reads each byte once, but for ends of records. Where a giant record goes on and none begins, there is no cut."""
     cuts: Cuts = []
     reached = 0
     with open_bytes(file.path) as source:
-        for start, stop in pairwise(edges):
-            assert start is not None
+        for start, stop in ((slice.start, slice.stop) for slice in slices):
             if start < reached and (file.size if stop is None else stop) <= reached:
                 continue
             # What stands right before tells whether a record begins at `start`.
@@ -193,24 +173,34 @@ def _hash_tail(digest: xxhash.xxh3_128, source: IO[bytes], stop: int, boundary: 
     return position + len(held)
 
 
-# ---- CSV ----
+# ---- groups ----
 
 
-def _csv_pieces(file: InputFile, shard_size: int, hashes: Hashes | None) -> Iterator[Piece]:
-    def find() -> Cuts:
-        header = csv_header(file.path, None, file.format)
-        with open_bytes(file.path) as source:
-            return [
-                (one.start, one.stop, hash_bytes(_csv_facts(header, _hash_range(source, one.start, one.stop))))
-                for one in slice_csv(file, shard_size)
-            ]
+def gather_evenly(pieces: Iterable[Piece], shards: int, *, count: int, total: int) -> Iterator[list[Piece]]:
+    """`shards` groups of even size, or as many as there are pieces. `count`, `total`: pieces, and bytes in all."""
+    group: list[Piece] = []
+    done = number = begun = 0
+    for seen, piece in enumerate(pieces):
+        goal = begun + (total - begun) / (shards - number)
+        # A group for each of those that are still to come must be left.
+        short = count - seen <= shards - 1 - number
+        if group and number < shards - 1 and (short or done + piece.slice.size / 2 > goal):
+            yield _merged(group)
+            group, begun, number = [], done, number + 1
+        group.append(piece)
+        done += piece.slice.size
+    if group:
+        yield _merged(group)
 
-    if hashes is None or is_address(file.path):
-        yield from (_by_version(file, slice) for slice in slice_csv(file, shard_size))
-        return
-    yield from _pieces(file, [], f"{file.format} {shard_size}", hashes, find)
 
-
-def _csv_facts(header: list[str], digest: xxhash.xxh3_128) -> bytes:
-    facts: list[Any] = [header, digest.hexdigest()]
-    return json.dumps(facts).encode()
+def _merged(group: list[Piece]) -> list[Piece]:
+    """Neighbours in a file become one piece."""
+    merged = group[:1]
+    for piece in group[1:]:
+        before, slice = merged[-1], piece.slice
+        if before.slice.path == slice.path and before.slice.stop == slice.start:
+            joint = replace(before.slice, stop=slice.stop, size=before.slice.size + slice.size)
+            merged[-1] = Piece(joint, [*before.identity, *piece.identity], before.version)
+        else:
+            merged.append(piece)
+    return merged

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milldam.mapping.places import Places
-from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
+from milldam.sources.places import Places
+from milldam.sources.rows import Rows
 from milldam.sources.units import SHARD_SIZE
 
 if TYPE_CHECKING:

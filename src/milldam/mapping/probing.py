@@ -17,17 +17,17 @@ import pyarrow as pa
 
 from milldam.mapping.calling import Caller, CallRules, Results
 from milldam.mapping.carrying import Carried, Load
+from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.memory_gate import PeakMeter, this_process
-from milldam.mapping.reading import require_unchanged
 from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows, byte_size, column, column_names, row_count
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.unit_list import read_units
 from milldam.mapping.working import FAILED, UnitCalls
 from milldam.memory import release, usage
 from milldam.run.tasks import PART, Report, Work
 from milldam.sources.batch import Reject
+from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema
 
 MOST_UNITS = 4

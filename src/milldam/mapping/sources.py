@@ -28,10 +28,10 @@ from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
 from milldam.mapping.plan import Report, RowReader, SourceOptions, SourcePlan
-from milldam.mapping.rows import Rows
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.mapping.units import RowUnit
 from milldam.sources.data_sets import split_names
+from milldam.sources.rows import Rows
 from milldam.sources.splits import ALL, parse_split
 
 __all__ = [

@@ -22,16 +22,15 @@ import xxhash
 
 from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
-from milldam.mapping.cutting import Piece, gather_evenly
-from milldam.mapping.places import Places
+from milldam.mapping.pieces import Piece, gather_evenly
 from milldam.mapping.plan import Report, SourceOptions
-from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
-from milldam.mapping.table_rows import require_columns
 from milldam.mapping.units import RowUnit
 from milldam.sealed import is_whole, read_sealed, seal_line, unseal_line, write_sealed
-from milldam.sources.batch import OnReject
+from milldam.sources.batch import OnReject, require_columns
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
+from milldam.sources.places import Places
+from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.sources.units import Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096

@@ -20,14 +20,12 @@ from milldam.errors import InputError, Setting
 from milldam.mapping.batching import batches
 from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError
 from milldam.mapping.carrying import Carried
+from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.leak_check import LeakCheck
 from milldam.mapping.memory_gate import MemoryGate, this_process
-from milldam.mapping.places import Place, Places, shown
 from milldam.mapping.plan import RowReader
-from milldam.mapping.reading import require_unchanged
 from milldam.mapping.room import Room
-from milldam.mapping.rows import Rows, byte_size, column_names, row_count
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
 from milldam.mapping.units import RowUnit
@@ -36,6 +34,8 @@ from milldam.pipeline.aside import RejectFile
 from milldam.pipeline.assignments import REPORT_SECONDS
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.batch import OnReject, Reject
+from milldam.sources.places import Place, Places, shown
+from milldam.sources.rows import Rows, byte_size, column_names, row_count
 from milldam.stores.table.manifest import MadeUnit, TableSchema
 
 FAILED = "function_failed"

@@ -2,7 +2,7 @@
 
 `buffer` pieces are looked at together, the longest first; each goes to the fullest row that has room for it. Rows that
 are not full stay open for the next pieces: the emptiest ones, of `_OPEN_TOKENS` tokens in all. So the result follows
-from the order of document lengths, `sequence_len` and `buffer` alone, and memory is bounded: about 200 bytes for each
+from the order of document lengths, `seq_len` and `buffer` alone, and memory is bounded: about 200 bytes for each
 piece of the buffer, and 24 for each piece in an open row.
 
 Rows come when they are closed, after each `buffer` of pieces; those that are closed together in the order of their
@@ -28,10 +28,10 @@ _BLOCK_BITS = 11
 _IN_BLOCK = (1 << _BLOCK_BITS) - 1
 
 
-def best_fit_rows(pieces: Iterator[Pieces], sequence_len: int, *, buffer: int) -> Iterator[Rows]:
+def best_fit_rows(pieces: Iterator[Pieces], seq_len: int, *, buffer: int) -> Iterator[Rows]:
     """Rows as they are finished: full, or closed to make place for emptier ones."""
-    most_open = max(1, min(_MOST_OPEN, buffer // 8, _OPEN_TOKENS // sequence_len))
-    space = _FreeSpace(sequence_len)
+    most_open = max(1, min(_MOST_OPEN, buffer // 8, _OPEN_TOKENS // seq_len))
+    space = _FreeSpace(seq_len)
     held, held_rows = Pieces.none(), np.empty(0, np.int64)
     for window in _windows(pieces, buffer):
         order = np.argsort(-window.lengths, kind="stable")
@@ -74,11 +74,11 @@ def _in_order(pieces: Pieces, rows: Int64s) -> Rows:
 class _FreeSpace:
     """The open rows by the room that they have left."""
 
-    def __init__(self, sequence_len: int) -> None:
-        self._row = sequence_len
+    def __init__(self, seq_len: int) -> None:
+        self._row = seq_len
         self._opened = 0
         self._rows: defaultdict[int, list[int]] = defaultdict(list)
-        self._lengths = _LengthSet(sequence_len)
+        self._lengths = _LengthSet(seq_len)
         """Every length that is the room of some row."""
 
     def place(self, lengths: Int64s) -> Int64s:

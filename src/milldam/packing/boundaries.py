@@ -59,12 +59,10 @@ def read_boundaries(store: Store, first: int, last: int) -> Boundaries:
     """The pieces of rows [first, last) of a store of rows, across its shards."""
     parts: list[Boundaries] = []
     start = 0
-    for shard in store.manifest.shards:
-        if store.split_name not in (None, shard.split):
-            continue
+    for shard in store.shards:
         here = max(first - start, 0), min(last - start, shard.documents)
         if here[0] < here[1]:
-            parts.append(boundaries_of(Index.map(store.path / f"{shard.name}.idx"), *here))
+            parts.append(boundaries_of(store.open_index(shard), *here))
         start += shard.documents
     if not parts:
         raise IndexError(f"rows {first:,} to {last:,} of a store of {len(store):,} rows")

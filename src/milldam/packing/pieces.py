@@ -1,7 +1,7 @@
-"""A split's document lengths -> pieces that fit a row, as arrays of bounded size.
+"""A split's document lengths -> pieces that fit a row, and rows of them end to end, as arrays of bounded size.
 
-A position is that of a token in the split's stream: its documents end to end, in store order. Reads the indexes of a
-store and none of its tokens; holds at most `CHUNK` documents and `CHUNK` pieces at a time, however long a document is.
+A position is that of a token in the split's stream: its documents end to end, in store order. Holds the documents that
+come at a time and `CHUNK` pieces, however long a document is.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milldam.stores.tokens import Store
-from milldam.stores.tokens.format import Index, Int64s
-from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.tokens.format import Int64s
 
 CHUNK = 1 << 16
 
@@ -53,35 +51,23 @@ class Rows:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def parts(self, most: int) -> Iterator[Rows]:
-        """The same rows, at most so many at a time."""
-        ends = np.concatenate(([0], np.cumsum(self.counts)))
-        for first in range(0, len(self), most):
-            counts = self.counts[first : first + most]
-            yield Rows(self.pieces[int(ends[first]) : int(ends[first + len(counts)])], counts)
-
-
-def split_shards(manifest: Manifest, split: str) -> list[Shard]:
-    return [shard for shard in manifest.shards if shard.split == split]
-
-
-def document_lengths(store: Store, split: str) -> Iterator[Int64s]:
-    """Tokens of each document of a split in order, a bounded number at a time."""
-    for shard in split_shards(store.manifest, split):
-        yield from Index.map(store.path / f"{shard.name}.idx").length_blocks()
+    def __getitem__(self, part: slice) -> Rows:
+        first, stop, _ = part.indices(len(self))
+        counts, before = self.counts[first:stop], int(self.counts[:first].sum())
+        return Rows(self.pieces[before : before + int(counts.sum())], counts)
 
 
 class Cutter:
-    """Document lengths in, pieces of at most `sequence_len` tokens out.
+    """Document lengths in, pieces of at most `seq_len` tokens out.
 
     `wrapped`: cuts lie where rows end when documents lie end to end. Otherwise each document is cut from its own start,
     into pieces of a whole row and a remainder.
     """
 
-    def __init__(self, sequence_len: int, *, wrapped: bool) -> None:
+    def __init__(self, seq_len: int, *, wrapped: bool) -> None:
         self.cut_documents = 0
         """Documents that became more than one piece, so far."""
-        self._row = sequence_len
+        self._row = seq_len
         self._wrapped = wrapped
 
     def __call__(self, documents: Iterable[Int64s]) -> Iterator[Pieces]:
@@ -104,3 +90,25 @@ class Cutter:
             stops = np.minimum(begins + self._row, ends[document])
             begins = np.maximum(begins, starts[document])
             yield Pieces(begins, stops - begins)
+
+
+def wrapped_rows(pieces: Iterator[Pieces], seq_len: int, *, pad_last: bool) -> Iterator[Rows]:
+    """Documents end to end, in rows of pieces that were cut where rows end.
+
+    The last, partial row comes only when it is to be padded. Holds the pieces of one chunk and of the row that is open.
+    """
+    open_row = Pieces.none()
+    for chunk in pieces:
+        waiting = join((open_row, chunk))
+        ends = waiting.starts + waiting.lengths
+        full = int(np.searchsorted(ends, ends[-1] // seq_len * seq_len, side="right"))
+        if full:
+            yield _rows(waiting[:full], seq_len)
+        open_row = waiting[full:]
+    if pad_last and len(open_row):
+        yield _rows(open_row, seq_len)
+
+
+def _rows(pieces: Pieces, seq_len: int) -> Rows:
+    row = pieces.starts // seq_len
+    return Rows(pieces, np.bincount(row - row[0]).astype(np.int64))

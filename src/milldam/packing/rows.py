@@ -1,13 +1,14 @@
 """What comes of packing: the figures alone, or the rows on disk.
 
 `plan_rows` reads indexes only. `write_rows` writes a folder that is itself a store (docs/format.md): its documents are
-the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, sequence_len)` is the rows of a shard. Its manifest names
+the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, seq_len)` is the rows of a shard. Its manifest names
 the store it was made from by fingerprint, and is written last: a write that was killed starts again.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import explain_os_errors, remove_temporaries, sync_folder, write_file
+from milldam.loader.boundaries import document_lengths
+from milldam.loader.stores import Store
+from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Rows, document_lengths, split_shards
+from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.row_shards import RowForm, write_shards
 from milldam.packing.rules import PackingRules
-from milldam.packing.wrapped import wrapped_rows
-from milldam.stores.tokens import Store, open_store
 from milldam.stores.tokens.format import MAX_SEQUENCE
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 
@@ -32,7 +34,7 @@ class Packed:
     """How a split was packed. Tokens and padding fill the rows; tokens and tail are the whole split."""
 
     strategy: str
-    sequence_len: int
+    seq_len: int
     rows: int
     tokens: int
     """Tokens in the rows, padding not counted."""
@@ -45,7 +47,7 @@ class Packed:
     @property
     def efficiency(self) -> float:
         """Share of the rows that is not padding."""
-        return self.tokens / (self.rows * self.sequence_len) if self.rows else 1.0
+        return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"efficiency": round(self.efficiency, 6)}
@@ -54,15 +56,14 @@ class Packed:
 class _Packing:
     """Packs one split; counts what passes."""
 
-    def __init__(self, store: Store, split: str, rules: PackingRules, sequence_len: int) -> None:
-        _check(rules, sequence_len)
-        self._store, self._split = store, split
-        self._rules, self._row = rules, sequence_len
-        self._cutter = Cutter(sequence_len, wrapped=rules.strategy == "wrapped")
+    def __init__(self, stream: TokenStream, rules: PackingRules, seq_len: int) -> None:
+        _check(rules, seq_len)
+        self._stream, self._rules, self._row = stream, rules, seq_len
+        self._cutter = Cutter(seq_len, wrapped=rules.strategy == "wrapped")
         self._counted_rows = self._counted_tokens = 0
 
     def rows(self) -> Iterator[Rows]:
-        pieces = self._cutter(document_lengths(self._store, self._split))
+        pieces = self._cutter(document_lengths(self._stream))
         if self._rules.strategy == "wrapped":
             made = wrapped_rows(pieces, self._row, pad_last=self._rules.pad_last)
         else:
@@ -74,83 +75,82 @@ class _Packing:
 
     def figures(self) -> Packed:
         """Once all rows have passed."""
-        whole = sum(shard.tokens for shard in split_shards(self._store.manifest, self._split))
         rows, tokens = self._counted_rows, self._counted_tokens
         return Packed(
             strategy=self._rules.strategy,
-            sequence_len=self._row,
+            seq_len=self._row,
             rows=rows,
             tokens=tokens,
             padding=rows * self._row - tokens,
-            tail=whole - tokens,
+            tail=self._stream.tokens - tokens,
             cut_documents=self._cutter.cut_documents,
         )
 
 
-def _check(rules: PackingRules, sequence_len: int) -> None:
-    if not 1 <= sequence_len <= MAX_SEQUENCE:
-        raise ConfigError(f"sequence_len: {sequence_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
+def _check(rules: PackingRules, seq_len: int) -> None:
+    if not 1 <= seq_len <= MAX_SEQUENCE:
+        raise ConfigError(f"seq_len: {seq_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
     if rules.buffer < 1:
         raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
 
 
-def pack(
-    store_path: str | Path, rules: PackingRules, sequence_len: int, folder: Path | None
-) -> dict[str, dict[str, Any]]:
+def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path | None) -> dict[str, dict[str, Any]]:
     """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one)."""
-    store = open_store(store_path)
+    store = Store(store_path)
     if folder is None:
-        packed = {split: plan_rows(store_path, split, rules, sequence_len) for split in store.splits}
+        packed = {split: plan_rows(store_path, split, rules, seq_len) for split in store.splits}
     else:
         pad_id = store.manifest.tokenizer.get("eos") or 0
-        packed = write_rows(store_path, folder, rules, sequence_len=sequence_len, pad_id=pad_id)
+        packed = write_rows(store_path, folder, rules, seq_len=seq_len, pad_id=pad_id)
     return {split: figures.as_dict() for split, figures in packed.items()}
 
 
-def plan_rows(store_path: str | Path, split: str, rules: PackingRules, sequence_len: int) -> Packed:
+def plan_rows(store_path: str | Path, split: str, rules: PackingRules, seq_len: int) -> Packed:
     """The figures of packing a split, without reading or writing a token."""
-    packing = _Packing(open_store(store_path, split=split), split, rules, sequence_len)
+    packing = _Packing(Store(store_path, split=split).stream(), rules, seq_len)
     for _ in packing.rows():
         pass
     return packing.figures()
 
 
 def write_rows(
-    store_path: str | Path, folder: Path, rules: PackingRules, *, sequence_len: int, pad_id: int
+    store_path: str | Path, folder: Path, rules: PackingRules, *, seq_len: int, pad_id: int
 ) -> dict[str, Packed]:
     """Write the rows of every split into a folder, unless they lie there already; the figures by split.
 
     Call it while holding the lock of the run: what another write left there is removed.
     """
-    _check(rules, sequence_len)
-    store = open_store(store_path)
+    _check(rules, seq_len)
+    store = Store(store_path)
     if not 0 <= pad_id < store.vocab_size:
         raise ConfigError(f"pad id {pad_id:,} is outside the vocabulary of {store.vocab_size:,} tokens.")
-    wanted = _settings(store, rules, sequence_len, pad_id)
+    wanted = _settings(store, rules, seq_len, pad_id)
     found = _read_finished(folder)
     if found is not None and _is_current(found, wanted, store.manifest, folder):
         return {split: _from_dict(figures) for split, figures in found.settings["packed"].items()}
     _clear(folder)
-    form = RowForm(store.manifest.dtype, sequence_len, pad_id)
+    form = RowForm(store.manifest.dtype, seq_len, pad_id)
     shards: list[Shard] = []
     packed: dict[str, Packed] = {}
     for split in store.splits:
-        packing = _Packing(store, split, rules, sequence_len)
-        shards += write_shards(store, split, packing.rows(), form, folder)
+        stream = store.named_part(split).stream()
+        packing = _Packing(stream, rules, seq_len)
+        shards += write_shards(stream, split, packing.rows(), form, folder)
         packed[split] = packing.figures()
     _finish(folder, store, wanted | {"packed": {name: one.as_dict() for name, one in packed.items()}}, shards)
     return packed
 
 
-def _settings(store: Store, rules: PackingRules, sequence_len: int, pad_id: int) -> dict[str, Any]:
+def _settings(store: Store, rules: PackingRules, seq_len: int, pad_id: int) -> dict[str, Any]:
     """All that the rows follow from."""
+    counts = Counter(shard.split for shard in store.shards)
     own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
     return {
         "packing": {"strategy": rules.strategy} | own,
-        "sequence_len": sequence_len,
+        "seq_len": seq_len,
         "pad_id": pad_id,
         "source": store.fingerprint,
-        "source_splits": {split: len(split_shards(store.manifest, split)) for split in store.splits},
+        "source_splits": {split: counts[split] for split in store.splits},
     }
 
 
@@ -171,12 +171,12 @@ def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folde
     same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
     if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
         return False
-    files = [(f"{s.name}.{kind}", record["bytes"]) for s in found.shards for kind, record in _records(s)]
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files)
-
-
-def _records(shard: Shard) -> tuple[tuple[str, dict[str, Any]], ...]:
-    return ("bin", shard.bin), ("idx", shard.idx)
+    files = {f"{shard.name}.bin": shard.bin for shard in found.shards}
+    files |= {f"{shard.name}.idx": shard.idx for shard in found.shards}
+    return all(
+        (folder / name).is_file() and (folder / name).stat().st_size == record["bytes"]
+        for name, record in files.items()
+    )
 
 
 def _from_dict(figures: dict[str, Any]) -> Packed:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingRules:
-    """Rows of sequence_len tokens."""
+    """Rows of seq_len tokens."""
 
     strategy: Literal["wrapped", "best_fit"] = "wrapped"
     """wrapped: documents end to end, cut wherever a row is full.

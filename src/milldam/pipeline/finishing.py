@@ -221,8 +221,8 @@ def _output_bytes(folder: RunFolder) -> int:
 def _packing_told(config: Config, told: dict[str, Any]) -> dict[str, Any]:
     """The figures of rows that are not written, where the summary has them for these rules."""
     rules, packing = config.packing_rules, told.get("facts", {}).get("packing", {})
-    wanted = rules and (rules.strategy, config.sequence_len)
-    same = all((one["strategy"], one["sequence_len"]) == wanted for one in packing.values())
+    wanted = rules and (rules.strategy, config.seq_len)
+    same = all((one["strategy"], one["seq_len"]) == wanted for one in packing.values())
     return packing if rules is not None and not rules.write and same else {}
 
 
@@ -270,8 +270,8 @@ def make_report(folder: RunFolder) -> None:
 def pack_store(config: Config, out: Path) -> dict[str, Any]:
     """Figures of the rows of every split; the rows themselves where they are wanted."""
     rules = config.packing_rules
-    assert rules is not None and config.sequence_len is not None
-    return pack(out, rules, config.sequence_len, out / PACKED_FOLDER if rules.write else None)
+    assert rules is not None and config.seq_len is not None
+    return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)
 
 
 def _gather_dropped(folder: RunFolder, parts: Iterator[Path]) -> None:

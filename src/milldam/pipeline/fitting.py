@@ -95,7 +95,7 @@ class Fitting:
         if config.limit is not None:
             return True
         small = self.prepared.identity.input["bytes"] < SMALL_INPUT
-        if config.engine == "local" and config.workers is None and small:
+        if config.executor == "local" and config.workers is None and small:
             return True
         paths = (path for one in config.sources for path in one.paths)
         return any(path == STDIN or path.startswith("memory://") for path in paths)

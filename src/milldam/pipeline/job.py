@@ -22,7 +22,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, Setting, StoreError
 from milldam.memory import Budget, usage
 from milldam.pipeline.arranging import Arrangement
 from milldam.pipeline.assignments import Assignment
@@ -92,17 +92,18 @@ def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
 
 def require_arrays(config: Config) -> None:
     """Raise ConfigError when the job can't be done by tasks of a job array."""
-    if config.engine != "local":
-        raise ConfigError(f"engine: {config.engine}: array tasks work on the machine that each is on. Leave it out.")
+    if config.executor != "local":
+        raise ConfigError(Setting("executor"), f": {config.executor}: array tasks work each on its own machine.")
     if config.limit is not None:
-        raise ConfigError("limit counts documents in one process, not in arrays. Use max_documents of the data sets.")
+        said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
+        raise ConfigError(Setting("limit"), said)
     alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
     if alone:
         raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
 
 
 def _options(config: Config, name: Path | None = None, held_bytes: int = 0) -> Options:
-    return Options(Path(config.out), config.memory, config.engine, config.address, config.overwrite, name, held_bytes)
+    return Options(Path(config.out), config.memory, config.executor, config.address, config.overwrite, name, held_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,8 @@ class TokenJob:
     def prepare(self, session: Session) -> Prepared:
         folder, config = session.folder, self._config
         if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
-            raise ConfigError(f"{config.out} exists, and standard input can't be compared with it. Use --overwrite.")
+            said = f"{config.out} exists, and standard input can't be compared with it. Use "
+            raise ConfigError(said, Setting("overwrite", True), ".")
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:

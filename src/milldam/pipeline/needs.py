@@ -146,7 +146,7 @@ class _Sizes:
         self.index_bytes = load.documents * INDEX_BYTES + self.shards * INDEX_HEAD_BYTES
         self.packed_bytes = 0
         if packing is not None and packing.write:
-            rows = load.tokens // (config.sequence_len or 1)
+            rows = load.tokens // (config.seq_len or 1)
             self.packed_bytes = load.token_bytes + (load.documents + rows // 2) * INDEX_BYTES
 
 

@@ -265,7 +265,7 @@ def pick_engine(config: Config, prepared: Prepared) -> Choice:
     """The engine to encode with, proved on samples."""
     rules = config.tokenizer_rules
     return choose_engine(
-        rules.engine,
+        rules.encoder,
         prepared.tokenizer_json,
         prepared.expected,
         plain_specials=rules.special_text == "plain",

@@ -23,8 +23,7 @@ from milldam.sources.compression import DamagedError, compression_of, read_block
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.giant import parts_of_line
 from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
-from milldam.sources.jsonl import json_blocks, uncut
-from milldam.sources.lines import BOM
+from milldam.sources.jsonl import json_blocks
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.records import WHOLE, Block
@@ -249,8 +248,6 @@ def _read_lines(file: InputFile, largest: int) -> Iterator[Record]:
                     yield _parsed(begin, rest, where, largest)
                     behind = f"behind {where}"
         except DamagedError as error:
-            for block in uncut(error):
-                yield _parsed(block.data, None, f"line {block.line}", largest)
             yield Record(behind, None, error=MalformedError(error.reason, str(error)))
 
 
@@ -267,7 +264,6 @@ def _lines_of(block: Block, blocks: Iterator[Block]) -> Iterator[tuple[int, byte
 
 def _parsed(begin: bytes, rest: Iterator[bytes] | None, where: str, largest: int) -> Record:
     """The record in a line; of one that is too long to be held, without what makes it so."""
-    begin = begin.removeprefix(BOM)
     try:
         if rest is None and len(begin) <= largest:
             return Record(where, json.loads(begin.decode("utf-8", "surrogateescape"), strict=False))
@@ -289,35 +285,13 @@ def _parsed(begin: bytes, rest: Iterator[bytes] | None, where: str, largest: int
 def _read_table(
     file: InputFile, columns: Sequence[str], needed: Sequence[str], spool: str | None, largest: int
 ) -> Iterator[Record]:
-    import pyarrow as pa
+    from milldam.sources.tables import table_batches
 
-    row = 0
-    try:
-        for batch in _batches(file, columns, needed, spool):
-            yield from _rows(batch, row, largest)
-            row += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = str(error).splitlines()[0][:160]
-        raise InputError(f"{file.path}: not a whole {file.format} file ({reason}). Get or make it again.") from None
+    def choose(schema: Any) -> list[str]:
+        return _columns(schema.names, columns, needed, file.path)
 
-
-def _batches(file: InputFile, columns: Sequence[str], needed: Sequence[str], spool: str | None) -> Iterator[Any]:
-    from milldam.sources.tables import open_arrow, open_parquet, rows_at_a_time
-
-    if file.format == "parquet":
-        with open_parquet(file.path, file.compression, spool) as parquet:
-            wanted = _columns(parquet.schema_arrow.names, columns, needed, file.path)
-            for group in range(parquet.metadata.num_row_groups):
-                rows = min(_ROWS, rows_at_a_time(parquet.metadata.row_group(group), "context"))
-                yield from parquet.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False)
-        return
-    with open_arrow(file.path, file.compression, spool) as reader:
-        wanted = _columns(reader.schema.names, columns, needed, file.path)
-        count = getattr(reader, "num_record_batches", None)
-        for batch in iter(reader) if count is None else map(reader.get_batch, range(count)):
-            chosen = batch.select(wanted)
-            chosen.validate(full=False)
-            yield chosen
+    for row, batch in table_batches(whole(file), choose, spool):
+        yield from _rows(batch, row, largest)
 
 
 def _columns(there: Sequence[str], wanted: Sequence[str], needed: Sequence[str], path: str) -> list[str]:

@@ -71,11 +71,11 @@ def packing(facts: Facts) -> Section | None:
     rows = facts.packing
     if not rows:
         return None
-    total, room = sum(one.rows for one in rows), sum(one.rows * one.sequence_len for one in rows)
-    filled = sum(one.efficiency * one.rows * one.sequence_len for one in rows)
+    total, room = sum(one.rows for one in rows), sum(one.rows * one.seq_len for one in rows)
+    filled = sum(one.efficiency * one.rows * one.seq_len for one in rows)
     tiles = [
         Tile("Strategy", shorten(rows[0].strategy.replace("_", " "), 20)),
-        Tile("Tokens a row", f"{rows[0].sequence_len:,}"),
+        Tile("Tokens a row", f"{rows[0].seq_len:,}"),
         Tile("Rows", short_count(total), "", f"{total:,}" if total >= 10_000 else ""),
         Tile("Efficiency", f"{100 * filled / max(room, 1):.2f}", "%"),
     ]

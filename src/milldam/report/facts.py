@@ -54,7 +54,7 @@ class Packing:
 
     split: str
     strategy: str
-    sequence_len: int
+    seq_len: int
     rows: int
     padding: int
     tail: int
@@ -183,7 +183,7 @@ def _clusters(kind: str, told: dict[str, Any]) -> Clusters | None:
 
 
 def _packing(split: str, told: dict[str, Any]) -> Packing | None:
-    names = ("sequence_len", "rows", "padding", "tail", "cut_documents")
+    names = ("seq_len", "rows", "padding", "tail", "cut_documents")
     row_length, rows, padding, tail, cut = (_positive(told.get(name)) or 0 for name in names)
     efficiency = as_number(told.get("efficiency"))
     if not rows:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
+from milldam.errors import ConfigError, InputError, ResourceError, Setting, WorkerError
 from milldam.memory import format_size
 from milldam.run.pools import LocalPool, Workers
 from milldam.run.ray_node import ERROR, TOLD, Hand, look
@@ -61,8 +61,9 @@ class RayPool:
         named = address or os.environ.get("RAY_ADDRESS", "")
         if named.startswith("ray://") or self._ray.util.client.ray.is_connected():
             raise ConfigError(
-                "Ray Client (ray://) can't stream what workers report.\n"
-                "Run milldam on a machine of the cluster, with --address HOST:6379, or with `ray job submit`."
+                "Ray Client (ray://) can't stream what workers report.\nRun milldam on a machine of the cluster, with ",
+                Setting("address", "HOST:6379"),
+                ", or with `ray job submit`.",
             )
         if self._started:
             self._connect(address)
@@ -87,7 +88,9 @@ class RayPool:
             where = address or "here"
             raise InputError(
                 f"No Ray cluster could be reached ({where}): {str(error).splitlines()[0]}\n"
-                "Start one with `ray start --head`, and name it with --address HOST:6379."
+                "Start one with `ray start --head`, and name it with ",
+                Setting("address", "HOST:6379"),
+                ".",
             ) from None
         finally:
             # Ray puts its own in place, which would end this process with nothing said.
@@ -101,8 +104,9 @@ class RayPool:
         if largest.memory_bytes < self._budget_bytes:
             raise ResourceError(
                 f"A budget of {format_size(self._budget_bytes)} fits on no node: {largest.name} gives Ray "
-                f"{format_size(largest.memory_bytes)}, and no other more.\n"
-                f"Use --memory {largest.memory_bytes // 10**6}MB or less; it holds for each node."
+                f"{format_size(largest.memory_bytes)}, and no other more.\nUse ",
+                Setting("memory", f"{largest.memory_bytes // 10**6}MB"),
+                " or less; it holds for each node.",
             )
 
     overhead_bytes = OVERHEAD_BYTES
@@ -393,7 +397,9 @@ class _RayExecutor:
         if self._crashes[unit] > RETRIES:
             raise WorkerError(
                 f"Unit {unit} lost its worker {self._crashes[unit]} times; the last one {cause}.\n"
-                "Every finished unit is safe. Run the same command again; if it was memory, with fewer --workers."
+                "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
+                Setting("workers"),
+                ".",
             )
         self._tell(running.hand, unit, CRASH, cause)
         self._again.append(unit)
@@ -422,7 +428,7 @@ def _complaint(name: str, folder: Path, found: tuple[bool, bool, str]) -> str | 
         return None
     what = "can't write to" if sees else "does not see"
     return (
-        f"The node {name} {what} {folder}.\nWith --engine ray the output lies on a file system that all "
+        f"The node {name} {what} {folder}.\nOn a Ray cluster the output lies on a file system that all "
         "nodes share, under the same path."
     )
 
@@ -443,7 +449,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError('--engine ray needs the package ray: pip install "milldam[ray]"') from None
+        raise ConfigError(Setting("executor", "ray"), ' needs the package ray: pip install "milldam[ray]"') from None
     finally:
         if ours:
             del os.environ[silence]

@@ -105,7 +105,7 @@ def _unseen(error: FileNotFoundError) -> Exception:
         return _as_sent(error)
     return InputError(
         f"{error.filename}: not there on the node {os.uname().nodename}.\n"
-        "With --engine ray every node must see the input under the same path, or read it from an address."
+        "On a Ray cluster every node must see the input under the same path, or read it from an address."
     )
 
 

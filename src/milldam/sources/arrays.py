@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
 from milldam.text.arrays import text_offsets
@@ -79,9 +79,7 @@ def _occurrences(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
     return np.array(found, dtype=np.int64)
 
 
-def checked_text(
-    array: pa.Array, rules: TextRules, on_reject: OnReject, make_reject: MakeReject
-) -> pa.LargeStringArray:
+def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> pa.LargeStringArray:
     """The same documents as valid UTF-8 without nulls; what is neither goes to the rejects."""
     if array.null_count == 0:
         try:
@@ -91,19 +89,25 @@ def checked_text(
     kept: list[str] = []
     for position, value in enumerate(array.cast(pa.large_binary())):
         raw = value.as_py()
-        text, problem = decode_text(raw, rules) if raw is not None else (None, "the text is null")
+        text, problem = decode_text(raw, reading.rules) if raw is not None else (None, "the text is null")
         if text is not None:
             kept.append(text)
         else:
             reason = "not_utf8" if raw is not None else "no_text"
-            stop_or_reject(make_reject(position, reason, problem, raw or b""), rules, on_reject)
+            reading.reject(make_reject(position, reason, problem, raw or b""))
     return pa.array(kept, pa.large_string())
 
 
-def one_text(text: str) -> pa.LargeStringArray:
+def one_text(text: str | bytes) -> pa.LargeStringArray:
     """An array of one text, with a copy less than pa.array makes; raises UnicodeEncodeError for lone surrogates."""
-    data = text.encode("utf-8")
+    data = text.encode("utf-8") if isinstance(text, str) else text
     return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data))
+
+
+def bytes_of(texts: pa.LargeStringArray) -> memoryview:
+    """The bytes of all texts, end to end, without a copy."""
+    offsets = text_offsets(texts)
+    return memoryview(texts.buffers()[2])[int(offsets[0]) : int(offsets[-1])] if len(texts) else memoryview(b"")
 
 
 def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeStringArray | None, str]:
@@ -156,16 +160,14 @@ def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]
     yield Batch(waiting, bytes_read=waiting.nbytes if waiting is not None else 0)
 
 
-def text_in_parts(
-    document: pa.LargeBinaryArray, rules: TextRules, on_reject: OnReject, make_reject: MakeReject
-) -> Iterator[Batch]:
+def text_in_parts(document: pa.LargeBinaryArray, reading: Reading, make_reject: MakeReject) -> Iterator[Batch]:
     """One large document in open batches; taken back when the rest of it is no UTF-8."""
     try:
-        yield from open_batches(_decoded_parts(document, rules))
+        yield from open_batches(_decoded_parts(document, reading.rules))
     except MalformedError as error:
         begin, end = map(int, text_offsets(document))
         shown = document.buffers()[2][begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
-        stop_or_reject(make_reject(0, error.reason, error.detail, shown), rules, on_reject)
+        reading.reject(make_reject(0, error.reason, error.detail, shown))
 
 
 def _decoded_parts(document: pa.LargeBinaryArray, rules: TextRules) -> Iterator[pa.LargeStringArray]:

@@ -1,14 +1,20 @@
-"""What flows out of a source: batches of valid UTF-8 text; and, aside, the records that could not be read."""
+"""What flows out of a source: batches of valid UTF-8 text; and, aside, the records that could not be read.
+
+`Reading` is what every reader is told: the rules, who gets the rejects; and for rows which columns, who is told where
+they come from, and what may be held.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import InputError, Setting, nearest
+from milldam.errors import InputError, Setting, did_you_mean, nearest
+from milldam.sources.large_rows import Room
+from milldam.sources.places import Places
 
 KEPT_RECORD_CHARS = 65_536
 _NAMES_SHOWN = 20
@@ -101,13 +107,46 @@ def listed_names(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in found[:_NAMES_SHOWN]) + more or "none"
 
 
-def stop_or_reject(reject: Reject, rules: TextRules, on_reject: OnReject) -> None:
-    """Hand a reject on, or end the run where the user asked for that."""
-    if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
-        number = reject.row if reject.line is None else reject.line
-        place = reject.file if number is None else f"{reject.file}:{number}"
-        if reject.origin:
-            place += f" (counted from byte {reject.origin:,})"
-        option = "--strict" if rules.strict else "--invalid-utf8 strict"
-        raise InputError(f"{place}: {reject.reason}: {reject.detail}\nLeave out {option} to set such records aside.")
-    on_reject(reject)
+def require_columns(columns: Iterable[str] | None, there: list[str], path: str) -> None:
+    """Raise InputError for a column of rows that is not there."""
+    missing = next((name for name in columns or () if name not in there), None)
+    if missing is not None:
+        found = ", ".join(f'"{name}"' for name in there) or "none"
+        raise InputError(f'{path}: no column "{missing}"; found {found}.{did_you_mean(missing, there)} Set columns.')
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How slices are read."""
+
+    rules: TextRules
+    on_reject: OnReject
+    spool: str | None = None
+    """A folder for what must go through the disk."""
+    columns: tuple[str, ...] | None = None
+    """Of rows: those that are wanted; None: all."""
+    places: Places = field(default_factory=Places)
+    """Is told where rows come from."""
+    room: Room | None = None
+    """Is asked before a large row is held."""
+    name: Callable[[str], str] = str
+    """Path -> what the file is called in rows and messages."""
+
+    def reject(self, reject: Reject, ahead: int | None = None) -> None:
+        """Set a record aside, or end the run where the user asked for that.
+
+        `ahead`: it would have been a row, behind so many that are still to be counted.
+        """
+        reject, rules = replace(reject, file=self.name(reject.file)), self.rules
+        if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
+            number = reject.row if reject.line is None else reject.line
+            place = reject.file if number is None else f"{reject.file}:{number}"
+            if reject.origin:
+                place += f" (counted from byte {reject.origin:,})"
+            option = "--strict" if rules.strict else "--invalid-utf8 strict"
+            raise InputError(
+                f"{place}: {reject.reason}: {reject.detail}\nLeave out {option} to set such records aside."
+            )
+        self.on_reject(reject)
+        if ahead is not None:
+            self.places.skip(ahead)

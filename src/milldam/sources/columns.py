@@ -6,22 +6,16 @@ Fields are told from the first records of a file. Numbers, dates and bytes are t
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from milldam.errors import InputError, Setting
-from milldam.sources.batch import TextRules, listed_names, no_such_column
-from milldam.sources.compression import DamagedError
-from milldam.sources.giant import GiantLine, parts_of_line
-from milldam.sources.jsonl import json_blocks
-from milldam.sources.lines import BOM
+from milldam.sources.batch import listed_names, no_such_column
+from milldam.sources.jsonl import first_records
 from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
-from milldam.sources.opening import open_head
-from milldam.sources.records import WHOLE
 from milldam.sources.table_text import csv_head
 from milldam.sources.tables import column_sizes, holds_bytes, open_schema, text_columns
 from milldam.sources.units import Slice
@@ -80,7 +74,7 @@ def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
     if slice.format in ("csv", "tsv") or _has_usual(fields):
         return False
     if slice.format in ("jsonl", "json"):
-        return is_in_a_list(list(_first_records(slice)), slice)
+        return is_in_a_list(first_records(slice, _RECORDS), slice)
     return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
 
 
@@ -92,7 +86,7 @@ def _no_text(slices: list[Slice], spool: str | None) -> str:
     """Of the first file that is not just empty."""
     path = why = ""
     for slice in slices:
-        records = list(_first_records(slice)) if slice.format in ("jsonl", "json") else []
+        records = first_records(slice, _RECORDS) if slice.format in ("jsonl", "json") else []
         path, why = slice.path, why_no_text(slice, records, spool)
         if not why.startswith("it is empty"):
             break
@@ -131,8 +125,7 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
         return _csv_fields(slice)
     if slice.format in ("jsonl", "json"):
-        records = _first_records(slice)
-        return _looked_at(pair for record in records for pair in _string_fields(record, ""))
+        return _looked_at(pair for record in first_records(slice, _RECORDS) for pair in _string_fields(record, ""))
     columns = dict(text_columns(open_schema(slice, spool)))
     in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
     return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
@@ -167,41 +160,6 @@ def _looked_at(values: Iterable[tuple[str, str]]) -> _Fields:
         if text.strip() and not is_text:
             numbers.add(name)
     return _Fields(dict(sizes), frozenset(name for name in numbers if not sizes[name]))
-
-
-def _first_records(slice: Slice) -> Iterator[dict[str, Any]]:
-    try:
-        with open_head(slice.path) as file:
-            blocks = json_blocks(file, slice)
-            first = next(blocks, None)
-            if first is None:
-                return
-            first = replace(first, data=first.data.removeprefix(BOM))
-            if first.kind == WHOLE:
-                yield from _parsed(first.data)
-            else:
-                yield GiantLine(parts_of_line(first, blocks), TextRules(invalid_utf8="replace")).outline()
-    except (DamagedError, ValueError, RecursionError):
-        return
-
-
-def _parsed(data: bytes) -> list[dict[str, Any]]:
-    """The records at the head; only when there are no others, those with bytes that are no UTF-8."""
-    lines = data.split(b"\n")[:_RECORDS]
-    sound = _objects(lines)
-    return sound or _objects([line.decode("utf-8", "replace").encode() for line in lines])
-
-
-def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
-    found = []
-    for line in lines:
-        try:
-            record = json.loads(line.decode())  # of bytes, it would take other encodings too
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
 
 
 def _string_fields(record: Any, prefix: str) -> Iterator[tuple[str, str]]:

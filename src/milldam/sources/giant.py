@@ -39,6 +39,7 @@ _Parts = Generator[pa.LargeStringArray | None, None, MalformedError | None]
 def parts_of_line(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
     """The bytes of the giant line that a block begins; what follows it stays in `blocks`."""
     yield first.data
+    del first
     for block in blocks:
         yield block.data
         if block.kind == LAST:

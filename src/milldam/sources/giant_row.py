@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from milldam.sources.batch import MalformedError
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError
+from milldam.sources.compression import DamagedError
 
 _QUOTED = re.compile(r'[^"]*')
 _HEAD, _HEADS = 1 << 12, 1 << 22
@@ -14,9 +15,10 @@ _LINE_END = re.compile(r"[^\n]*\n?")
 
 
 class GiantRow:
-    """Reads one record from `text`, where it begins, and the pieces that follow."""
+    """Reads one record that begins on `line` with `text`, and goes on in the pieces that follow."""
 
-    def __init__(self, text: str, pieces: Iterator[str], delimiter: str) -> None:
+    def __init__(self, line: int, text: str, pieces: Iterator[str], delimiter: str) -> None:
+        self.line, self.begin = line, text[: KEPT_RECORD_CHARS + 1]
         self._text, self._at, self._pieces = text, 0, pieces
         self._delimiter = delimiter
         self._plain = re.compile(rf"[^\r\n{re.escape(delimiter)}]*")
@@ -97,7 +99,11 @@ class GiantRow:
     def _peek(self) -> str:
         """The next character; empty at the end."""
         while self._at >= len(self._text):
-            piece = next(self._pieces, None)
+            try:
+                piece = next(self._pieces, None)
+            except DamagedError as error:
+                error.cut, error.line = self.begin.encode("utf-8", "surrogateescape"), self.line
+                raise
             if piece is None:
                 return ""
             self._text, self._at = piece, self._at - len(self._text)

@@ -1,17 +1,20 @@
-"""JSON Lines, and the items of a JSON array -> documents. A block of lines is parsed by Arrow at once, without a Python
-object per document.
+"""JSON Lines, and the items of a JSON array -> texts of one field, or rows.
 
-When anything in a block is not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two
-objects on a line) that block is read again line by line, and what is wrong is rejected with its line. Blocks have a
-fixed size, so the result does not depend on workers or memory. A giant line goes through giant.py.
+Texts: a block of lines is parsed by Arrow at once, without a Python object per document. When anything in a block is
+not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two objects on a line) that block
+is read again line by line, and what is wrong is rejected with its line. Rows are dicts, a line each. Blocks have a
+fixed size, so the result does not depend on workers or memory. A giant line goes through giant.py, or is put together
+where there is room.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import IO, Any
+from itertools import islice
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,68 +22,118 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from milldam.sources.arrays import batches_of
-from milldam.sources.batch import Batch, MalformedError, OnReject, TextRules, stop_or_reject
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, read_blocks
-from milldam.sources.decoding import mended, parse_json
+from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
 from milldam.sources.giant import GiantLine, parts_of_line
 from milldam.sources.json_items import as_json_lines
+from milldam.sources.large_rows import JsonWeight, LargeRow
 from milldam.sources.lines import BOM, LINE, make_damage_reject, make_line_reject
-from milldam.sources.opening import open_bytes
+from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
+from milldam.sources.rows import from_records
 from milldam.sources.units import Slice
 
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
+_LINES_SEEN = 10_000
+_SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
+Value = TypeVar("Value")
+
+
+# ---- lines ----
 
 
 def json_blocks(file: IO[bytes], slice: Slice) -> Iterator[Block]:
-    """Blocks of records, one a line: those of JSON lines, or of whatever a .json file holds."""
+    """Blocks of records, one a line: those of JSON lines, or of whatever a .json file holds.
+
+    Where the file is damaged, DamagedError comes behind every whole record before the damage.
+    """
     if slice.format == "json":
-        return split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
-    return record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
-
-
-def uncut(error: DamagedError) -> Iterator[Block]:
-    """The record before the damage, where it is whole and only its line end is missing."""
+        blocks = split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
+    else:
+        blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
     try:
-        json.loads((error.cut or b"").decode())
+        for number, block in enumerate(blocks):
+            is_first = number == 0 and slice.start == 0 and block.data.startswith(BOM)
+            yield replace(block, data=block.data.removeprefix(BOM)) if is_first else block
+    except DamagedError as error:
+        if _is_json(error.cut):
+            assert error.cut is not None and error.line is not None
+            last, error.cut, error.line = Block(error.cut, error.line, 0, 0), None, None
+            yield last
+        raise
+
+
+def _is_json(cut: bytes | None) -> bool:
+    """Whether the record before the damage is whole, and only its line end is missing."""
+    try:
+        json.loads((cut or b"").decode())
     except (ValueError, RecursionError):
-        return
-    assert error.cut is not None and error.line is not None
-    yield Block(error.cut, error.line, 0, 0)
-    error.cut = error.line = None
+        return False
+    return True
 
 
-def read_jsonl(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
-    reader = _Reader(slice, rules, on_reject)
-    with open_bytes(slice.path) as file:
-        blocks = json_blocks(file, slice)
-        try:
-            for number, block in enumerate(blocks):
-                if number == 0 and slice.start == 0 and block.data.startswith(BOM):
-                    block = replace(block, data=block.data.removeprefix(BOM))
-                if block.kind == WHOLE:
-                    yield from reader.read_block(block)
-                else:
-                    yield from reader.read_giant(block, blocks)
-        except DamagedError as error:
-            for block in uncut(error):
-                yield from reader.read_block(block)
-            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
+def lines_of(block: Block) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of each that is not blank."""
+    return ((number, line) for number, line in enumerate(block.data.split(b"\n"), start=block.line) if line.strip())
 
 
-class _Reader:
-    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject) -> None:
+class _Lines:
+    """The blocks of a slice, and what is wrong with them."""
+
+    def __init__(self, slice: Slice, reading: Reading) -> None:
+        self._slice, self._reading = slice, reading
+
+    def read(self, of_block: Callable[[Block, Iterator[Block]], Iterator[Value]]) -> Iterator[Value]:
+        with open_bytes(self._slice.path) as file:
+            blocks = json_blocks(file, self._slice)
+            try:
+                for block in blocks:
+                    ready = [block]
+                    del block  # nothing of a giant is held here while it is worked on
+                    yield from of_block(ready.pop(), blocks)
+            except DamagedError as error:
+                self._reading.reject(make_damage_reject(self._slice, error))
+
+    def parsed(self, block: Block, parse: Callable[[bytes], Value]) -> list[Value]:
+        """What `parse` makes of each line; those of which it makes nothing are rejected."""
+        values: list[Value] = []
+        for number, line in lines_of(block):
+            try:
+                values.append(parse(line))
+            except MalformedError as error:
+                self.reject(block, number, error, line, ahead=len(values))
+        return values
+
+    def reject(self, block: Block, line: int, error: MalformedError, raw: bytes = b"", ahead: int = 0) -> None:
+        reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)
+        self._reading.reject(reject, ahead)
+
+
+# ---- texts ----
+
+
+def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
+    lines = _Lines(slice, reading)
+    return lines.read(_Texts(lines, reading.rules).of_block)
+
+
+class _Texts:
+    def __init__(self, lines: _Lines, rules: TextRules) -> None:
         assert rules.text_column is not None
-        self.path = rules.text_column.split(".")
-        self._slice, self._rules, self._on_reject = slice, rules, on_reject
-        schema = pa.schema([(self.path[0], _nested_type(self.path[1:]))])
+        self._lines, self._rules, self._path = lines, rules, rules.text_column.split(".")
+        schema = pa.schema([(self._path[0], _nested_type(self._path[1:]))])
         self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
 
-    def read_block(self, block: Block) -> Iterator[Batch]:
+    def of_block(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+        if block.kind != WHOLE:
+            yield from self._giant(block, blocks)
+            return
         texts = self._parse_block(block)
         if texts is None:
-            texts = self._parse_lines(block)
+            found = self._lines.parsed(block, lambda line: text_of_line(line, self._path, self._rules))
+            texts = pa.array(found, pa.large_string())
         yield from batches_of(texts, len(block.data))
 
     def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
@@ -90,7 +143,7 @@ class _Reader:
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
             column = table.column(0)
-            for name in self.path[1:]:
+            for name in self._path[1:]:
                 column = pc.struct_field(column, name)
             texts = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
             texts.validate(full=True)
@@ -100,28 +153,13 @@ class _Reader:
         lines = block.line_ends + (not data.endswith(b"\n"))
         return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data) else None
 
-    def _parse_lines(self, block: Block) -> pa.LargeStringArray:
-        texts = []
-        for number, line in enumerate(block.data.split(b"\n"), start=block.line):
-            if not line.strip():
-                continue
-            try:
-                texts.append(text_of_line(line, self.path, self._rules))
-            except MalformedError as error:
-                self._reject(block, number, error, line)
-        return pa.array(texts, pa.large_string())
-
-    def read_giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+    def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         line = GiantLine(parts_of_line(block, blocks), self._rules)
         try:
-            yield from line.batches(self.path)
+            yield from line.batches(self._path)
         except MalformedError as error:
-            self._reject(block, block.line, error, b"")
+            self._lines.reject(block, block.line, error)
             yield Batch(pa.array([], pa.large_string()), bytes_read=line.bytes_read())
-
-    def _reject(self, block: Block, line: int, error: MalformedError, raw: bytes) -> None:
-        reject = make_line_reject(self._slice, block, line, error.reason, error.detail, raw)
-        stop_or_reject(reject, self._rules, self._on_reject)
 
 
 def _count_objects(data: bytes) -> int:
@@ -137,22 +175,128 @@ def _nested_type(path: list[str]) -> pa.DataType:
 
 def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
     """The document on one line; raises MalformedError with what is wrong."""
-    record = parse_json(line, rules)
-    text = find_field(record, path)
+    record = text = parse_json(line, rules)
+    for name in path:
+        text = text.get(name, _MISSING) if isinstance(text, dict) else _MISSING
     if text is _MISSING:
         found = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
         raise MalformedError("no_field", f'no field "{".".join(path)}"; found {found or "none"}')
     if not isinstance(text, str):
-        raise MalformedError(
-            "no_text", f'"{".".join(path)}" is {"null" if text is None else type(text).__name__}, not text'
-        )
+        kind = "null" if text is None else type(text).__name__
+        raise MalformedError("no_text", f'"{".".join(path)}" is {kind}, not text')
     return mended(text, rules)
 
 
-def find_field(record: Any, path: list[str]) -> Any:
-    """The value at a dotted path, or a marker that there is none."""
-    for name in path:
-        if not isinstance(record, dict) or name not in record:
-            return _MISSING
-        record = record[name]
-    return record
+# ---- rows ----
+
+
+def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
+    """Dicts as they are, a list for each column; a column that a row lacks is None."""
+    lines = _Lines(slice, reading)
+    for records in lines.read(_Records(lines, reading).of_block):
+        ready = [records] if records else []
+        del records  # nothing of a giant is held here while it is worked on
+        if ready:
+            yield from_records(ready.pop(), reading.columns)
+
+
+class _Records:
+    def __init__(self, lines: _Lines, reading: Reading) -> None:
+        self._lines, self._reading, self._rules = lines, reading, reading.rules
+
+    def of_block(self, block: Block, blocks: Iterator[Block]) -> Iterator[list[dict[str, Any]]]:
+        if block.kind == WHOLE:
+            yield self._lines.parsed(block, lambda line: record_of_line(line, self._rules))
+            return
+        giant = LargeRow(self._reading.room, self._reading.places, JsonWeight)
+        parts, block = parts_of_line(block, blocks), replace(block, data=b"")
+        for part in parts:
+            giant.add(part.removesuffix(b"\n"))
+            del part
+        ready = [giant.whole()]
+        del giant
+        yield self._giant(block, ready)
+
+    def _giant(self, block: Block, lines: list[bytes]) -> list[dict[str, Any]]:
+        """The record of a giant line, which is taken out of `lines`: its bytes are gone when its value is made."""
+        line, rules = lines.pop(), self._rules
+        if line.isspace():
+            return []
+        head = line[: 4 * KEPT_RECORD_CHARS + 1]
+        try:
+            text, has_halves = decode_json(line, rules), _may_have_halves(line, rules)
+            del line
+            try:
+                return [_as_record(json.loads(text), rules, has_halves=has_halves)]
+            except (ValueError, RecursionError) as error:
+                if rules.invalid_utf8 == "drop" and (told := decode_text(head, rules))[0] is None:
+                    raise MalformedError("not_utf8", told[1]) from None
+                raise MalformedError("bad_json", str(error)) from None
+        except MalformedError as error:
+            self._lines.reject(block, block.line, error, head)
+            return []
+
+
+def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
+    """The object on one line; raises MalformedError with what is wrong."""
+    return _as_record(parse_json(line, rules), rules, has_halves=_may_have_halves(line, rules))
+
+
+def _may_have_halves(line: bytes, rules: TextRules) -> bool:
+    """Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further."""
+    return rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None
+
+
+def _as_record(record: Any, rules: TextRules, *, has_halves: bool) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise MalformedError("no_object", f"{type(record).__name__} where an object should be: a row is {{...}}")
+    sound: dict[str, Any] = _mended(record, rules) if has_halves else record
+    return sound
+
+
+def _mended(value: Any, rules: TextRules) -> Any:
+    if isinstance(value, str):
+        return mended(value, rules)
+    if isinstance(value, list):
+        return [_mended(one, rules) for one in value]
+    if isinstance(value, dict):
+        return {mended(name, rules): _mended(one, rules) for name, one in value.items()}
+    return value
+
+
+# ---- fields ----
+
+
+def first_records(slice: Slice, limit: int, *, outlines: bool = True) -> list[dict[str, Any]]:
+    """The records at a file's head; those with bytes that are no UTF-8 only where there are no others.
+
+    `outlines`: of a giant record, its fields and what their texts begin with; else nothing.
+    """
+    lenient = TextRules(invalid_utf8="replace")
+    try:
+        with open_head(slice.path) as file:
+            blocks = json_blocks(file, slice)
+            first = next(blocks, None)
+            if first is None:
+                return []
+            if first.kind != WHOLE:
+                return [GiantLine(parts_of_line(first, blocks), lenient).outline()] if outlines else []
+    except (DamagedError, ValueError, RecursionError):
+        return []
+    lines = [line for _, line in islice(lines_of(first), limit)]
+    return _objects(lines, TextRules()) or _objects(lines, lenient)
+
+
+def _objects(lines: list[bytes], rules: TextRules) -> list[dict[str, Any]]:
+    found = []
+    for line in lines:
+        try:
+            found.append(record_of_line(line, rules))
+        except MalformedError:
+            continue
+    return found
+
+
+def json_columns(slice: Slice) -> list[str]:
+    """The fields of the records at a file's head; empty when there are none, or the first is larger than a block."""
+    return list(dict.fromkeys(name for record in first_records(slice, _LINES_SEEN, outlines=False) for name in record))

@@ -1,4 +1,4 @@
-"""Plain text files -> documents: a file, a line, a paragraph or a stretch between separators each.
+"""Plain text files (.txt) -> documents: a file, a line, a paragraph or a stretch between separators.
 
 A document larger than a batch flows in parts. A file that is no UTF-8 is rejected whole: when that shows after some
 parts of it have been handed on, a cancelled batch takes them back.
@@ -15,17 +15,20 @@ import pyarrow.compute as pc
 
 from milldam.sources.arrays import (
     batches_of,
+    bytes_of,
     checked_text,
     decode_array,
+    one_text,
     split_at,
     split_lines,
     split_paragraphs,
     whole_characters,
     without_blank,
 )
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Reject, TextRules, stop_or_reject
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError, raising, read_blocks
 from milldam.sources.decoding import HEAD_BYTES
+from milldam.sources.large_rows import LargeRow, TextWeight
 from milldam.sources.opening import open_bytes
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
 from milldam.sources.units import Slice
@@ -33,6 +36,7 @@ from milldam.sources.units import Slice
 BOM = codecs.BOM_UTF8
 LINE = Boundary(b"\n")
 PARAGRAPH = BlankLine()
+TEXT_COLUMNS = ("text", "file")
 
 
 def boundary_of(rules: TextRules) -> Boundary | None:
@@ -45,10 +49,16 @@ def boundary_of(rules: TextRules) -> Boundary | None:
 # ---- several documents in a file ----
 
 
-def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
-    boundary = boundary_of(rules)
-    assert boundary is not None
-    giant = _Giant(slice, rules, on_reject)
+def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
+    """The documents of a file, or of a slice of one."""
+    boundary = boundary_of(reading.rules)
+    if boundary is None:
+        return read_whole_files((slice,), reading)
+    return _read_separated(slice, reading, boundary)
+
+
+def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Iterator[Batch]:
+    giant = _Giant(slice, reading)
     with open_bytes(slice.path) as file:
         blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop)
         try:
@@ -58,16 +68,15 @@ def read_separated(slice: Slice, rules: TextRules, on_reject: OnReject) -> Itera
                 if block.kind in (PART, LAST):
                     yield from giant.read(block, boundary)
                     continue
-                texts = _split(block, slice, rules, on_reject)
+                texts = _split(block, slice, reading, boundary)
                 yield from batches_of(without_blank(texts), len(block.data))
         except DamagedError as error:
             yield from giant.cancel()
-            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
+            reading.reject(make_damage_reject(slice, error))
 
 
-def _split(block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) -> pa.LargeStringArray:
-    boundary, data = boundary_of(rules), block.data
-    assert boundary is not None
+def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> pa.LargeStringArray:
+    data = block.data
     pieces = _SPLITTERS[boundary](data) if boundary in _SPLITTERS else split_at(data, boundary.separators[0])
 
     searched = 0
@@ -79,7 +88,7 @@ def _split(block: Block, slice: Slice, rules: TextRules, on_reject: OnReject) ->
         searched = at + len(raw)
         return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
 
-    texts = checked_text(pieces, rules, on_reject, make_reject)
+    texts = checked_text(pieces, reading, make_reject)
     return pc.utf8_trim(texts, characters="\r\n") if boundary is PARAGRAPH else texts
 
 
@@ -122,8 +131,8 @@ def _without_end(data: bytes, boundary: Boundary) -> bytes:
 class _Giant:
     """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8."""
 
-    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject) -> None:
-        self._slice, self._rules, self._on_reject = slice, rules, on_reject
+    def __init__(self, slice: Slice, reading: Reading) -> None:
+        self._slice, self._reading, self._rules = slice, reading, reading.rules
         self._reset()
 
     def _reset(self) -> None:
@@ -158,8 +167,7 @@ class _Giant:
             else:
                 yield from self.cancel()
                 self._failed = True
-                reject = Reject(self._slice.path, "not_utf8", problem, line=line, origin=origin)
-                stop_or_reject(reject, self._rules, self._on_reject)
+                self._reading.reject(Reject(self._slice.path, "not_utf8", problem, line=line, origin=origin))
         if last:
             self._reset()
 
@@ -168,6 +176,36 @@ class _Giant:
         if self._started:
             yield Batch(pa.array([], pa.large_string()), cancel=True)
         self._reset()
+
+
+# ---- rows ----
+
+
+def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """Documents as rows, whole, with the name of their file."""
+    wanted = reading.columns if reading.columns is not None else TEXT_COLUMNS
+    # a file's name need not be UTF-8
+    name = reading.name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    for texts in _whole_documents(read_texts(slice, reading), reading):
+        made = {"text": texts, "file": pa.repeat(name, len(texts)) if "file" in wanted else None}
+        yield pa.record_batch([made[column] for column in wanted], names=list(wanted))
+
+
+def _whole_documents(batches: Iterator[Batch], reading: Reading) -> Iterator[pa.LargeStringArray]:
+    """Documents that come in parts put together."""
+    large: LargeRow | None = None
+    for batch in batches:
+        if batch.cancel:
+            large = None
+            continue
+        if batch.open or large is not None:
+            large = large or LargeRow(reading.room, reading.places, TextWeight)
+            large.add(bytes_of(batch.texts))
+        if not batch.open:
+            texts = batch.texts if large is None else one_text(large.whole())
+            large = None
+            if len(texts):
+                yield texts
 
 
 # ---- a document per file ----
@@ -187,7 +225,7 @@ class _SmallFiles:
         self.size += len(data)
 
 
-def read_whole_files(slices: tuple[Slice, ...], rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+def read_whole_files(slices: tuple[Slice, ...], reading: Reading) -> Iterator[Batch]:
     """One document a file; many small files make one batch, a large file flows in parts."""
     small = _SmallFiles([], [])
     for slice in slices:
@@ -196,11 +234,11 @@ def read_whole_files(slices: tuple[Slice, ...], rules: TextRules, on_reject: OnR
             small.add(slice.path, first)
             if small.size < BLOCK_BYTES and len(small.raw) < 4096:
                 continue
-        yield from _flush(small, rules, on_reject)
+        yield from _flush(small, reading)
         small = _SmallFiles([], [])
         if rest is not None:
-            yield from _flow(slice, first, rest, rules, on_reject)
-    yield from _flush(small, rules, on_reject)
+            yield from _flow(slice, first, rest, reading)
+    yield from _flush(small, reading)
 
 
 def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
@@ -220,17 +258,17 @@ def _file_blocks(slice: Slice) -> Iterator[bytes]:
         yield from read_blocks(file, slice.compression, BLOCK_BYTES)
 
 
-def _flush(small: _SmallFiles, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
+def _flush(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         return Reject(small.paths[position], reason, detail, raw.decode("utf-8", "backslashreplace"))
 
     if small.raw:
-        texts = checked_text(pa.array(small.raw, pa.large_binary()), rules, on_reject, make_reject)
+        texts = checked_text(pa.array(small.raw, pa.large_binary()), reading, make_reject)
         yield Batch(texts, bytes_read=small.size)
 
 
-def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
-    giant = _Giant(slice, rules, on_reject)
+def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
+    giant = _Giant(slice, reading)
     try:
         held = first
         for block in rest:
@@ -240,4 +278,4 @@ def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], rules: TextRules, o
     except DamagedError as error:
         yield from giant.cancel()
         error.cut = b""  # the document: nobody knows where it would have ended
-        stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
+        reading.reject(make_damage_reject(slice, error))

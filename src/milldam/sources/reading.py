@@ -1,30 +1,58 @@
-"""A unit -> batches of documents, by the format of its files. Can be iterated again and again with the same result."""
+"""A unit of files -> its texts, or its rows, by the format of each slice; the same ones however often it is read.
+
+    txt             what a document is, `documents` and `separator` say      lines.py
+    jsonl, json     an object a line, or the items of an array               jsonl.py
+    csv, tsv        as the header names its columns                          table_text.py
+    parquet, arrow  record batches                                           tables.py
+
+Texts are those of one column, in batches of about two megabytes; a larger one comes in parts. Rows are Arrow record
+batches, of JSON dicts of lists; a larger row comes alone. Of JSON it takes twice its size while it is read (nine times,
+with characters that take Python four bytes each), of others once; `Room` is asked before. What can't be read goes to
+the rejects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
 
-from milldam.sources import lines
-from milldam.sources.batch import Batch, OnReject, TextRules
+from milldam.input_files import without_secrets
+from milldam.sources import jsonl, lines, table_text, tables
+from milldam.sources.batch import Batch, OnReject, Reading, TextRules
 from milldam.sources.json_items import HEAD_BYTES, is_json_lines
-from milldam.sources.jsonl import read_jsonl
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import STDIN, open_bytes
-from milldam.sources.table_text import read_csv, slice_csv
-from milldam.sources.tables import read_arrow, read_parquet, slice_arrow, slice_parquet
+from milldam.sources.places import Places
+from milldam.sources.rows import Rows, row_count, take
 from milldam.sources.units import Slice, Unit, by_bytes, whole
+
+_TABLES = ("parquet", "arrow")
+_READERS: dict[str, ModuleType] = {
+    "txt": lines,
+    "jsonl": jsonl,
+    "json": jsonl,
+    "csv": table_text,
+    "tsv": table_text,
+    "parquet": tables,
+    "arrow": tables,
+}
+"""Each has `read_texts(slice, reading)` and `read_rows(slice, reading)`."""
+
+
+# ---- slices ----
 
 
 def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[Slice]:
     """Cut one file as its format allows."""
     file = seen_format(file, shard_size)
     if file.format == "parquet":
-        yield from slice_parquet(file, shard_size, rules.text_column)
+        yield from tables.slice_parquet(file, shard_size, rules.text_column)
     elif file.format == "arrow":
-        yield from slice_arrow(file, shard_size)
+        yield from tables.slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
-        yield from slice_csv(file, shard_size)
+        yield from table_text.slice_csv(file, shard_size)
     elif can_cut(file, rules):
         yield from by_bytes(file, shard_size)
     else:
@@ -49,23 +77,83 @@ def can_cut(file: InputFile, rules: TextRules) -> bool:
     return boundary is not None and boundary.splittable
 
 
+def columns_of(slice: Slice, spool: str | None) -> list[str]:
+    """The columns that the rows of a file have; of JSON, as far as its first records show."""
+    if slice.format in ("jsonl", "json"):
+        return jsonl.json_columns(slice)
+    if slice.format in ("csv", "tsv"):
+        return table_text.csv_columns(slice.path, slice.compression, slice.format)
+    return list(tables.open_schema(slice, spool).names if slice.format in _TABLES else lines.TEXT_COLUMNS)
+
+
+# ---- texts ----
+
+
 def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk."""
+    reading = Reading(rules, on_reject, spool)
     if unit.slices[0].format == "txt" and lines.boundary_of(rules) is None:
-        yield from lines.read_whole_files(unit.slices, rules, on_reject)
+        yield from lines.read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:
-        yield from _read_slice(slice, rules, on_reject, spool)
+        yield from _READERS[slice.format].read_texts(slice, reading)
 
 
-def _read_slice(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
-    if slice.format == "txt":
-        yield from lines.read_separated(slice, rules, on_reject)
-    elif slice.format in ("jsonl", "json"):
-        yield from read_jsonl(slice, rules, on_reject)
-    elif slice.format == "parquet":
-        yield from read_parquet(slice, rules, on_reject, spool)
-    elif slice.format == "arrow":
-        yield from read_arrow(slice, rules, on_reject, spool)
-    else:
-        yield from read_csv(slice, rules, on_reject)
+# ---- rows ----
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads the rows of slices; it pickles as a few settings."""
+
+    rules: TextRules
+    columns: tuple[str, ...] | None
+    spool: str
+    """A folder for what must go through the disk."""
+    names: tuple[tuple[str, str], ...] = ()
+    """(path, what it is called instead) of input that was spooled."""
+
+    def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places, room: Room | None) -> Iterator[Rows]:
+        """`places` is told which file they come from; `room` is asked before a large row is held."""
+        reading = Reading(self.rules, on_reject, self.spool, self.columns, places, room, self._name)
+        before: Slice | None = None
+        for slice in slices:
+            is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
+            if not is_next and slice.format not in _TABLES:
+                places.begin(self._name(slice.path), origin=slice.start)
+            before = slice
+            for rows in _READERS[slice.format].read_rows(slice, reading):
+                # Counted before they are handed on: who gets them asks where they are from.
+                places.count(row_count(rows))
+                ready = [rows]
+                del rows  # not held here while they are worked on
+                yield ready.pop()
+
+    def count(self, slices: Iterable[Slice], room: Room | None = None) -> int:
+        """How many rows slices have. Files of lines are read for it, tables only looked at."""
+        found = 0
+        for slice in slices:
+            if slice.format in _TABLES:
+                found += tables.count_rows(slice, self.spool)
+            else:
+                found += sum(map(row_count, self.rows([slice], lambda reject: None, Places(), room)))
+        return found
+
+    def _name(self, path: str) -> str:
+        """What a file is called in rows and messages."""
+        return without_secrets(dict(self.names).get(path, path))
+
+
+def rows_between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
+    """The rows from number `first` to `stop` of those that come."""
+    position = 0
+    for piece in rows:
+        count = row_count(piece)
+        start, end = max(0, first - position), min(count, stop - position)
+        position += count
+        ready = [take(piece, start, end)] if start < end else []
+        del piece  # not held here while it is worked on
+        if ready:
+            yield ready.pop()
+        if position >= stop:
+            return

@@ -1,7 +1,8 @@
-"""CSV and TSV -> documents, as Python's csv module reads them: a field may hold line ends, blank lines are skipped.
+"""CSV and TSV -> texts of one column, or rows, as Python's csv module reads them.
 
-A row with too few or too many fields is rejected with its line. Holds one batch; a giant record is read in parts
-(giant_row.py). A field may have `_LARGEST_FIELD` characters, and a quote that is never closed ends there.
+A field may hold line ends, blank lines are skipped. A row with too few or too many fields is rejected with its line.
+Holds one batch; a giant record is read in parts (giant_row.py), and put together where rows are wanted. A field may
+have `_LARGEST_FIELD` characters, and a quote that is never closed ends there.
 """
 
 from __future__ import annotations
@@ -12,30 +13,29 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.sources.arrays import BATCH_BYTES, gathered, open_batches, require_array
+from milldam.sources.arrays import BATCH_BYTES, decode_array, gathered, open_batches, require_array
 from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     Batch,
     MalformedError,
-    OnReject,
+    Reading,
     Reject,
-    TextRules,
     no_such_column,
-    stop_or_reject,
+    require_columns,
 )
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.sources.giant_row import GiantRow
-from milldam.sources.lines import BOM, make_damage_reject
+from milldam.sources.large_rows import LargeRow, TextWeight
+from milldam.sources.lines import make_damage_reject
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
@@ -53,6 +53,7 @@ _BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
 csv.field_size_limit(_LARGEST_FIELD)
 
 Positions = npt.NDArray[np.int64]
+Made = TypeVar("Made")
 
 
 # ---- slices ----
@@ -131,36 +132,16 @@ def _stretches(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield held
 
 
-def _whole_lines(blocks: Iterator[bytes], path: str) -> Iterator[bytes]:
-    held = b""
-    for stretch in _stretches(blocks):
-        held += stretch
-        if held.endswith(b"\n"):
-            yield held
-            held = b""
-        elif len(held) > _LARGEST_FIELD:
-            raise InputError(
-                f"{path}: a line of more than {_LARGEST_FIELD:,} bytes. Is it a {path.rsplit('.')[-1]} file?"
-            )
-    if held:
-        yield held
+# ---- records ----
 
 
-# ---- rows ----
+class Record(NamedTuple):
+    """A record as csv reads it."""
 
-
-@dataclass(slots=True)
-class _Gathered:
-    """Texts on their way into a batch, with the line of each."""
-
-    texts: list[str]
-    lines: list[int]
-    size: int = 0
-
-    def add(self, text: str, line: int) -> None:
-        self.texts.append(text)
-        self.lines.append(line)
-        self.size += len(text)
+    line: int
+    fields: list[str]
+    problem: str = ""
+    """Why it is none; then its one field is the record as it stands there."""
 
 
 class _Lines:
@@ -170,8 +151,8 @@ class _Lines:
     what follows.
     """
 
-    def __init__(self, stretches: Iterator[bytes]) -> None:
-        texts = codecs.iterdecode(stretches, "utf-8", "surrogateescape")
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        texts = codecs.iterdecode(_stretches(blocks), "utf-8", "surrogateescape")
         first = next(texts, "").removeprefix("\ufeff")
         lines = (line for text in itertools.chain([first], texts) for line in io.StringIO(text, newline="\n"))
         self.pieces: Iterator[str] = lines
@@ -201,6 +182,11 @@ class _Lines:
         self.giant = self._size > GIANT_BYTES // 8
         return next(self) if self.giant else piece
 
+    @property
+    def taken(self) -> str:
+        """What was read of the record at hand, as much as a reject keeps."""
+        return "".join(self._record)[: KEPT_RECORD_CHARS + 1]
+
     def take_record(self) -> tuple[int, str]:
         """The line where the giant record begins, and its text so far."""
         text, self.count = "".join(self._record), self._before
@@ -213,28 +199,56 @@ class _Lines:
         self.begin_record()
 
 
+def records(blocks: Iterator[bytes], delimiter: str) -> Iterator[Record | GiantRow]:
+    """The records of bytes that begin with one, in order. One that is giant must be read through before the next."""
+    lines = _Lines(blocks)
+    while not lines.ended:
+        yield from _small_records(lines, delimiter)
+        if lines.giant:
+            giant = GiantRow(*lines.take_record(), lines.pieces, delimiter)
+            yield giant
+            giant.end()
+            lines.go_on_behind(giant)
+
+
+def _small_records(lines: _Lines, delimiter: str) -> Iterator[Record]:
+    """Records up to the end, or to a giant one."""
+    reader, before = csv.reader(lines, delimiter=delimiter), lines.count
+    while True:
+        line = before + reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            problem = _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
+            row, problem = [lines.taken.rstrip("\r\n")], problem
+        except DamagedError as error:
+            if lines.taken or error.cut is not None:
+                error.cut = lines.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
+                error.line = line
+            raise
+        else:
+            problem = ""
+        if row is None or lines.giant:
+            return
+        lines.begin_record()
+        if row:
+            yield Record(line, row, problem)
+
+
 def csv_head(path: str, compression: str | None, format: str) -> Iterator[list[str]]:
     """The first records, column names first: of standard input only what can be seen without using it up.
 
     Of a giant record, what its fields begin with.
     """
-    delimiter, begun = DELIMITERS[format], False
     with open_head(path) as file, contextlib.suppress(DamagedError, MalformedError):
-        lines = _Lines(_stretches(read_blocks(file, compression, BLOCK_BYTES)))
-        while not lines.ended:
-            for _, row, problem in csv_records(lines, delimiter):
-                if lines.giant:
-                    break
-                lines.begin_record()
-                if problem and not begun:
-                    raise _unreadable_header(path, row[0], problem)
-                begun = True
-                if not problem:
-                    yield row
-            if lines.giant:
-                giant = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
-                yield giant.heads()
-                lines.go_on_behind(giant)
+        found = records(read_blocks(file, compression, BLOCK_BYTES), DELIMITERS[format])
+        for number, record in enumerate(found):
+            if isinstance(record, GiantRow):
+                yield record.heads()
+            elif not record.problem:
+                yield record.fields
+            elif number == 0:
+                raise _unreadable_header(path, record.fields[0], record.problem)
 
 
 def _unreadable_header(path: str, record: str, problem: str) -> InputError:
@@ -247,176 +261,171 @@ def csv_header(path: str, compression: str | None, format: str) -> list[str]:
     return next(csv_head(path, compression, format), [])
 
 
-def read_csv(slice: Slice, rules: TextRules, on_reject: OnReject) -> Iterator[Batch]:
-    assert rules.text_column is not None
+def csv_columns(path: str, compression: str | None, format: str) -> list[str]:
+    """The same, for rows: raises InputError where a name stands twice."""
+    names = csv_header(path, compression, format)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f'{path}: two columns are called "{twice}". Give each a name of its own.')
+    return names
+
+
+# ---- texts and rows ----
+
+
+def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
+    """The texts of one column; a giant one in parts."""
+    wanted = str(reading.rules.text_column)
     names = csv_header(slice.path, slice.compression, slice.format)
-    if rules.text_column not in names:
-        raise no_such_column(slice.path, rules.text_column, names)
-    reader = _Reader(slice, rules, on_reject, names)
-    with open_bytes(slice.path) as file:
-        if slice.start:
-            file.seek(slice.start)
-        size = None if slice.stop is None else slice.stop - slice.start
-        blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), size)
+    if wanted not in names:
+        raise no_such_column(slice.path, wanted, names)
+    reader = _Reader(slice, reading, names, (wanted,))
+    for found in reader.read(lambda giant: open_batches(reader.text_in_parts(giant))):
+        yield found if isinstance(found, Batch) else Batch(found.column(0), bytes_read=found.nbytes)
+
+
+def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """Text columns as the header names them."""
+    names = csv_columns(slice.path, slice.compression, slice.format)
+    require_columns(reading.columns, names, reading.name(slice.path))
+    reader = _Reader(slice, reading, names, names if reading.columns is None else reading.columns)
+    return (rows for rows in reader.read(reader.whole) if rows.num_rows)
+
+
+class _Reader:
+    """Record batches of the wanted columns, and giant records. A row with too few or too many fields is rejected with
+    its line, as is one that is no UTF-8."""
+
+    def __init__(self, slice: Slice, reading: Reading, names: Sequence[str], wanted: Sequence[str]) -> None:
+        self._slice, self._reading = slice, reading
+        self._width, self._wanted = len(names), list(wanted)
+        self._at = [names.index(name) for name in wanted]
+
+    def read(self, of_giant: Callable[[GiantRow], Iterator[Made]]) -> Iterator[pa.RecordBatch | Made]:
+        slice, held, size = self._slice, list[Record](), 0
+        with open_bytes(slice.path) as file:
+            if slice.start:
+                file.seek(slice.start)
+            blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), slice)
+            found = records(blocks, DELIMITERS[slice.format])
+            try:
+                for number, record in enumerate(found):
+                    if number == 0 and slice.start == 0:
+                        _pass_over(record)
+                        continue
+                    if isinstance(record, Record):
+                        held.append(record)
+                        # A row counts for something even without text: neither texts nor rejects may pile up.
+                        size += sum(map(len, record.fields)) + _ROW_BYTES
+                    if size >= BATCH_BYTES // 2 or isinstance(record, GiantRow):
+                        yield self._batch(held)
+                        held, size = [], 0
+                    if isinstance(record, GiantRow):
+                        with self._rejecting(record):
+                            yield from of_giant(record)
+            except DamagedError as error:
+                yield self._batch(held)
+                held = []
+                self._reading.reject(make_damage_reject(slice, error))
+            yield self._batch(held)
+
+    def _batch(self, held: list[Record]) -> pa.RecordBatch:
         try:
-            yield from reader.read(_Lines(_stretches(blocks)))
-        except DamagedError as error:
-            yield from reader.flush()
-            stop_or_reject(make_damage_reject(slice, error), rules, on_reject)
+            if any(record.problem or len(record.fields) != self._width for record in held):
+                raise ValueError
+            columns = [pa.array([record.fields[at] for record in held], pa.large_string()) for at in self._at]
+        except ValueError:  # UnicodeEncodeError is one
+            rows = self._sound_rows(held)
+            columns = [pa.array([row[k] for row in rows], pa.large_string()) for k in range(len(self._at))]
+        return pa.record_batch(columns, names=self._wanted)
+
+    def _sound_rows(self, held: list[Record]) -> list[list[str]]:
+        """The wanted fields of each record that has nothing wrong with it; the others are rejected."""
+        rows: list[list[str]] = []
+        for record in held:
+            row: list[str] = []
+            try:
+                self._require_width(len(record.fields), record.problem)
+                row = [self._text(record.fields[at], name) for at, name in zip(self._at, self._wanted, strict=True)]
+            except MalformedError as error:
+                self._reject(record.line, error, DELIMITERS[self._slice.format].join(record.fields), len(rows))
+            else:
+                rows.append(row)
+        return rows
+
+    def _require_width(self, width: int, problem: str = "") -> None:
+        if problem or width != self._width:
+            raise MalformedError("bad_row", problem or f"{width} fields where the header has {self._width}")
+
+    def _text(self, field: str, name: str) -> str:
+        text, problem = decode_text(field.encode("utf-8", "surrogateescape"), self._reading.rules)
+        if text is None:
+            raise MalformedError("not_utf8", f'"{name}": {problem}' if len(self._wanted) > 1 else problem)
+        return text
+
+    def _reject(self, line: int, error: MalformedError, record: str, ahead: int = 0) -> None:
+        shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        slice = self._slice
+        reject = Reject(slice.path, error.reason, error.detail, shown, line=line, origin=slice.start)
+        self._reading.reject(reject, ahead)
+
+    # ---- giant records ----
+
+    @contextlib.contextmanager
+    def _rejecting(self, row: GiantRow) -> Iterator[None]:
+        try:
+            yield
+        except MalformedError as error:
+            row.end()
+            self._reject(row.line, error, row.begin)
+
+    def text_in_parts(self, row: GiantRow) -> Iterator[pa.LargeStringArray]:
+        head: bytes | None = None
+        wanted = (part for field, part in self._parts(row) if field == self._at[0])
+        for part in gathered(wanted):
+            raw = part.encode("utf-8", "surrogateescape")
+            head = raw[:HEAD_BYTES] if head is None else head
+            yield require_array(raw, self._reading.rules, head)
+
+    def _parts(self, row: GiantRow) -> Iterator[tuple[int, str]]:
+        """(number of the field, a part of it); raises MalformedError for a field that is too large, and a row that has
+        too few or too many."""
+        number, size = -1, 0
+        for field, part in row.parts():
+            number, size = field, size + len(part) if field == number else len(part)
+            if size > _LARGEST_FIELD:
+                raise MalformedError("bad_row", f"field larger than field limit ({_LARGEST_FIELD})")
+            yield field, part
+        self._require_width(number + 1)
+
+    def whole(self, row: GiantRow) -> Iterator[pa.RecordBatch]:
+        """A giant record put together, where there is room for it."""
+        reading = self._reading
+        fields = {at: LargeRow(reading.room, reading.places, TextWeight) for at in self._at}
+        for field, part in self._parts(row):
+            if field in fields:
+                fields[field].add(part.encode("utf-8", "surrogateescape"))
+        columns = []
+        for at, name in zip(self._at, self._wanted, strict=True):
+            raw = fields.pop(at).whole()
+            text, problem = decode_array(raw, reading.rules, raw[:HEAD_BYTES])
+            if text is None:
+                raise MalformedError("not_utf8", f'"{name}": {problem}')
+            columns.append(text)
+        yield pa.record_batch(columns, names=self._wanted)
 
 
-def text_lines(file: IO[bytes], compression: str | None, size: int | None, path: str) -> Iterator[str]:
-    """Lines with their ends; bytes that are no UTF-8 come as lone surrogates."""
-    first = True
-    for block in _whole_lines(_limited(read_blocks(file, compression, BLOCK_BYTES), size), path):
-        text = block.removeprefix(BOM if first else b"").decode("utf-8", "surrogateescape")
-        first = False
-        yield from io.StringIO(text, newline="\n")
+def _pass_over(header: Record | GiantRow) -> None:
+    if isinstance(header, GiantRow):
+        header.heads()
 
 
-def _limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
+def _limited(blocks: Iterator[bytes], slice: Slice) -> Iterator[bytes]:
+    """The bytes of a slice, of those from its start on."""
+    size = None if slice.stop is None else slice.stop - slice.start
     for block in blocks:
         yield block if size is None else block[:size]
         if size is not None:
             size -= len(block)
             if size <= 0:
                 return
-
-
-class _Noted:
-    """Lines, and what was taken of them for the record at hand: as much as a reject keeps."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines, self.taken = lines, ""
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.taken += line[: max(0, KEPT_RECORD_CHARS + 1 - len(self.taken))]
-            yield line
-
-
-def csv_records(lines: Iterator[str], delimiter: str, before: int = 0) -> Iterator[tuple[int, list[str], str]]:
-    """(line, fields, what is wrong); a record that csv can't read is one field as it stands there.
-
-    `before`: how many lines came before these.
-    """
-    noted = _Noted(lines)
-    reader = csv.reader(noted, delimiter=delimiter)
-    while True:
-        line, noted.taken = before + reader.line_num + 1, ""
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            yield line, [noted.taken.rstrip("\r\n")], _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
-            continue
-        except DamagedError as error:
-            if noted.taken or error.cut is not None:
-                error.cut = noted.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
-                error.line = line
-            raise
-        if row is None:
-            return
-        if row:
-            yield line, row, ""
-
-
-def row_problem(row: list[str], problem: str, width: int) -> str:
-    """What is wrong with a record of a file whose header has `width` names; empty when nothing is."""
-    return problem or ("" if len(row) == width else f"{len(row)} fields where the header has {width}")
-
-
-def _skip_record(lines: _Lines, delimiter: str) -> None:
-    next(csv_records(lines, delimiter), None)
-    if lines.giant:
-        row = GiantRow(lines.take_record()[1], lines.pieces, delimiter)
-        row.heads()
-        lines.go_on_behind(row)
-    lines.begin_record()
-
-
-class _Reader:
-    def __init__(self, slice: Slice, rules: TextRules, on_reject: OnReject, names: list[str]) -> None:
-        self._slice, self._rules, self._on_reject = slice, rules, on_reject
-        self._width, self._column = len(names), names.index(str(rules.text_column))
-        self._gathered = _Gathered([], [])
-
-    def read(self, lines: _Lines) -> Iterator[Batch]:
-        delimiter = DELIMITERS[self._slice.format]
-        if self._slice.start == 0:
-            _skip_record(lines, delimiter)
-        while not lines.ended:
-            yield from self._read_rows(csv_records(lines, delimiter, lines.count), lines)
-            yield from self.flush()
-            if lines.giant:
-                yield from self._read_giant(lines, delimiter)
-
-    def _read_rows(self, rows: Iterator[tuple[int, list[str], str]], lines: _Lines) -> Iterator[Batch]:
-        """Rows up to the end, or to a giant one."""
-        size = 0
-        for line, row, problem in rows:
-            if lines.giant:
-                return
-            lines.begin_record()
-            wrong = row_problem(row, problem, self._width)
-            if wrong:
-                self._reject(line, "bad_row", wrong, DELIMITERS[self._slice.format].join(row))
-            else:
-                self._gathered.add(row[self._column], line)
-            # A row counts for something even without text: neither texts nor rejects may pile up.
-            size += sum(map(len, row)) + _ROW_BYTES
-            if size >= BATCH_BYTES // 2:
-                yield from self.flush()
-                size = 0
-
-    def _read_giant(self, lines: _Lines, delimiter: str) -> Iterator[Batch]:
-        line, begin = lines.take_record()
-        row = GiantRow(begin, lines.pieces, delimiter)
-        try:
-            yield from open_batches(self._text_of(row))
-        except MalformedError as error:
-            row.end()
-            self._reject(line, error.reason, error.detail, begin[: KEPT_RECORD_CHARS + 1])
-        except DamagedError as damage:
-            damage.cut, damage.line = begin[:KEPT_RECORD_CHARS].encode("utf-8", "surrogateescape"), line
-            raise
-        lines.go_on_behind(row)
-
-    def _text_of(self, row: GiantRow) -> Iterator[pa.LargeStringArray]:
-        head: bytes | None = None
-        for part in gathered(self._column_of(row)):
-            raw = part.encode("utf-8", "surrogateescape")
-            head = raw[:HEAD_BYTES] if head is None else head
-            yield require_array(raw, self._rules, head)
-
-    def _column_of(self, row: GiantRow) -> Iterator[str]:
-        number, size = -1, 0
-        for field, part in row.parts():
-            number, size = field, size + len(part) if field == number else len(part)
-            if size > _LARGEST_FIELD:
-                raise MalformedError("bad_row", f"field larger than field limit ({_LARGEST_FIELD})")
-            if field == self._column:
-                yield part
-        wrong = row_problem([""] * (number + 1), "", self._width)
-        if wrong:
-            raise MalformedError("bad_row", wrong)
-
-    def flush(self) -> Iterator[Batch]:
-        """What has been gathered, as a batch."""
-        gathered, self._gathered = self._gathered, _Gathered([], [])
-        try:
-            texts = pa.array(gathered.texts, pa.large_string())
-        except UnicodeEncodeError:
-            checked = map(self._checked, gathered.texts, gathered.lines)
-            texts = pa.array([text for text in checked if text is not None], pa.large_string())
-        yield Batch(texts, bytes_read=gathered.size)
-
-    def _checked(self, text: str, line: int) -> str | None:
-        decoded, problem = decode_text(text.encode("utf-8", "surrogateescape"), self._rules)
-        if decoded is None:
-            self._reject(line, "not_utf8", problem, text)
-        return decoded
-
-    def _reject(self, line: int, reason: str, detail: str, record: str) -> None:
-        shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        reject = Reject(self._slice.path, reason, detail, shown, line=line, origin=self._slice.start)
-        stop_or_reject(reject, self._rules, self._on_reject)

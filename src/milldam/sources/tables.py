@@ -1,16 +1,17 @@
-"""Parquet and Arrow files -> documents, a few megabytes of one column at a time.
+"""Parquet and Arrow files -> record batches of the wanted columns, about two megabytes at a time -> texts, or rows.
 
 Parquet is read page by page, row group after row group; a page is unpacked whole, and what that takes is told
-beforehand (`Slice.unpacking`). Arrow files are mapped. A document larger than a batch comes in parts. Nulls are
-rejected with their row. A compressed file (.parquet.zst) is unpacked to disk first, since these formats are read from
-their end.
+beforehand (`Slice.unpacking`, or `Room` is asked). Arrow files are mapped. A larger row comes alone, a larger text in
+parts. A compressed file (.parquet.zst) is unpacked to disk first, since these formats are read from their end.
+
+A damaged file may hold offsets that lead anywhere: they are looked at before they are followed.
 """
 
 from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any
@@ -22,22 +23,33 @@ import pyarrow.parquet as pq
 from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
-from milldam.sources.arrow_messages import unpacked_sizes
-from milldam.sources.batch import Batch, OnReject, Reject, TextRules, no_such_column
+from milldam.sources.batch import Batch, Reading, Reject, no_such_column, require_columns
 from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.decoding import decode_text
+from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
-from milldam.sources.parquet_pages import pages_of
+from milldam.sources.places import Place
+from milldam.sources.rows import cut_by_size
 from milldam.sources.units import Slice, by_parts, whole
+from milldam.sources.unpacking import batch_sizes, dearest_page
 
+FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
+Choose = Callable[[pa.Schema], Sequence[str] | None]
+"""Of the columns that are there, those to read; None: all. Dots reach into structs. Raises InputError."""
 _BUFFER = 1 << 20
-_ROWS = 8192
-_ROWS_OF_DICTIONARY = 32
-_SMALL_PAGE = 4 << 20
-_PAGE_COPIES, _DICTIONARY_COPIES = 3, 4
-"""Copies that Arrow holds of a Parquet page (the page before, the page, its value) and of a dictionary."""
+_ROWS, _REPEATED = 8192, 32
+_NUMBER = 8
+_PAGE_COPIES = 3
+"""Copies that Arrow holds of a Parquet page: the page before, the page, its value."""
+_ROW_COPIES = 2
+"""The same while rows are read: as it was unpacked, and as Arrow has it."""
 _BATCH_COPIES = 2
 """Texts of a record batch are still on their way while the next one is unpacked."""
+_AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+
+
+# ---- opening ----
 
 
 @contextmanager
@@ -65,22 +77,38 @@ def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes], path: str) -
     unpacked.seek(0)
 
 
-def _damaged(path: str, kind: str, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0][:160]
-    return InputError(f"{path}: not a whole {kind} file ({reason}). Get or make it again.")
+@contextmanager
+def _damage_told(path: str, format: str) -> Iterator[None]:
+    """What Arrow finds wrong, as an error of the input."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = str(error).splitlines()[0][:160]
+        raise InputError(f"{path}: not a whole {FORMATS[format]} file ({reason}). Get or make it again.") from None
 
 
-# ---- Parquet ----
+def _open_parquet(source: Any, path: str) -> pq.ParquetFile:
+    with _damage_told(path, "parquet"):
+        return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
 
 
 @contextmanager
 def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
     with open_seekable(path, compression, spool) as source:
-        try:
-            file = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise _damaged(path, "parquet", error) from None
-        yield file
+        yield _open_parquet(source, path)
+
+
+@contextmanager
+def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+    """A reader of the file format, or of the stream format that HF datasets writes."""
+    with open_seekable(path, compression, spool) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        with _damage_told(path, "arrow"):
+            yield pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+
+
+# ---- slices, and what unpacking them takes ----
 
 
 def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
@@ -95,146 +123,26 @@ def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -
             yield replace(slice, unpacking=_dearest_page(slice, metadata, column)[0])
 
 
-def _dearest_page(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
-    """What a column's dearest page takes while it is unpacked, and where it is; 0 for what goes as a batch does."""
-    dearest = (0, "")
-    # At an address every header would be fetched on its own.
-    if column is None or is_address(slice.path):
-        return dearest
-    stop = metadata.num_row_groups if slice.stop is None else slice.stop
-    for number in range(slice.start, stop):
-        for size, first in _large_pages(slice.path, _chunk(metadata.row_group(number), column)):
-            where = f'row group {number}, column "{column}", from value {first:,} of the group'
-            dearest = max(dearest, (size, where))
-    return dearest
-
-
-def _large_pages(path: str, chunk: pq.ColumnChunkMetaData | None) -> Iterator[tuple[int, int]]:
-    """(bytes while it is unpacked, number of its first value) of the pages that are no small ones."""
-    if chunk is None or chunk.total_uncompressed_size <= _SMALL_PAGE:
-        return
-    dictionary = 0
-    try:
-        with pa.memory_map(path) as source:
-            for page in pages_of(source, chunk):
-                if page.dictionary:
-                    dictionary = _DICTIONARY_COPIES * page.size
-                if page.size > _SMALL_PAGE:
-                    yield dictionary if page.dictionary else dictionary + _PAGE_COPIES * page.size, page.first
-    except ValueError:
-        # What can't be told counts as one page; whether the file is damaged shows when it is read.
-        yield _DICTIONARY_COPIES * chunk.total_uncompressed_size, 0
-
-
-def _chunk(group: pq.RowGroupMetaData, column: str) -> pq.ColumnChunkMetaData | None:
-    chunks = (group.column(k) for k in range(group.num_columns))
-    return next((chunk for chunk in chunks if chunk.path_in_schema == column), None)
-
-
-def read_parquet(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
-    assert rules.text_column is not None
-    with open_parquet(slice.path, slice.compression, spool) as parquet:
-        _require_column(parquet.schema_arrow, rules.text_column, slice.path)
-        metadata = parquet.metadata
-        stop = metadata.num_row_groups if slice.stop is None else slice.stop
-        row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
-        for group in range(slice.start, stop):
-            rows = rows_at_a_time(metadata.row_group(group), rules.text_column)
-            batches = parquet.iter_batches(
-                # Large texts that are stored once and repeated: each repetition takes its whole size.
-                batch_size=1 if slice.unpacking and rows <= _ROWS_OF_DICTIONARY else rows,
-                row_groups=[group],
-                columns=[rules.text_column],
-                use_threads=False,
-            )
-            yield from _read_batches(_gathered(batches), row, slice, rules, on_reject, "parquet")
-            row += metadata.row_group(group).num_rows
-
-
-def row_count(slice: Slice) -> int | None:
-    """Rows of a slice, where its file tells them without being read through."""
-    if slice.format != "parquet" or slice.compression is not None:
-        return None
-    with open_parquet(slice.path, None, None) as parquet:
-        metadata = parquet.metadata
-        stop = metadata.num_row_groups if slice.stop is None else slice.stop
-        return int(sum(metadata.row_group(k).num_rows for k in range(slice.start, stop)))
-
-
-def rows_at_a_time(group: pq.RowGroupMetaData, column: str) -> int:
-    """About a batch; fewer where texts may be stored once and repeated, since then sizes on disk tell little."""
-    per_row = group.total_byte_size // max(1, group.num_rows)
-    rows = int(max(1, min(_ROWS, BATCH_BYTES // max(1, per_row))))
-    chunk = _chunk(group, column)
-    return min(rows, _ROWS_OF_DICTIONARY) if chunk is not None and chunk.has_dictionary_page else rows
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches put together."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        if held and batch.nbytes >= BATCH_BYTES:
-            # A large one is not copied to go with them.
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held = []
-        held.append(batch)
-        del batch  # as all that leads to a large one: it must be gone when the next is unpacked
-        if sum(one.nbytes for one in held) >= BATCH_BYTES // 2:
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held = []
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-
-
-# ---- Arrow IPC: the file format, and the stream format that HF datasets writes ----
-
-
-@contextmanager
-def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
-    with open_seekable(path, compression, spool) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        try:
-            yield pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise _damaged(path, "Arrow", error) from None
-
-
 def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
+    """Runs of record batches. Those of the stream format are known only by reading through it, as is done of a large
+    local file."""
     if file.compression is not None:
         yield whole(file)
         return
     with open_arrow(file.path, None, None) as reader:
-        batches = getattr(reader, "num_record_batches", None)
-        slices = by_parts(file, [file.size // batches] * batches, shard_size) if batches else [whole(file)]
-    for slice in slices:
+        count = getattr(reader, "num_record_batches", None)
+        sizes = [file.size // count] * count if count else []
+        if count is None and file.size > shard_size and not is_address(file.path):
+            sizes = _stream_sizes(reader)
+    for slice in by_parts(file, sizes, shard_size) if sizes else [whole(file)]:
         yield replace(slice, unpacking=_dearest_batch(slice)[0])
 
 
-def _dearest_batch(slice: Slice) -> tuple[int, str]:
-    """What the largest record batch of a slice takes when it is unpacked, and which it is; 0 without compression."""
-    if is_address(slice.path):
-        return 0, ""
-    with pa.memory_map(slice.path) as source:
-        sizes = enumerate(itertools.islice(unpacked_sizes(source), slice.start, slice.stop), slice.start)
-        return max(((_BATCH_COPIES * size, f"record batch {k}") for k, size in sizes), default=(0, ""))
-
-
-def read_arrow(slice: Slice, rules: TextRules, on_reject: OnReject, spool: str | None) -> Iterator[Batch]:
-    assert rules.text_column is not None
-    with open_arrow(slice.path, slice.compression, spool) as reader:
-        _require_column(reader.schema, rules.text_column, slice.path)
-        row = 0
-        if hasattr(reader, "num_record_batches"):
-            stop = reader.num_record_batches if slice.stop is None else slice.stop
-            row = sum(reader.get_batch(k).num_rows for k in range(slice.start))
-            batches = (reader.get_batch(k) for k in range(slice.start, stop))
-        else:
-            batches = iter(reader)
-        yield from _read_batches(batches, row, slice, rules, on_reject, "Arrow")
-
-
-# ---- what both share ----
+def _stream_sizes(reader: Any) -> list[int]:
+    try:
+        return [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
+    except (pa.ArrowInvalid, OSError):
+        return []  # whether the file is damaged shows when it is read
 
 
 def unpacking_place(slice: Slice, column: str | None) -> str:
@@ -245,58 +153,221 @@ def unpacking_place(slice: Slice, column: str | None) -> str:
         return _dearest_page(slice, parquet.metadata, column)[1]
 
 
-def _require_column(schema: pa.Schema, column: str, path: str) -> None:
-    there = dict(text_columns(schema))
-    if column not in there:
-        raise no_such_column(path, column, there)
+def _dearest_page(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
+    """What a column's dearest page takes while it is unpacked, and where it is; 0 for what goes as a batch does."""
+    dearest = (0, "")
+    # At an address every header would be fetched on its own.
+    if column is None or is_address(slice.path):
+        return dearest
+    with pa.memory_map(slice.path) as source:
+        for number in _numbers(slice, metadata.num_row_groups):
+            for chunk in _chunks(metadata.row_group(number), (column,)):
+                size, page = dearest_page(source, chunk, _PAGE_COPIES)
+                where = f'row group {number}, column "{column}", from value {page.first:,} of the group'
+                dearest = max(dearest, (size, where)) if size else dearest
+    return dearest
 
 
-def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Dotted names and types of all fields that hold text."""
-    for field in schema:
-        yield from _text_fields(field.name, field.type)
+def _dearest_batch(slice: Slice) -> tuple[int, str]:
+    """What the largest record batch of a slice takes when it is unpacked, and which it is; 0 without compression."""
+    if is_address(slice.path):
+        return 0, ""
+    with pa.memory_map(slice.path) as source:
+        sizes = enumerate(itertools.islice(batch_sizes(source), slice.start, slice.stop), slice.start)
+        return max(((_BATCH_COPIES * size, f"record batch {k}") for k, size in sizes), default=(0, ""))
 
 
-def holds_bytes(kind: pa.DataType) -> bool:
-    """Whether a column is of bytes, which may be text or anything else."""
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_binary(value) or pa.types.is_large_binary(value))
+def _numbers(slice: Slice, count: int) -> range:
+    return range(slice.start, count if slice.stop is None else slice.stop)
 
 
-def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
-    if text or holds_bytes(kind):
-        yield name, kind
-    elif pa.types.is_struct(kind):
-        for inner in kind:
-            yield from _text_fields(f"{name}.{inner.name}", inner.type)
+def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[pq.ColumnChunkMetaData]:
+    """The column chunks that hold these columns; with None all."""
+    chunks = (group.column(k) for k in range(group.num_columns))
+    return [one for one in chunks if columns is None or _is_in(one.path_in_schema, columns)]
 
 
-def _read_batches(
-    batches: Iterator[pa.RecordBatch], row: int, slice: Slice, rules: TextRules, on_reject: OnReject, kind: str
-) -> Iterator[Batch]:
-    assert rules.text_column is not None
-    names = rules.text_column.split(".")
-    try:
-        for batch in batches:
-            column = batch.column(names[0])
-            for name in names[1:]:
-                column = pc.struct_field(column, name)
-            _require_sound(column)
-            for part in bounded(column):
-                yield from _batches(part, rules, on_reject, _rejects_at(row, slice))
+def _is_in(path: str, columns: Sequence[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
+
+
+# ---- record batches ----
+
+
+def table_batches(
+    slice: Slice, choose: Choose, spool: str | None = None, room: Room | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(number of its first row in the file, record batch) of the chosen columns, through a slice.
+
+    Raises InputError where the file is damaged, and ResourceError where `room` has none for a page.
+    """
+    read = _parquet_batches(slice, choose, spool, room) if slice.format == "parquet" else None
+    with _damage_told(slice.path, slice.format):
+        yield from read if read is not None else _arrow_batches(slice, choose, spool)
+
+
+def _parquet_batches(
+    slice: Slice, choose: Choose, spool: str | None, room: Room | None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    with open_seekable(slice.path, slice.compression, spool) as source:
+        parquet = _open_parquet(source, slice.path)
+        columns, metadata = choose(parquet.schema_arrow), parquet.metadata
+        row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
+        for number in _numbers(slice, metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if room is not None:
+                _require_room(source, group, columns, Place(slice.path, row, row + group.num_rows - 1), room)
+            rows = rows_at_a_time(group, columns)
+            # Large texts that are stored once and repeated: each repetition takes its whole size.
+            size = 1 if slice.unpacking and rows <= _REPEATED else rows
+            batches = parquet.iter_batches(size, row_groups=[number], columns=columns, use_threads=False)
+            for batch in batches:
+                ready = [(row, _selected(batch, columns))]
+                row += batch.num_rows
+                del batch  # as all that leads to a large one: it must be gone when the next is unpacked
+                yield ready.pop()
+
+
+def _require_room(
+    source: Any, group: pq.RowGroupMetaData, columns: Sequence[str] | None, place: Place, room: Room
+) -> None:
+    """Raise ResourceError when a page is so large that there is no room for it and for what is decoded of it.
+
+    `place`: the rows of the group.
+    """
+    chunks = _chunks(group, columns)
+    if room.fits((_ROW_COPIES + 1) * sum(chunk.total_uncompressed_size for chunk in chunks)):
+        return
+    # While a row is worked on, its page is still held.
+    copies = _ROW_COPIES + (room.format != "arrow")
+    weighed = [(*dearest_page(source, chunk, copies), chunk) for chunk in chunks]
+    needed = sum(size for size, _, _ in weighed)
+    if room.fits(needed):
+        return
+    _, page, chunk = max(weighed, key=lambda one: one[0])
+    if page.values and chunk.num_values == group.num_rows:
+        first = place.first + page.first
+        place = replace(place, first=first, last=first + page.values - 1)
+    raise room.refusal(needed, page.size, f'{place}, of "{chunk.path_in_schema}"', by_column=True)
+
+
+def rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+    """So many rows that they decode to about two megabytes.
+
+    Counted are the bytes on disk before compression, and the values, since a run of equal ones takes next to no bytes.
+    Of texts that are stored once and repeated neither tells the size: few at a time, then.
+    """
+    count = max(1, group.num_rows)
+    per_row, fewest = 1.0, float(_ROWS)
+    for chunk in _chunks(group, columns):
+        per_row += max(chunk.total_uncompressed_size, _NUMBER * chunk.num_values) / count
+        if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY":
+            fewest = min(fewest, _REPEATED * count / max(count, chunk.num_values))
+    return int(max(1, min(fewest, BATCH_BYTES / per_row)))
+
+
+def _arrow_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches before the slice are passed over; mapped, they are not read."""
+    with open_arrow(slice.path, slice.compression, spool) as reader:
+        columns, row = choose(reader.schema), 0
+        count = getattr(reader, "num_record_batches", None)
+        batches = iter(reader) if count is None else map(reader.get_batch, range(count))
+        for number, batch in enumerate(itertools.islice(batches, slice.stop)):
+            ready = [_selected(batch, columns)] if number >= slice.start else []
+            first, row = row, row + batch.num_rows
+            del batch
+            if ready:
+                ready[0].validate()
+                yield first, ready.pop()
+
+
+def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
+    if columns is None or set(columns) <= set(batch.schema.names):
+        return batch if columns is None else batch.select(list(columns))
+    return pa.record_batch([_leaf(batch, name.split(".")) for name in columns], names=list(columns))
+
+
+def _leaf(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
+    column = batch.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
+
+
+def count_rows(slice: Slice, spool: str | None) -> int:
+    """Rows of a slice, without reading them."""
+    if slice.format == "parquet":
+        with open_parquet(slice.path, slice.compression, spool) as parquet:
+            groups = _numbers(slice, parquet.metadata.num_row_groups)
+            return sum(parquet.metadata.row_group(k).num_rows for k in groups)
+    return sum(batch.num_rows for _, batch in table_batches(slice, lambda schema: None, spool))
+
+
+def row_count(slice: Slice) -> int | None:
+    """Rows of a slice, where its file tells them without being read through."""
+    return count_rows(slice, None) if slice.format == "parquet" and slice.compression is None else None
+
+
+# ---- texts ----
+
+
+def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
+    """The texts of one column. Nulls, and what is no UTF-8, are rejected with their rows."""
+    wanted = str(reading.rules.text_column)
+
+    def choose(schema: pa.Schema) -> list[str]:
+        there = dict(text_columns(schema))
+        if wanted not in there:
+            raise no_such_column(slice.path, wanted, there)
+        return [wanted]
+
+    with _damage_told(slice.path, slice.format):
+        columns = _columns(table_batches(slice, choose, reading.spool))
+        for row, column in _gathered(columns) if slice.format == "parquet" else columns:
+            parts = bounded(column)
+            del column  # as all that leads to a large text: it must be gone when the next is unpacked
+            for part in parts:
+                yield from _batches(part, reading, _rejects_at(row, slice))
                 row += len(part)
                 del part
-            del batch, column
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _damaged(slice.path, kind, error) from None
 
 
-def _require_sound(column: pa.Array) -> None:
-    """A damaged file may hold offsets that lead anywhere: look before they are followed. UTF-8 is checked later."""
-    bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    (column.view(bytes_of[column.type]) if column.type in bytes_of else column).validate(full=True)
+def _columns(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.Array]]:
+    for row, batch in batches:
+        column = batch.column(0)
+        _as_bytes(column).validate(full=True)
+        ready = [column]
+        del batch, column
+        yield row, ready.pop()
+
+
+def _gathered(columns: Iterator[tuple[int, pa.Array]]) -> Iterator[tuple[int, pa.Array]]:
+    """Small arrays put together."""
+    held: list[pa.Array] = []
+    first = size = 0
+    for row, column in columns:
+        if held and column.nbytes >= BATCH_BYTES:
+            # A large one is not copied to go with them.
+            yield first, _taken(held)
+        if not held:
+            first, size = row, 0
+        held.append(column)
+        size += column.nbytes
+        del column
+        if size >= BATCH_BYTES // 2:
+            yield first, _taken(held)
+    if held:
+        yield first, _taken(held)
+
+
+def _taken(held: list[pa.Array]) -> pa.Array:
+    """All of them as one; the list keeps none."""
+    joined = held.pop() if len(held) == 1 else pa.concat_arrays(held)
+    held.clear()
+    return joined
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Byte strings for strings, so that all but UTF-8 can be checked."""
+    return column.view(_AS_BYTES[column.type]) if column.type in _AS_BYTES else column
 
 
 def _rejects_at(row: int, slice: Slice) -> MakeReject:
@@ -306,13 +377,97 @@ def _rejects_at(row: int, slice: Slice) -> MakeReject:
     return make_reject
 
 
-def _batches(part: pa.Array, rules: TextRules, on_reject: OnReject, make_reject: MakeReject) -> Iterator[Batch]:
+def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject) -> Iterator[Batch]:
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
     raw = part.cast(pa.large_binary())
     if len(part) == 1 and part.nbytes > BATCH_BYTES:
-        yield from text_in_parts(raw, rules, on_reject, make_reject)
+        yield from text_in_parts(raw, reading, make_reject)
     else:
-        yield Batch(checked_text(raw, rules, on_reject, make_reject), bytes_read=part.nbytes)
+        yield Batch(checked_text(raw, reading, make_reject), bytes_read=part.nbytes)
+
+
+# ---- rows ----
+
+
+def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """Record batches as they are; nulls stay nulls. A row with a string that is no UTF-8 is mended or rejected."""
+    name = reading.name(slice.path)
+
+    def choose(schema: pa.Schema) -> Sequence[str] | None:
+        require_columns(reading.columns, schema.names, slice.path)
+        return reading.columns
+
+    with _damage_told(slice.path, slice.format):
+        for row, batch in table_batches(slice, choose, reading.spool, reading.room):
+            for number, sound in _sound(batch, row, slice, reading):
+                reading.places.begin(name, number)
+                yield from (_plain(part) for part in cut_by_size(sound, BATCH_BYTES))
+
+
+def _plain(rows: Any) -> pa.RecordBatch:
+    """Without dictionaries, which differ from batch to batch."""
+    if not any(pa.types.is_dictionary(kind) for kind in rows.schema.types):
+        return rows
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in rows.columns]
+    return pa.record_batch(columns, names=rows.schema.names)
+
+
+def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batch as it is when nothing is wrong with it; else, one by one, the rows that are sound or can be mended.
+
+    Each with the number of its first row.
+    """
+    if _is_valid(batch):
+        yield row, batch
+        return
+    for column in batch.columns:
+        if not _holds_text(column.type):
+            _as_bytes(column).validate(full=True)
+    for position in range(row, row + batch.num_rows):
+        one = batch.take(pa.array([position - row]))  # not a slice, whose lists would still lead to all their values
+        if _is_valid(one):
+            yield position, one
+            continue
+        columns, problem = _mended(one, reading)
+        if problem:
+            reading.reject(Reject(slice.path, "not_utf8", problem, row=position))
+        else:
+            yield position, pa.record_batch(columns, schema=one.schema)
+
+
+def _is_valid(rows: pa.RecordBatch | pa.Array) -> bool:
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    """Whether it is nested and has strings somewhere in it."""
+    inner = [kind.field(k).type for k in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    if pa.types.is_dictionary(kind):
+        inner = [kind.value_type]
+    return any(one in _AS_BYTES or _holds_text(one) for one in inner)
+
+
+def _mended(one: pa.RecordBatch, reading: Reading) -> tuple[list[pa.Array], str]:
+    """The columns of a row whose top-level strings are text by the rules; or what is wrong with them."""
+    columns = []
+    for column in one.columns:
+        if column.type in _AS_BYTES:
+            raw = column.cast(pa.large_binary())[0].as_py()
+            text, problem = decode_text(raw, reading.rules) if raw is not None else (None, "")
+            if problem:
+                return [], problem
+            column = pa.array([text], column.type)
+        elif not _is_valid(column):
+            return [], "a nested string is not UTF-8"
+        columns.append(column)
+    return columns, ""
+
+
+# ---- schemas ----
 
 
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
@@ -324,17 +479,37 @@ def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
         return reader.schema
 
 
+def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Dotted names and types of all fields that hold text."""
+    for field in schema:
+        yield from _text_fields(field.name, field.type)
+
+
+def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if value in _AS_BYTES or pa.types.is_string_view(value) or holds_bytes(kind):
+        yield name, kind
+    elif pa.types.is_struct(kind):
+        for inner in kind:
+            yield from _text_fields(f"{name}.{inner.name}", inner.type)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column is of bytes, which may be text or anything else."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_binary(value) or pa.types.is_large_binary(value))
+
+
 def column_sizes(slice: Slice, spool: str | None) -> dict[str, int]:
     """About how many bytes each column has at the beginning of a parquet or Arrow file."""
     if slice.format == "parquet":
         with open_parquet(slice.path, slice.compression, spool) as parquet:
             groups = [parquet.metadata.row_group(0)] if parquet.num_row_groups else []
-            chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
-            return {chunk.path_in_schema: chunk.total_uncompressed_size for chunk in chunks}
-    with open_arrow(slice.path, slice.compression, spool) as reader:
-        several = reader.num_record_batches if hasattr(reader, "num_record_batches") else None
-        batch = next(iter(reader), None) if several is None else reader.get_batch(0) if several else None
-        first = pa.Table.from_batches([] if batch is None else [batch], reader.schema)
-        while any(pa.types.is_struct(field.type) for field in first.schema):
-            first = first.flatten()
-        return {name: first.column(k).nbytes for k, name in enumerate(first.column_names)}
+            return {
+                chunk.path_in_schema: chunk.total_uncompressed_size for one in groups for chunk in _chunks(one, None)
+            }
+    head = [batch for _, batch in table_batches(replace(slice, stop=1), lambda _: None, spool)]
+    first = pa.Table.from_batches(head or [pa.record_batch({})])
+    while any(pa.types.is_struct(field.type) for field in first.schema):
+        first = first.flatten()
+    return {name: first.column(k).nbytes for k, name in enumerate(first.column_names)}

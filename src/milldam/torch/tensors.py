@@ -14,7 +14,7 @@ import torch
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
-from milldam.loader.types import XY, Array, Labelled, PackedBatch, State
+from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
 
 TensorsT = TypeVar("TensorsT")
 
@@ -147,7 +147,7 @@ def _known(dtype: np.dtype[Any]) -> bool:
 
 @overload
 def tensors(
-    batches: Batches[XY], device: torch.device | str | None = None, pin_memory: bool = False
+    batches: Batches[TokenPair], device: torch.device | str | None = None, pin_memory: bool = False
 ) -> TensorBatches[tuple[torch.Tensor, torch.Tensor]]: ...
 @overload
 def tensors(

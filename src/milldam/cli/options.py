@@ -1,0 +1,96 @@
+"""Options that several commands have, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+
+from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Add = Callable[[_Command], _Command]
+
+
+def _together(*options: Add[Any]) -> Add[Any]:
+    """Options in the order in which the help shows them."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def choice(kind: Any) -> click.Choice[str]:
+    """What a setting of this type may be."""
+    return click.Choice(get_args(kind))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+config_file = _together(
+    click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG"),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a key of the file: --set dedup.near.rows=8.",
+    ),
+)
+"""CONFIG and `--set`, for commands that read a configuration."""
+
+
+def machine_options(*, in_file: bool = False) -> Add[Any]:
+    """`--memory` and `--workers`; `in_file`: a configuration has them too."""
+    memory, cores = ("memory of the file", "workers of the file") if in_file else ("half of what is free", "all")
+    return _together(
+        click.option(
+            "--memory", metavar="SIZE", help=f"Limit for the whole process tree, such as 512MB. [default: {memory}]"
+        ),
+        click.option("--workers", type=int, metavar="N", help=f"Cores to use. [default: {cores}]"),
+    )
+
+
+def job_options(*, in_file: bool = False) -> Add[Any]:
+    """How a job runs and what it tells: the same for every command that runs one."""
+    return _together(
+        machine_options(in_file=in_file),
+        click.option(
+            "--executor", type=choice(Executor), help="Where to run: this machine or a Ray cluster. [default: local]"
+        ),
+        click.option("--address", metavar="HOST:PORT", help="The Ray cluster. [default: the one that runs here]"),
+        click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input."),
+        json_option,
+        click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary."),
+    )
+
+
+def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+text_options = _together(
+    click.option(
+        "--documents", type=choice(Documents), help="In .txt files: what a document or row is. [default: file]"
+    ),
+    click.option(
+        "--separator",
+        metavar="TEXT",
+        callback=_unescaped,
+        help="In .txt files: documents end at this text. \\n and \\t are understood.",
+    ),
+    click.option("--input-format", type=choice(InputFormat), help="What the input is, when its name does not say."),
+    click.option(
+        "--invalid-utf8",
+        type=choice(InvalidUtf8),
+        help="Records that are not UTF-8: set aside, drop the bytes, put U+FFFD in their place, or stop. "
+        "[default: reject]",
+    ),
+    click.option("--strict", is_flag=True, help="Stop at the first record that can't be read."),
+)
+"""How text files are read."""

@@ -1,0 +1,141 @@
+"""Input that grows, shrinks or changes: only what changed is made again, and the bytes are those of a run from nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke, kill_group, started, wait_until, write_lines
+from tests.kit.preprocess_jobs import config_of, make_words, tree_bytes, write_config
+
+import milldam
+
+FILES = 6
+NEAR = {"method": "exact", "near": {}}
+JOBS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "splits": {"splits": {"val": 0.2}, "clean": "default"},
+    "exact": {"dedup": "exact", "splits": {"val": 0.2}},
+    "near": {"dedup": NEAR},
+    "dropped": {"dedup": "exact", "write_dropped": True},
+    "tokens": {"splits": {"val_tokens": 300}},
+    "packed": {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 64},
+    "limit": {"limit": 400},
+}
+
+
+def texts_of(number: int, copies: int = 0) -> list[str]:
+    """Texts of a file of its own, the last ones equal to those of every other."""
+    own, shared = random.Random(f"file {number}"), random.Random("shared")
+    return [*(make_words(own, 40) for _ in range(120)), *(make_words(shared, 40) for _ in range(copies))]
+
+
+def make_input(folder: Path, copies: int) -> None:
+    folder.mkdir()
+    for number in range(FILES):
+        write_lines(folder / f"{number}.jsonl", texts_of(number, copies))
+
+
+def edit(folder: Path) -> None:
+    """One file more, in front of others; one less; one that is another one."""
+    write_lines(folder / "00.jsonl", texts_of(100, 5))
+    (folder / "4.jsonl").unlink()
+    write_lines(folder / "2.jsonl", [*texts_of(2, 5), "one more"])
+
+
+def configured(tmp_path: Path, out: str, settings: dict[str, Any]) -> Path:
+    given = {"shard_size": "100KB", "clean": "off", "dedup": "off"} | settings
+    return write_config(tmp_path / f"{out}.yaml", config_of(tmp_path / out, str(tmp_path / "in"), **given))
+
+
+def told(done: Any) -> dict[str, Any]:
+    assert done.exit_code == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_changed_input_gives_the_bytes_of_a_run_from_nothing(tmp_path: Path, name: str) -> None:
+    """With dedup, splits, packing and limits: every byte, and back again when the change is taken back."""
+    make_input(tmp_path / "in", copies=5)
+    config = configured(tmp_path, "out", JOBS[name])
+    first = told(invoke("preprocess", config, "--json"))
+    before, kept = tree_bytes(tmp_path / "out"), (tmp_path / "in" / "4.jsonl").stat().st_mtime_ns
+    edit(tmp_path / "in")
+    second = told(invoke("preprocess", config, "--json"))
+    told(invoke("preprocess", configured(tmp_path, "fresh", JOBS[name]), "--json"))
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "fresh")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        path.name for path in (tmp_path / "fresh").iterdir()
+    )
+    assert invoke("verify", tmp_path / "out").exit_code == 0
+    assert first["reused"] == 0 and second["units"] == FILES
+    # Of the four files that stayed as they were; what is written of dropped documents names units by number.
+    assert second["reused"] == {"tokens": 0, "limit": 0, "dropped": 2}.get(name, 4)
+    write_lines(tmp_path / "in" / "4.jsonl", texts_of(4, 5))
+    os.utime(tmp_path / "in" / "4.jsonl", ns=(kept, kept))
+    told(invoke("preprocess", config, "--json"))
+    assert tree_bytes(tmp_path / "out") != before and invoke("verify", tmp_path / "out").exit_code == 0
+
+
+def test_what_changed_is_named(tmp_path: Path) -> None:
+    """How many units were reused, and which files are new, changed or gone."""
+    make_input(tmp_path / "in", copies=0)
+    command = ("tokenize", tmp_path / "in", "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--shard-size", "100KB")
+    invoke(*command)
+    write_lines(tmp_path / "in" / "zz.jsonl", texts_of(7))
+    done = invoke(*command)
+    assert done.exit_code == 0 and "6 of 7 units reused; new: zz.jsonl" in done.stdout
+    edit(tmp_path / "in")
+    done = invoke(*command)
+    assert "new: 00.jsonl, changed: 2.jsonl, gone: 4.jsonl" in done.stdout
+
+
+def test_other_settings_are_refused_though_the_input_changed_too(tmp_path: Path) -> None:
+    """By name, and nothing is touched; --overwrite replaces it."""
+    make_input(tmp_path / "in", copies=0)
+    config = configured(tmp_path, "out", {})
+    told(invoke("preprocess", config, "--json"))
+    before = tree_bytes(tmp_path / "out")
+    edit(tmp_path / "in")
+    refused = invoke("preprocess", config, "--set", "seed=7")
+    assert refused.exit_code != 0 and "seed: 7 (made with 0)" in refused.stderr
+    assert tree_bytes(tmp_path / "out") == before
+    assert invoke("preprocess", config, "--set", "seed=7", "--overwrite").exit_code == 0
+
+
+def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
+    """A store that is open while it is updated gives the documents that it had; opened again, the new ones."""
+    make_input(tmp_path / "in", copies=0)
+    config = configured(tmp_path, "out", {})
+    told(invoke("preprocess", config, "--json"))
+    store = milldam.open(tmp_path / "out")
+    expected = [list(document) for document in milldam.open(tmp_path / "out")]
+    edit(tmp_path / "in")
+    told(invoke("preprocess", config, "--json"))
+    assert [list(document) for document in store] == expected
+    assert len(milldam.open(tmp_path / "out")) != len(expected)
+
+
+@pytest.mark.parametrize("name", ["plain", "exact"])
+def test_a_killed_update_leaves_a_whole_store_and_is_resumed(tmp_path: Path, name: str) -> None:
+    """Killed after a while, again and again: `verify` passes each time, and the end has the bytes of a fresh run."""
+    make_input(tmp_path / "in", copies=5)
+    config = configured(tmp_path, "out", JOBS[name])
+    told(invoke("preprocess", config, "--json"))
+    edit(tmp_path / "in")
+    for seconds in (0.6, 0.9, 1.2, 1.5):
+        with started("preprocess", config, "--workers", 2) as process:
+            lock = tmp_path / "out" / "run" / "status.json"
+            wait_until(lock.exists, process)
+            time.sleep(seconds)
+            kill_group(process)
+        assert invoke("verify", tmp_path / "out").exit_code == 0
+    told(invoke("preprocess", config, "--json"))
+    told(invoke("preprocess", configured(tmp_path, "fresh", JOBS[name]), "--json"))
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "fresh")

@@ -248,7 +248,7 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == 2 and "`milldam push`" in done.stderr, done.stderr
     for make in (
         lambda: milldam.map("c.jsonl", len, "gs://bucket/t", engine=engine),
-        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, engine=engine),
+        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, executor=engine),
         lambda: milldam.preprocess(
             {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "executor": engine}
         ),

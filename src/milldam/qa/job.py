@@ -92,7 +92,7 @@ def prepare(
     split: str = "train",
     memory: str | int | None = None,
     workers: int | None = None,
-    engine: Executor = "local",
+    executor: Executor = "local",
     address: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -119,7 +119,7 @@ def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes
     options = frame.Options(
         Path(settings.out),
         memory=settings.memory,
-        executor=settings.engine,
+        executor=settings.executor,
         address=settings.address,
         overwrite=settings.overwrite,
         held_bytes=held_bytes,
@@ -250,7 +250,7 @@ class QAJob:
     def _plan_work(self, session: Session, prepared: Prepared, reads: list[Record], records: Records) -> QAPlan:
         units, sizes = len(records.keys), session.folder.units.sizes()
         wanted = self._settings.workers or session.pool.cores
-        local = self._settings.engine == "local"
+        local = self._settings.executor == "local"
         small = local and self._settings.workers is None and sizes.sum() < SMALL_INPUT
         useful = 1 if small else max(1, min(wanted, units - records.complete))
         release()

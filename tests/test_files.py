@@ -157,7 +157,7 @@ def test_a_disk_without_room_for_one_more_file(tmp_path: Path) -> None:
     with small_disk(disk, "64k,nr_inodes=3"):
         (disk / "taken").write_bytes(b"")
         with pytest.raises(ResourceError, match="disk is full"):
-            ShardWriter(disk, "train-00000", "train", "uint16")
+            ShardWriter(disk, "train", "uint16")
 
 
 def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None
     disk = tmp_path / "disk"
     with small_disk(disk, "64k"):
         documents = Tokens(np.zeros(300, dtype=np.uint16), np.ones(300, dtype=np.int64))
-        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(disk, "a", "train", "uint16") as writer:
+        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(disk, "train", "uint16") as writer:
             for _ in range(1000):
                 writer.append(documents)
         assert list(disk.iterdir()) == []

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
         StoreError,
         WorkerError,
     )
-    from milldam.exporters import export
+    from milldam.formats import export, import_tokens
+    from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
-    from milldam.importers import import_tokens
     from milldam.loader.batches import Batches
-    from milldam.loader.foreign import ForeignFile
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
@@ -92,11 +91,10 @@ _HOMES = {
     "api": "open preprocess tokenize",
     "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError ShareHeldError StoreError "
     "WorkerError",
-    "exporters": "export",
+    "formats": "export import_tokens",
     "hub": "pull push",
-    "importers": "import_tokens",
     "loader.batches": "Batches",
-    "loader.foreign": "ForeignFile",
+    "formats.foreign": "ForeignFile",
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",

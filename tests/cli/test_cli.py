@@ -32,6 +32,7 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
+from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.cli import main
@@ -40,10 +41,11 @@ from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
+from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
-from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
+from milldam.stores.kinds import TOKENS
 
 TEXTS = ["The mill stands.", "x", "Die Mühle steht am Bach. " * 20, "水車"]
 
@@ -394,7 +396,7 @@ def test_verify_says_whole_or_what_is_wrong(store: Path) -> None:
     """Exit code 0 for a whole store, 1 for a damaged one with the file named, as text and as JSON."""
     assert "whole. 1 shard, 4 documents" in run_milldam("verify", store).stdout
     assert json.loads(run_milldam("verify", store, "--json").stdout)["ok"] is True
-    path = store / "train-00000.bin"
+    path = shard_file(store, 0, "bin")
     path.write_bytes(bytes(path.stat().st_size))
     damaged = run_milldam("verify", store, code=1)
     assert damaged.stdout == "" and str(path) in damaged.stderr and "1 problem." in damaged.stderr
@@ -543,33 +545,33 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
     assert json.loads(run_milldam("status", out, "--json").stdout)["safe"]["tokens"] == tokens
 
 
-def begin(run: Run) -> None:
+def begin(run: RunFolder) -> None:
     """A plan of one unit, as a run writes it before it works."""
-    identity = Identity({}, run.write_inputs([]))
+    identity = Identity({}, run.inputs.write([]))
     run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
-    run.start(identity, {})
+    run.start(identity, {}, ())
 
 
 def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:
     """Between its plan and its first report a run is working."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_a_resumed_run_is_not_stuck_because_of_an_old_report(tmp_path: Path) -> None:
     """What a run that was killed yesterday last said does not make today's run stuck."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         (tmp_path / "s" / "run" / "status.json").write_text(json.dumps({"time": time.time() - 86_400, "workers": {}}))
-    with Run(tmp_path / "s") as run:
-        run.resume()
+    with RunFolder(tmp_path / "s", TOKENS) as run:
+        run.tidy()
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_status_can_read_torn_records(tmp_path: Path) -> None:
     """After a crash the last record may be cut off: the rest is still told."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
     (tmp_path / "s" / "run" / "records.jsonl").write_text('{"unit": 0, "par')
     assert read_status(tmp_path / "s")["state"] == "ended"

@@ -17,7 +17,7 @@ from tests.kit.token_stores import flat_tokens, write_store
 
 from milldam.cli.export import export, summary_lines
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.exporters.job import ExportSummary
+from milldam.formats.exporting import ExportSummary
 from milldam.loader.stores import Store
 
 
@@ -62,7 +62,7 @@ def test_export_takes_one_split(tmp_path: Path) -> None:
 
 def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> None:
     """Wrong options, other stores and no stores: errors that become a line and an exit code."""
-    with pytest.raises(ConfigError, match="--seq-len does not apply"):
+    with pytest.raises(ConfigError, match="seq_len does not apply"):
         run(store.path, "--to", "npy", "-o", tmp_path / "a.npy", "--seq-len", "8")
     with pytest.raises(StoreError):
         run(tmp_path, "--to", "npy", "-o", tmp_path / "a.npy")
@@ -80,11 +80,11 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
 SLOW = """
 import sys, time
 from milldam.cli.export import export
-from milldam.exporters import growing
-from milldam.exporters.job import Ledger
+from milldam.formats import flat
+from milldam.formats.exporting import Ledger
 from milldam.stores.tokens import blocks
 
-blocks.BLOCK_TOKENS, growing.CHECKPOINT_BYTES = 64, 400
+blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
 add = Ledger.add
 Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()

@@ -105,7 +105,7 @@ ABOVE = {
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
-    "exporters", "hub", "importers", "watching",
+    "hub", "watching",
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_the_guard_reads_imports() -> None:
 
 def test_every_room_has_its_floor() -> None:
     """A new room must be given its place among the others, so that the rules below hold for it."""
-    known = {*GROUND, *STAGES, *ABOVE, "stores", "loader", "remote", ""}
+    known = {*GROUND, *STAGES, *ABOVE, "stores", "loader", "remote", "formats", ""}
     assert {room(name) for name in MODULES} == known
 
 
@@ -141,7 +141,7 @@ def test_the_store_knows_nothing_of_how_it_is_made() -> None:
 
 def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
     """A training node needs numpy and the store: no text, no tokenizer, no run."""
-    assert offences({"loader"}, allowed={*GROUND, "stores", "packing", "remote"}) == []
+    assert offences({"loader"}, allowed={*GROUND, "stores", "packing", "remote", "formats"}) == []
     assert offences({"remote"}, allowed={"errors", "input_files", "memory", "stores"}) == []
 
 
@@ -185,7 +185,7 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
     used = {one for name in own for one in imports_of(name, deferred=True)}
     assert {one for one in used if room(one) == "pipeline"} <= own
     assert [
-        one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.old_workforce"
+        one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.session"
     ] == []
 
 
@@ -224,9 +224,19 @@ def test_the_report_reads_what_a_run_left() -> None:
     assert offences(others, forbidden={"report"}) == []
 
 
-def test_exporters_read_stores_as_training_does() -> None:
-    """A store is exported without what made it."""
-    assert offences({"exporters"}, allowed={"errors", "files", "loader", "memory", "remote", "sealed", "stores"}) == []
+def test_formats_read_stores_as_training_does() -> None:
+    """A store is exported, and a file of another tool opened, without what makes stores: only the jobs know a run."""
+    jobs = {"milldam.formats.importing", "milldam.formats.exporting"}
+    known = {"checked", "errors", "files", "input_files", "loader", "memory", "sealed", "stores"}
+    found = offences({"formats"}, allowed=known)
+    assert [one for one in found if one.split(" -> ")[0] not in jobs] == [
+        "milldam.formats.samples -> milldam.sources.compression"
+    ]
+    assert offences({"loader"}, forbidden={"run"}) == []
+    used = {one for name in MODULES if room(name) == "loader" for one in imports_of(name, deferred=True)}
+    assert {one for one in used if room(one) == "formats"} <= {
+        f"milldam.formats.{name}" for name in ("foreign", "npy", "megatron")
+    }
 
 
 def test_nothing_but_the_command_line_imports_the_command_line() -> None:

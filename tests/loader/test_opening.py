@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import DEMO, TOKENIZER, invoke, run_milldam, write_lines
-from tests.kit.token_stores import flat_tokens, write_store
+from tests.kit.token_stores import flat_tokens, shard_file, write_store
 from tests.stores.test_features import small_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
-from milldam.loader.foreign import ForeignFile, MegatronFile
+from milldam.formats.foreign import ForeignFile
+from milldam.formats.megatron import MegatronFile
 from milldam.loader.stores import Store
 from milldam.stores.tokens.format import HEADER, MAGIC, Index
 
@@ -447,7 +448,7 @@ def test_empty_documents_do_not_hide_that_others_have_several_sequences(tmp_path
 def test_shards_of_a_store_are_pairs(tmp_path: Path) -> None:
     """A shard opens by itself, with its documents, and its rows are those of the store."""
     store = write_store(tmp_path / "s", [[5, 9, 30], [20]])
-    shard = milldam.open(tmp_path / "s" / "train-00000.bin")
+    shard = milldam.open(shard_file(tmp_path / "s", 0, "bin"))
     assert isinstance(shard, MegatronFile)
     assert [document.tolist() for document in shard] == [document.tolist() for document in list(store)[:3]]
     rows = shard.packed(8).read(np.arange(5))

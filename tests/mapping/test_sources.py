@@ -601,7 +601,7 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     sizes = {name: (tmp_path / f"rows-{name}.arrow").stat().st_size for name in "ab"}
     shards = [TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a")]
     units = tuple(MadeUnit(shard.xxh3, 1, shard) for shard in shards)
-    TableManifest(TableSchema.of(schema), {}, {}, {}, {}, units).write(tmp_path)
+    TableManifest(TableSchema.of(schema), {}, {}, {}, units).write(tmp_path)
     first = keys(tmp_path, tmp_path / "s")
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
     os.utime(tmp_path / "rows-a.arrow", ns=(1, 1))

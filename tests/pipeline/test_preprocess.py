@@ -740,7 +740,8 @@ def test_overwrite_replaces_other_settings_and_input(tmp_path: Path) -> None:
     lines_job(tmp_path, texts * 2, write_dropped=True, packing={"write": True}, seq_len=16, splits={"val_tokens": 100})
     store = lines_job(tmp_path, texts[:5], overwrite=True)
     assert_holds(store, texts[:5])
-    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", "train-00000.bin", "train-00000.idx"]
+    shard = store.shards[0].name
+    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", f"{shard}.bin", f"{shard}.idx"]
 
 
 def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ HOSTILE = (
 
 
 def write_shard(folder: Path, name: str, split: str, ids: Iterable[list[int]]) -> Shard:
-    with ShardWriter(folder, name, split, "uint16") as writer:
+    with ShardWriter(folder, split, "uint16") as writer:
         for document in ids:
             writer.append(Tokens(np.array(document, np.uint16), np.array([len(document)], np.int64)))
             writer.count_text(4 * len(document), 4 * len(document))
@@ -609,7 +609,7 @@ def test_memory_does_not_grow_with_documents_or_samples(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.mkdir()
     shutil.copy(TOKENIZER, large / "tokenizer.json")
-    with ShardWriter(large, "train-00000", "train", "uint16") as writer:
+    with ShardWriter(large, "train", "uint16") as writer:
         for _ in range(8):
             writer.append(Tokens(np.ones(10**6, np.uint16), np.ones(10**6, np.int64)))
         shard = writer.commit()

@@ -18,7 +18,7 @@ from tests.stores.test_features import some_folder
 import milldam
 from milldam import qa
 from milldam.errors import MilldamError
-from milldam.exporters.job import Ledger
+from milldam.formats.exporting import Ledger
 from milldam.run.journal import Journal
 
 RULES: dict[str, Any] = {"workers": 1, "memory": "1GB"}

@@ -275,4 +275,4 @@ def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
     paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
     again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
     assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
-    assert (first.cached, again.cached) == (0, 1)
+    assert (first.reused, again.reused) == (0, 1)

@@ -11,17 +11,17 @@ import click
 
 from milldam.cli.interrupting import as_interrupt, end_interrupted
 from milldam.cli.terminal import visible
-from milldam.exporters import EXPORTERS
+from milldam.formats import FORMATS
 from milldam.markup import counted
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
-    from milldam.exporters.job import ExportSummary
+    from milldam.formats.exporting import ExportSummary
 
 
 @click.command()
 @click.argument("store")
-@click.option("--to", type=click.Choice(list(EXPORTERS)), required=True, help="Which tool reads it.")
+@click.option("--to", type=click.Choice(FORMATS), required=True, help="Which tool reads it.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, pair or folder to make.")
 @click.option("--split", metavar="NAME", help="One of the store's splits. [default: all, where the format can]")
 @click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens, end to end. [default: a document a row]")
@@ -41,11 +41,11 @@ def export(store: str, to: str, out: Path, as_json: bool, **options: Any) -> Non
     milldam export corpus.milldam --to megatron -o corpus_text_document
     milldam export corpus.milldam --to hf -o corpus-hf --seq-len 2048
     """
-    from milldam import exporters
+    from milldam import formats
 
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        summary = exporters.export(store, to, out, **options)
+        summary = formats.export(store, to, out, **options)
     except KeyboardInterrupt:
         end_interrupted("What is written so far is safe.")
     click.echo(json.dumps(summary.as_json()) if as_json else visible("\n".join(summary_lines(summary))))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import signal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from milldam.cli.interrupting import as_interrupt
-from milldam.cli.terminal import visible
-from milldam.importers import FORMATS
-from milldam.markup import counted
-
-if TYPE_CHECKING:
-    from milldam.importers.job import ImportSummary
+from milldam.cli.options import job_options
+from milldam.cli.running import run_and_show
+from milldam.formats import FORMATS
 
 
 @click.command("import")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("-o", "--out", required=True, metavar="STORE", help="Folder for the store.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Folder for the store."
+)
 @click.option("--from", "format", type=click.Choice(FORMATS), help="What it is. [default: seen from the files]")
 @click.option(
     "--tokenizer", metavar="NAME", help="What made the tokens: a folder, a file or a Hub name. [default: none]"
@@ -31,42 +28,22 @@ if TYPE_CHECKING:
 @click.option("--dtype", metavar="DTYPE", help="Of .bin files and columns of bytes. [default: uint16]")
 @click.option("--split", metavar="NAME", help="Which split, and its name in the store. [default: all, or train]")
 @click.option("--vocab-size", type=int, metavar="N", help="Without a tokenizer. [default: the largest id + 1]")
-@click.option("--shard-size", metavar="SIZE", help="Of the store's files. [default: 256MB]")
-@click.option("--overwrite", is_flag=True, help="Replace what was made from another source or with other options.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def import_(sources: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
+@click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the store's files.")
+@job_options()
+def import_(sources: tuple[str, ...], out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Make a store of tokens that another tool wrote.
 
     SOURCE: .npy, .bin of nanoGPT or llm.c, a pair of Megatron, Parquet, Arrow, or a folder of save_to_disk, MDS or
     litdata. A row is a document, a flat file is one; with --eos they are joined and cut behind each end of text, with
-    --bos before. Interrupted or killed, the same command goes on where it stopped.
+    --bos before. Interrupted or killed, the same command resumes; of a source that changed, it imports the files that
+    changed.
 
     \b
     milldam import train.bin -o owt.milldam --eos 50256 --tokenizer gpt2/
     milldam import tokenized_dataset/ -o corpus.milldam --column input_ids
     """
-    from milldam.importers.job import run_import
-    from milldam.importers.settings import settings_of
+    from milldam.config.checking import checked_settings
+    from milldam.formats.importing import ImportSettings, run_import
 
-    signal.signal(signal.SIGTERM, as_interrupt)
-    summary = run_import(settings_of(sources, out, options))
-    if as_json:
-        click.echo(json.dumps(summary.as_json()))
-        return
-    click.echo(visible("\n".join(_lines(summary, Path(out)))))
-
-
-def _lines(summary: ImportSummary, out: Path) -> list[str]:
-    made = f"{counted(summary.documents, 'document')}, {counted(summary.tokens, 'token')}, {summary.dtype}"
-    if summary.up_to_date:
-        return [f"{out} is up to date: {made}."]
-    rate = summary.tokens / max(summary.seconds, 1e-9) / 1e6
-    lines = [
-        f"{out}: {made}, vocabulary {summary.vocab_size:,}",
-        f"from {counted(summary.files, 'file')} ({', '.join(summary.formats)}) in {summary.seconds:.1f} s, "
-        f"{rate:.1f}M tokens/s" + (", resumed" if summary.resumed else ""),
-    ]
-    if len(summary.splits) > 1:
-        for name, one in summary.splits.items():
-            lines.append(f"  {name}: {counted(one['documents'], 'document')}, {counted(one['tokens'], 'token')}")
-    return lines
+    settings = checked_settings(ImportSettings, {"source": sources, "out": out, **options})
+    run_and_show(partial(run_import, settings), as_json=as_json, quiet=quiet)

@@ -112,8 +112,8 @@ def plan_lines(plan: WorkPlan) -> list[str]:
         + (f"; {plan.note}" if plan.note else ""),
         f"Input:  {format_size(plan.input_bytes)} in {counted(plan.units, 'unit')}"
         f" of about {format_size(plan.shard_size)}" + (f", {plan.done} of them done before" if plan.done else ""),
-        f"Engine: {plan.engine} ({plan.engine_note})",
     ]
+    lines += [f"Engine: {plan.engine} ({plan.engine_note})"] if plan.engine else []
     lines[2:2] = column_lines(plan.text_columns)
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
@@ -166,7 +166,9 @@ def _amounts(snapshot: Snapshot) -> list[str]:
     figures += [memory] if snapshot.budget_bytes else []
     figures += [f"{_short(documents)} document{'' if documents == 1 else 's'}"] if documents else []
     if tokens:
-        figures += [f"{_short(tokens / elapsed)} tokens/s", f"{counts['characters'] / tokens:.2f} chars/token"]
+        figures += [f"{_short(tokens / elapsed)} tokens/s"]
+    if tokens and counts["characters"]:
+        figures += [f"{counts['characters'] / tokens:.2f} chars/token"]
     return figures or [""]
 
 

@@ -14,7 +14,7 @@ from milldam.cli.terminal import visible
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from milldam.loader.foreign import ForeignFile
+    from milldam.formats.foreign import ForeignFile
     from milldam.qa import FeatureStore
     from milldam.stores.table import Table
     from milldam.stores.tokens import Store
@@ -105,7 +105,7 @@ def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str,
 
 def _collect_other(opened: Any) -> dict[str, Any]:
     """The same of what else `milldam.open` opens."""
-    from milldam.loader.foreign import ForeignFile
+    from milldam.formats.foreign import ForeignFile
     from milldam.stores.table import Table
 
     if isinstance(opened, ForeignFile):
@@ -115,7 +115,7 @@ def _collect_other(opened: Any) -> dict[str, Any]:
 
 
 def _of_file(file: ForeignFile) -> dict[str, Any]:
-    from milldam.loader.foreign import MegatronFile
+    from milldam.formats.megatron import MegatronFile
 
     facts = {"file": str(file.path), "kind": file.kind, "tokens": file.tokens, "dtype": str(file.dtype)}
     facts |= {"vocab_size": file.vocab_size, "tokenizer": file.tokenizer_name}

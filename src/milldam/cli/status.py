@@ -79,15 +79,17 @@ class _FrameRun:
 
     def __init__(self, out: Path, kind: Kind) -> None:
         from milldam.run.folder import RunFolder
+        from milldam.stores.kinds import TABLE
 
         self._run = RunFolder(out, kind)
+        self._nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
         self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
         self.share_statuses = self._run.task_statuses
 
     def safe(self) -> dict[str, int]:
         from milldam.run.records import safe_counts
 
-        return {"documents": 0, "tokens": 0} | safe_counts(self._run.journal, "records.jsonl")
+        return self._nothing | safe_counts(self._run.journal, "records.jsonl")
 
     def planned_units(self) -> int | None:
         try:
@@ -98,16 +100,10 @@ class _FrameRun:
 
 def _run_of(out: Path) -> Any:
     """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run.folder import RUN_FOLDER, kind_in
-    from milldam.run.old_folder import TABLE_RECORDS
-    from milldam.stores.kinds import TABLE, TOKENS
+    from milldam.run.folder import kind_in
+    from milldam.stores.kinds import TOKENS
 
-    kind = kind_in(out)
-    if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():
-        from milldam.mapping.map_run import MapRun
-
-        return MapRun(out)
-    return _FrameRun(out, kind or TOKENS)
+    return _FrameRun(out, kind_in(out) or TOKENS)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ def verify(store: str, as_json: bool) -> None:
 
 def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
     """What a store counts, and what is wrong with it, by its kind."""
-    from milldam.loader.foreign import foreign_path
+    from milldam.formats.foreign import foreign_path
     from milldam.stores.kinds import FEATURES, TABLE, store_kind
 
     folder = place.folder
@@ -85,7 +85,7 @@ def _tokens(store: Place) -> tuple[dict[str, int], Iterator[str]]:
 
 def _file(path: Path) -> tuple[dict[str, int], Iterator[str]]:
     """The same of a file of another tool, or an .npy file of ours."""
-    from milldam.loader.foreign import open_foreign
+    from milldam.formats.foreign import open_foreign
     from milldam.loader.verify import verify as find_problems
 
     file = open_foreign(path)

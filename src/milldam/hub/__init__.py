@@ -1,11 +1,13 @@
 """The Hugging Face Hub: a store as a data set repository, and back.
 
     contents    which files make a store, from its manifest alone
-    client      calls of huggingface_hub: tried again where that helps, errors in a few words, the token in none of them
-    tree        what a repository has, and whether a file there is ours byte by byte
+    client      calls of huggingface_hub, and what a repository has; the token is in no error
     card        the data set card, of which one marked section is ours
     pushing     a folder -> a repository, the manifest in the last commit
     pulling     a repository -> a folder, every file checked, the manifest last
+
+The bytes are moved by huggingface_hub: by `snapshot_download`, and by `upload_folder`, which does since 2.0 what
+`upload_large_folder` did: several commits, and taking up what a kill left.
 
 Needs the extra `hf`, which is imported when something is asked of the Hub.
 """
@@ -53,7 +55,8 @@ def pull(repo: str, out: str | Path | None = None, *, revision: str | None = Non
     >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
+    from milldam.api import open as open_store
     from milldam.hub.pulling import PullRequest, pull_store
 
     folder = None if out is None else Path(out)
-    return pull_store(PullRequest(repo, folder, revision=revision, split=split)).open()
+    return open_store(pull_store(PullRequest(repo, folder, revision=revision, split=split)).out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,32 +60,19 @@ def make_card(contents: Contents, repo: str, existing: str | None) -> Card:
 def _header(contents: Contents, repo: str) -> str:
     import yaml
 
-    name = repo.split("/")[1]
-    fields: dict[str, Any] = {"pretty_name": name, "tags": ["milldam", _TAGS[contents.kind.name]]}
-    fields["size_categories"] = [size_category(_rows(contents))]
+    told = _TELLERS[contents.kind.name](contents.manifest)
+    fields: dict[str, Any] = {"pretty_name": repo.split("/")[1], "tags": ["milldam", told.tag]}
+    fields["size_categories"] = [size_category(told.rows)]
     if contents.kind is FEATURES:
         fields["task_categories"] = ["question-answering"]
     if contents.kind is TABLE:
-        fields["configs"] = [{"config_name": "default", "data_files": [{"split": "train", "path": _paths(contents)}]}]
+        names = [file.name for file in contents.files]
+        paths = names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"
+        fields["configs"] = [{"config_name": "default", "data_files": [{"split": "train", "path": paths}]}]
     else:
         # Its files are arrays without a header, which the Hub's viewer can't show; the JSON beside them are no rows.
         fields["viewer"] = False
     return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---\n"
-
-
-_TAGS = {"tokens": "tokenized", "features": "question-answering", "table": "arrow"}
-
-
-def _paths(contents: Contents) -> str | list[str]:
-    names = [file.name for file in contents.files]
-    return names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"
-
-
-def _rows(contents: Contents) -> int:
-    manifest = contents.manifest
-    if contents.kind is TOKENS:
-        return int(manifest.documents)
-    return int(manifest.windows if contents.kind is FEATURES else manifest.rows)
 
 
 def size_category(rows: int) -> str:
@@ -104,43 +91,53 @@ def size_category(rows: int) -> str:
 
 
 def _body(contents: Contents, repo: str) -> str:
-    facts, use = _PARTS[contents.kind.name](contents, repo)
     manifest = contents.manifest
+    told = _TELLERS[contents.kind.name](manifest)
     parts = [
         f"Made with milldam: {contents.kind.phrase}, pushed with `milldam push`. This section is written anew by each "
         "push; what is outside of it is kept.",
-        _table(("", ""), facts),
+        _table(("", ""), [*told.facts, ("shards", _shards(told.sizes)), *told.more, *_origin(manifest)]),
     ]
     if contents.kind is TOKENS and manifest.splits:
         parts.append(_table(("split", "documents", "tokens", "shards", "size"), _splits(manifest)))
-    dropped = _dropped(contents)
-    if dropped:
-        parts.append("Left out, by reason:\n\n" + _table(("reason", "count"), dropped))
-    parts.append("## How to open it\n\n" + use)
-    settings = getattr(manifest, "settings", None)
-    if settings:
-        told = json.dumps(without_paths(settings), indent=1, ensure_ascii=False)
-        parts.append(f"## Settings\n\n<details>\n\n```json\n{told.replace('```', '` ` `')}\n```\n\n</details>")
+    if told.left_out:
+        left_out = [(reason, f"{count:,}") for reason, count in told.left_out]
+        parts.append("Left out, by reason:\n\n" + _table(("reason", "count"), left_out))
+    parts.append("## How to open it\n\n" + told.use.format(repo=repo, name=repo.split("/")[1]))
+    if manifest.settings:
+        shown = json.dumps(without_paths(manifest.settings), indent=1, ensure_ascii=False)
+        parts.append(f"## Settings\n\n<details>\n\n```json\n{shown.replace('```', '` ` `')}\n```\n\n</details>")
     return "\n\n".join(parts)
 
 
-def _tokens(contents: Contents, repo: str) -> tuple[list[tuple[Any, ...]], str]:
-    manifest = contents.manifest
-    sizes = [shard.bin["bytes"] for shard in manifest.shards]
-    facts: list[tuple[Any, ...]] = [
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is told of one kind of store."""
+
+    rows: int
+    tag: str
+    facts: list[tuple[str, str]]
+    sizes: list[int]
+    """Bytes of the shards."""
+    left_out: list[tuple[str, int]]
+    use: str
+    more: tuple[tuple[str, str], ...] = ()
+
+
+def _tokens(manifest: Any) -> _Told:
+    facts = [
         ("documents", f"{manifest.documents:,}"),
         ("tokens", f"{manifest.tokens:,}"),
         ("text", format_size(manifest.text_bytes)),
         ("dtype", manifest.dtype),
         ("vocabulary", f"{manifest.vocab_size:,}"),
         ("tokenizer", _tokenizer_name(manifest.tokenizer)),
-        ("shards", _shards(sizes)),
-        ("encoded by", manifest.engine),
-        *_origin(manifest),
     ]
-    name = repo.split("/")[1]
-    first = manifest.shards[0].name if manifest.shards else "train-00000"
-    return facts, _TOKENS_USE.format(repo=repo, name=name, first=first, dtype=manifest.dtype)
+    left_out = [*manifest.tally.rejected.items(), *manifest.tally.reasons.items()]
+    first = manifest.shards[0].name if manifest.shards else "train"
+    use = _TOKENS_USE.replace("FIRST", first).replace("DTYPE", manifest.dtype)
+    sizes = [shard.bin["bytes"] for shard in manifest.shards]
+    return _Told(manifest.documents, "tokenized", facts, sizes, left_out, use, (("encoded by", manifest.engine),))
 
 
 _TOKENS_USE = """With milldam, memory-mapped after the pull:
@@ -162,25 +159,24 @@ A shard's `.bin` is tokens end to end without a header, as nanoGPT reads it:
 ```python
 import numpy as np
 
-tokens = np.memmap("{name}/{first}.bin", dtype=np.{dtype}, mode="r")
+tokens = np.memmap("{name}/FIRST.bin", dtype=np.DTYPE, mode="r")
 ```
 
-`.bin` and `.idx` together are what Megatron-LM reads: `IndexedDataset("{name}/{first}")`. For all shards in one file:
+`.bin` and `.idx` together are what Megatron-LM reads: `IndexedDataset("{name}/FIRST")`. For all shards in one file:
 `milldam export {name} --to nanogpt -o {name}.bin`, or `--to megatron`."""
 
 
-def _features(contents: Contents, repo: str) -> tuple[list[tuple[Any, ...]], str]:
-    manifest = contents.manifest
-    facts: list[tuple[Any, ...]] = [
+def _features(manifest: Any) -> _Told:
+    facts = [
         ("examples", f"{manifest.examples:,}"),
         ("windows", f"{manifest.windows:,}"),
         ("tokens of a window", f"{manifest.form.max_seq_length:,}"),
         ("dtype", manifest.form.token_dtype),
         ("tokenizer", _tokenizer_name(manifest.tokenizer)),
-        ("shards", _shards([sum(one["bytes"] for one in shard.files.values()) for shard in manifest.shards])),
-        *_origin(manifest),
     ]
-    return facts, _FEATURES_USE.format(repo=repo, name=repo.split("/")[1])
+    sizes = [sum(one["bytes"] for one in shard.files.values()) for shard in manifest.shards]
+    left_out = list(manifest.counts.get("dropped", {}).items())
+    return _Told(manifest.windows, "question-answering", facts, sizes, left_out, _FEATURES_USE)
 
 
 _FEATURES_USE = """```sh
@@ -191,19 +187,15 @@ milldam verify {name}
 ```python
 import milldam
 
-features = milldam.qa.FeatureStore("{name}")
+features = milldam.open("{name}")
 ```"""
 
 
-def _rows_of_a_table(contents: Contents, repo: str) -> tuple[list[tuple[Any, ...]], str]:
-    manifest = contents.manifest
-    facts: list[tuple[Any, ...]] = [
-        ("rows", f"{manifest.rows:,}"),
-        ("columns", ", ".join(f"{name} ({kind})" for name, kind in manifest.schema.columns.items())),
-        ("shards", _shards([file.bytes or 0 for file in contents.files])),
-        *_origin(manifest),
-    ]
-    return facts, _TABLE_USE.format(repo=repo, name=repo.split("/")[1])
+def _rows_of_a_table(manifest: Any) -> _Told:
+    columns = ", ".join(f"{name} ({kind})" for name, kind in manifest.schema.columns.items())
+    facts = [("rows", f"{manifest.rows:,}"), ("columns", columns)]
+    left_out = list(manifest.counts.get("rejected", {}).items())
+    return _Told(manifest.rows, "arrow", facts, [shard.bytes for shard in manifest.shards], left_out, _TABLE_USE)
 
 
 _TABLE_USE = """```python
@@ -218,7 +210,11 @@ import datasets
 rows = datasets.load_dataset("{repo}", split="train")
 ```"""
 
-_PARTS = {"tokens": _tokens, "features": _features, "table": _rows_of_a_table}
+_TELLERS: dict[str, Callable[[Any], _Told]] = {
+    "tokens": _tokens,
+    "features": _features,
+    "table": _rows_of_a_table,
+}
 
 
 def _tokenizer_name(tokenizer: Mapping[str, Any]) -> str:
@@ -251,18 +247,6 @@ def _splits(manifest: Any) -> list[tuple[Any, ...]]:
         size = format_size(sum(one.bin["bytes"] for one in shards))
         rows.append((split, f"{documents:,}", f"{tokens:,}", f"{len(shards):,}", size))
     return rows
-
-
-def _dropped(contents: Contents) -> list[tuple[Any, ...]]:
-    manifest = contents.manifest
-    if contents.kind is TOKENS:
-        lost = [*manifest.tally.rejected.items(), *manifest.tally.reasons.items()]
-    else:
-        lost = list(manifest.counts.get(_LEFT_OUT[contents.kind.name], {}).items())
-    return [(reason, f"{count:,}") for reason, count in lost]
-
-
-_LEFT_OUT = {"features": "dropped", "table": "rejected"}
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:

@@ -1,4 +1,5 @@
-"""Calls of huggingface_hub: tried again where that helps, errors in a few words, and the token in none of them.
+"""Calls of huggingface_hub: tried again where that helps, errors in a few words, and the token in none of them. What a
+repository has at one commit.
 
 The token is never asked for here: huggingface_hub finds it (HF_TOKEN, `hf auth login`) and sends it. We look at it
 for one thing, to take it out of whatever text might repeat it.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
@@ -29,6 +33,8 @@ _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """Packages whose errors mean the network; which of them is used depends on the version of huggingface_hub."""
 
 T = TypeVar("T")
+Tell = Callable[[str], None]
+"""Is given a sentence now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,11 @@ def hub_api() -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars of huggingface_hub: the library does not print."""
+def quiet(tell: Tell | None) -> Iterator[None]:
+    """No progress bars of huggingface_hub where nobody is to be told: the library does not print."""
+    if tell is not None:
+        yield
+        return
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     were_shown = not are_progress_bars_disabled()
@@ -187,3 +196,56 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_offline(error: Exception) -> bool:
     """huggingface_hub tells "no answer" as "no such entry here"."""
     return type(error).__name__ == "LocalEntryNotFoundError"
+
+
+# ---- what a repository has ----
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the repository."""
+
+    size: int
+    sha256: str | None
+    """None for a small file, which git has itself."""
+    blob: str
+    """Git's own id: for a small file, the sha1 of its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    commit: str
+    entries: dict[str, Entry]
+    """By path."""
+
+
+def read_tree(api: Any, repo: str, revision: str | None, *, passing: tuple[type[Exception], ...] = ()) -> Tree:
+    """The files of a revision, all of one commit."""
+    info = tried("look at", repo, lambda: api.repo_info(repo, repo_type=REPO_TYPE, revision=revision), passing=passing)
+    listed = tried(
+        "list the files of",
+        repo,
+        lambda: list(api.list_repo_tree(repo, recursive=True, repo_type=REPO_TYPE, revision=info.sha)),
+    )
+    return Tree(info.sha, {one.path: _entry(one) for one in listed if hasattr(one, "blob_id")})
+
+
+def _entry(file: Any) -> Entry:
+    return Entry(int(file.size), None if file.lfs is None else str(file.lfs.sha256), str(file.blob_id))
+
+
+def read_small(api: Any, repo: str, tree: Tree, name: str) -> bytes:
+    """The bytes of a small file of a commit: a manifest, a card."""
+    with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
+        options = {"repo_type": REPO_TYPE, "revision": tree.commit, "local_dir": folder}
+        path = tried(f"fetch {name} from", repo, lambda: api.hf_hub_download(repo, name, **options))
+        return Path(path).read_bytes()
+
+
+def same_bytes(data: bytes, entry: Entry | None) -> bool:
+    """Whether a file there has these bytes."""
+    if entry is None or len(data) != entry.size:
+        return False
+    if entry.sha256 is not None:
+        return hashlib.sha256(data).hexdigest() == entry.sha256
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == entry.blob

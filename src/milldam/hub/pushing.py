@@ -1,13 +1,13 @@
-"""A folder to a repository: files streamed in commits of a bounded size, the manifest in the last one.
+"""A folder to a repository: huggingface_hub sends the files, in as many commits as it takes; the manifest comes last.
 
-    look      what the repository has at its head: names, sizes, digests, and which files are ours
-    plan      what is missing, cut into steps; one step when it all fits
-    commit    step by step, each on the commit that was looked at; if someone else comes between, look again
+    look     what the repository has at its head, and which of the store's files are missing there
+    send     `upload_folder` of what is missing: it compares by sha256 and leaves out what it had sent before a kill
+    close    one more commit: the manifest, the card, and the removal of what the store no longer has
 
-A repository without the manifest is no store, so half a push is none. When an earlier store is replaced, its manifest
-goes with the first step and what it alone named with the last. While a push takes several steps, `.milldam-push.json`
-in the repository lists the files that are ours, so that the next push, of this store or of another, knows what it may
-replace.
+After each step the repository is looked at again, until nothing is left to do: so a kill, a lost network and a change
+by someone else in between are one case. A repository without the manifest is no store, so half a push is none. Where an
+earlier store is replaced, its manifest goes with the first commit. Until the last one, `.milldam-push.json` in the
+repository lists the files that are ours, so that the next push, of this store or of another, knows what it may replace.
 
 Nothing is pushed but what the manifest names, the manifest and the card. Memory: the manifest, an entry per file, and
 what huggingface_hub holds for the files it sends at a time.
@@ -16,33 +16,39 @@ what huggingface_hub holds for the files it sends at a time.
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
+from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import address_of, json_bytes
 from milldam.hub import card, client
-from milldam.hub.client import REPO_TYPE, explained, has_token, hub_api, quiet, repo_name, tried, trouble_of
+from milldam.hub.client import (
+    REPO_TYPE,
+    Entry,
+    Tell,
+    Tree,
+    explained,
+    has_token,
+    hub_api,
+    quiet,
+    read_small,
+    read_tree,
+    repo_name,
+    same_bytes,
+    tried,
+    trouble_of,
+)
 from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, read_contents
-from milldam.hub.tree import Digests, Entry, Tree, read_small, read_tree, same_bytes
 from milldam.memory import format_size
 from milldam.stores.kinds import KINDS
 
-log = logging.getLogger("milldam")
-
-FILES_A_COMMIT = 100
-BYTES_A_COMMIT = 8 * 10**9
-THREADS = 4
-"""Files that are sent at a time."""
 MARK = ".milldam-push.json"
 MAIN = "main"
-
-Tell = Callable[[str], None]
+_ROUNDS = 20
+"""Looks at the repository: of a few that are needed, and those that others cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +89,18 @@ class PushSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One commit."""
+class _ToDo:
+    """What is left to do on a tree."""
 
-    files: tuple[StoredFile, ...] = ()
-    data: dict[str, bytes] = field(default_factory=dict)
-    """Small files by name: manifest, card, mark."""
-    deleted: tuple[str, ...] = ()
-
-    @property
-    def told(self) -> str:
-        if not self.files:
-            return ", ".join(name for name in self.data if name != MARK) or "removals"
-        return f"{len(self.files)} files, {format_size(sum(file.bytes or 0 for file in self.files))}"
+    missing: tuple[StoredFile, ...]
+    small: dict[str, bytes]
+    """The card and the manifest, where they differ from what is there."""
+    stale: tuple[str, ...]
+    """Files of an earlier push that the store no longer has."""
+    owned: frozenset[str]
+    """All files there that an earlier push put there."""
+    note: str | None
+    """What the user should know of the card."""
 
 
 def push_store(request: PushRequest, tell: Tell | None = None) -> PushSummary:
@@ -112,7 +117,7 @@ def push_store(request: PushRequest, tell: Tell | None = None) -> PushSummary:
             "No token for the Hub. Make one that may write at https://huggingface.co/settings/tokens,\n"
             "then `hf auth login` or set HF_TOKEN."
         )
-    with quiet():
+    with quiet(tell):
         return _Push(request, repo, contents, api, tell or (lambda _: None)).run()
 
 
@@ -120,25 +125,27 @@ class _Push:
     def __init__(self, request: PushRequest, repo: str, contents: Contents, api: Any, tell: Tell) -> None:
         self.request, self.repo, self.contents, self.api, self.tell = request, repo, contents, api, tell
         self.revision = request.revision or MAIN
-        self.digests = Digests(request.folder)
-        self.notes: list[str] = []
-        self.sent: dict[str, int] = {}
-        """Files of the store that this push has committed, with their sizes."""
-        self.deleted: list[str] = []
+        self.url = f"{api.endpoint}/datasets/{repo}"
+        self.message = request.message or f"Push {contents.kind.phrase} with milldam"
+        self.checked: set[str] = set()
+        """Files that were compared with the manifest."""
+        self.sent: set[str] = set()
+        """Files that the last step has sent."""
+        self.same: dict[str, Entry] = {}
+        """What the repository has for files that are known to have our bytes."""
 
     def run(self) -> PushSummary:
         private = self._visibility()
-        if paths := card.local_paths(json.loads(self.contents.manifest_bytes)):
-            self.notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
         if private is None:
             private = not self.request.public
             if self.request.dry_run:
-                return self._summary(private, None)
+                nothing = Tree("", {})
+                return self._summary(private, nothing, self._look(nothing), None)
             self._create(private)
-        tree = self._tree()
-        if self.request.dry_run:
-            return self._summary(private, tree.commit or None, self._plan(tree))
-        return self._summary(private, self._commit_all(tree))
+        before = self._tree()
+        todo = self._look(before)
+        after = None if self.request.dry_run else self._bring_up_to_date(before, todo)
+        return self._summary(private, before, todo, after)
 
     # ---- the repository ----
 
@@ -157,13 +164,15 @@ class _Push:
             return None
         if not info.private and not self.request.public:
             raise ConfigError(
-                f"{self.repo} is public: everybody could read what is pushed. Nothing was pushed.\n"
-                "Add --public if that is meant, or choose another name."
+                f"{self.repo} is public: everybody could read what is pushed. Nothing was pushed.\nAdd ",
+                Setting("public"),
+                " if that is meant, or choose another name.",
             )
         if info.private and self.request.public:
             raise ConfigError(
-                f"{self.repo} is private, and milldam does not change that. Nothing was pushed.\n"
-                f"Leave out --public, or make it public first: {self.url}/settings"
+                f"{self.repo} is private, and milldam does not change that. Nothing was pushed.\nLeave out ",
+                Setting("public"),
+                f", or make it public first: {self.url}/settings",
             )
         return bool(info.private)
 
@@ -191,105 +200,97 @@ class _Push:
         )
         return read_tree(self.api, self.repo, self.revision)
 
-    # ---- the plan ----
+    # ---- look ----
 
-    def _plan(self, tree: Tree) -> list[Step]:
-        """What is left to do on a tree, in order."""
-        manifest = self.contents.kind.manifest
-        owned = self._owned(tree)
-        missing = [file for file in self.contents.files if not self._is_there(file, tree.entries.get(file.name))]
-        self._refuse_foreign(missing, owned, tree)
+    def _look(self, tree: Tree) -> _ToDo:
+        owned, known = self._earlier(tree)
+        self.same |= {
+            file.name: tree.entries[file.name]
+            for file in self.contents.files
+            if (file in known or file.name in self.sent) and _has_size(tree, file)
+        }
+        self.sent.clear()
+        missing = tuple(file for file in self.contents.files if not self._is_there(tree, file))
+        foreign = [file.name for file in missing if file.name in tree.entries and file.name not in owned]
+        if foreign:
+            raise MismatchError(
+                f"{self.repo} has a file {foreign[0]} that milldam did not put there; it is not replaced.\n"
+                "Choose another name, or another ",
+                Setting("revision"),
+                ".",
+            )
         stale = tuple(sorted(name for name in owned - self.contents.names if name in tree.entries))
-        data = self._small_files(tree)
-        if MARK in tree.entries:
-            stale += (MARK,)
-        if not missing and not stale and not data:
-            return []
-        batches = list(_batches(missing))
-        if len(batches) <= 1:
-            return [Step(tuple(missing), data, stale)]
-        old = (manifest,) if manifest in tree.entries else ()
-        mark = {MARK: json_bytes({"files": sorted(owned | self.contents.names)})}
-        data[manifest] = self.contents.manifest_bytes
-        last = Step((), data, tuple(dict.fromkeys((*stale, MARK))))
-        return [Step(batches[0], mark, old), *(Step(batch) for batch in batches[1:]), last]
+        small, note = self._small_files(tree)
+        return _ToDo(missing, small, stale, frozenset(owned), note)
 
-    def _is_there(self, file: StoredFile, entry: Entry | None) -> bool:
-        return entry is not None and self.digests.is_same(file.name, entry)
+    def _is_there(self, tree: Tree, file: StoredFile) -> bool:
+        return file.name in tree.entries and tree.entries[file.name] == self.same.get(file.name)
 
-    def _small_files(self, tree: Tree) -> dict[str, bytes]:
-        """The card and the manifest, where they differ from what is there. The manifest comes last."""
-        found: dict[str, bytes] = {}
-        existing = None
-        if card.NAME in tree.entries:
-            existing = read_small(self.api, self.repo, tree, card.NAME).decode("utf-8", errors="surrogateescape")
-        made = card.make_card(self.contents, self.repo, existing)
-        if made.note and made.note not in self.notes:
-            self.notes.append(made.note)
-        if made.text != existing:
-            found[card.NAME] = made.text.encode("utf-8", errors="surrogateescape")
-        name = self.contents.kind.manifest
-        if not same_bytes(self.contents.manifest_bytes, tree.entries.get(name)):
-            found[name] = self.contents.manifest_bytes
-        return found
-
-    def _owned(self, tree: Tree) -> set[str]:
-        """The files there that an earlier push put there: what its manifest names, or its mark."""
+    def _earlier(self, tree: Tree) -> tuple[set[str], set[StoredFile]]:
+        """Names of the files there that an earlier push put there, and those whose bytes its manifest vouches for."""
         kind = self.contents.kind
         for other in KINDS:
             if other is not kind and other.manifest in tree.entries:
                 raise MismatchError(
-                    f"{self.repo} holds {other.phrase}; this is {kind.phrase}.\n"
-                    "Choose another name, or another --revision."
+                    f"{self.repo} holds {other.phrase}; this is {kind.phrase}.\nChoose another name, or another ",
+                    Setting("revision"),
+                    ".",
                 )
         owned: set[str] = set()
+        known: set[StoredFile] = set()
         if kind.manifest in tree.entries:
-            owned |= self._earlier(tree)
+            there = self._contents_there(tree)
+            owned, known = owned | there.names, set(there.files)
         if MARK in tree.entries:
             try:
                 owned |= set(json.loads(read_small(self.api, self.repo, tree, MARK))["files"])
             except (ValueError, KeyError, TypeError):
                 raise StoreError(f"{self.repo}: {MARK} can't be read. Remove it from the repository.") from None
-        return owned
+        return owned, known
 
-    def _earlier(self, tree: Tree) -> set[str]:
+    def _contents_there(self, tree: Tree) -> Contents:
+        """What the manifest in the repository names."""
         kind = self.contents.kind
         if same_bytes(self.contents.manifest_bytes, tree.entries[kind.manifest]):
-            return self.contents.names
+            return self.contents
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / kind.manifest).write_bytes(read_small(self.api, self.repo, tree, kind.manifest))
             try:
-                return read_contents(folder, kind).names
+                return read_contents(folder, kind)
             except StoreError as error:
                 reason = str(error).replace(f"{folder}/", "")
                 raise MismatchError(
                     f"{self.repo}: what is there is not replaced, for it can't be read: {reason}\nChoose another name."
                 ) from None
 
-    def _refuse_foreign(self, missing: list[StoredFile], owned: set[str], tree: Tree) -> None:
-        foreign = [file.name for file in missing if file.name in tree.entries and file.name not in owned]
-        if foreign:
-            raise MismatchError(
-                f"{self.repo} has a file {foreign[0]} that milldam did not put there; it is not replaced.\n"
-                "Choose another name, or another --revision."
-            )
+    def _small_files(self, tree: Tree) -> tuple[dict[str, bytes], str | None]:
+        existing = None
+        if card.NAME in tree.entries:
+            existing = read_small(self.api, self.repo, tree, card.NAME).decode("utf-8", errors="surrogateescape")
+        made = card.make_card(self.contents, self.repo, existing)
+        found: dict[str, bytes] = {}
+        if made.text != existing:
+            found[card.NAME] = made.text.encode("utf-8", errors="surrogateescape")
+        name = self.contents.kind.manifest
+        if not same_bytes(self.contents.manifest_bytes, tree.entries.get(name)):
+            found[name] = self.contents.manifest_bytes
+        return found, made.note
 
-    # ---- the commits ----
+    # ---- send, close ----
 
-    def _commit_all(self, tree: Tree) -> str:
-        """Commit step by step; after trouble that may pass, look again and go on with what is left. The new head."""
+    def _bring_up_to_date(self, tree: Tree, todo: _ToDo) -> Tree:
+        """Do what is left, step by step, each followed by a look; after trouble that may pass, too. The last tree."""
         waits = iter(client.WAITS)
-        while True:
-            head = tree.commit
-            steps = self._plan(tree)
+        for _ in range(_ROUNDS):
             try:
-                for number, step in enumerate(steps, 1):
-                    self._check(step)
-                    self.tell(f"Commit {number} of {len(steps)}: {step.told}")
-                    head = self._commit(step, head, number, len(steps))
-                    waits = iter(client.WAITS)
-                return head
+                if todo.missing:
+                    self._send(tree, todo)
+                elif todo.small or todo.stale or MARK in tree.entries:
+                    self._close(tree, todo)
+                else:
+                    return tree
+                waits = iter(client.WAITS)
             except MilldamError:
                 raise
             except Exception as error:
@@ -300,84 +301,92 @@ class _Push:
                 self.tell(f"The Hub did not take it ({trouble.text}); trying again in {wait:.0f} s")
                 time.sleep(wait)
             tree = read_tree(self.api, self.repo, self.revision)
+            todo = self._look(tree)
+        raise StoreError(f"{self.repo}: someone else keeps changing it. Run the same command again later.")
 
-    def _check(self, step: Step) -> None:
+    def _send(self, tree: Tree, todo: _ToDo) -> None:
+        self._check(todo.missing)
+        size = sum(file.bytes or 0 for file in todo.missing)
+        self.tell(f"Sending {len(todo.missing)} files, {format_size(size)}, as far as they are not there")
+        manifest = self.contents.kind.manifest
+        with tempfile.TemporaryDirectory(prefix="milldam-push-") as name:
+            # A folder with exactly what is to be sent: thousands of patterns would take huggingface_hub minutes.
+            folder = Path(name)
+            for file in todo.missing:
+                (folder / file.name).symlink_to(self.request.folder.resolve() / file.name)
+            # Its name sorts first, so that it is in the first of several commits.
+            (folder / MARK).write_bytes(json_bytes({"files": sorted(todo.owned | self.contents.names)}))
+            self.api.upload_folder(
+                repo_id=self.repo,
+                repo_type=REPO_TYPE,
+                folder_path=folder,
+                revision=self.revision,
+                commit_message=self.message,
+                delete_patterns=[manifest] if manifest in tree.entries else None,
+                parent_commit=tree.commit,
+            )
+        self.sent.update(file.name for file in todo.missing)
+
+    def _check(self, files: tuple[StoredFile, ...]) -> None:
         """What is sent is what the manifest says."""
-        for file in step.files:
-            if not is_whole(self.request.folder, file):
+        for file in files:
+            if file.name not in self.checked and not is_whole(self.request.folder, file):
                 raise StoreError(
                     f"{self.request.folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
                     f"`milldam verify {self.request.folder}` checks the store; make it again."
                 )
+            self.checked.add(file.name)
 
-    def _commit(self, step: Step, head: str, number: int, steps: int) -> str:
+    def _close(self, tree: Tree, todo: _ToDo) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        added = {file.name: CommitOperationAdd(file.name, str(self.request.folder / file.name)) for file in step.files}
-        small = [CommitOperationAdd(name, data) for name, data in step.data.items()]
-        gone = [CommitOperationDelete(name, is_folder=False) for name in step.deleted]
-        message = self.request.message or f"Push {self.contents.kind.phrase} with milldam"
-        info = self.api.create_commit(
+        self.tell(f"Closing with {', '.join([*todo.small, *(f'the removal of {name}' for name in todo.stale)])}")
+        gone = [*todo.stale, *([MARK] if MARK in tree.entries else [])]
+        self.api.create_commit(
             self.repo,
-            [*gone, *added.values(), *small],
-            commit_message=message if steps == 1 else f"{message} ({number} of {steps})",
+            [
+                *(CommitOperationDelete(name, is_folder=False) for name in gone),
+                *(CommitOperationAdd(name, data) for name, data in todo.small.items()),
+            ],
+            commit_message=self.message,
             repo_type=REPO_TYPE,
             revision=self.revision,
-            parent_commit=head or None,
-            num_threads=THREADS,
+            parent_commit=tree.commit,
         )
-        for name, operation in added.items():
-            self.sent[name] = operation.upload_info.size
-            self.digests.remember(name, operation.upload_info.sha256.hex())
-        self._count(step)
-        return str(info.oid)
-
-    def _count(self, step: Step) -> None:
-        manifest = self.contents.kind.manifest
-        if manifest in step.data:
-            self.sent[manifest] = len(step.data[manifest])
-        self.deleted += [name for name in step.deleted if name not in (MARK, manifest)]
 
     # ---- the summary ----
 
-    @property
-    def url(self) -> str:
-        return f"{self.api.endpoint}/datasets/{self.repo}"
-
-    def _summary(self, private: bool, commit: str | None, planned: list[Step] | None = None) -> PushSummary:
-        if self.request.dry_run:
-            steps = planned if planned is not None else [Step(self.contents.files, self._manifest_alone())]
-            for step in steps:
-                self.sent |= {file.name: file.bytes or 0 for file in step.files}
-                self._count(step)
+    def _summary(self, private: bool, before: Tree, todo: _ToDo, after: Tree | None) -> PushSummary:
+        """Of the repository before and after, or, in a dry run, of what was to do."""
+        names, manifest = self.contents.names, self.contents.kind.manifest
+        if after is None:
+            sizes = {file.name: file.bytes or 0 for file in todo.missing}
+            if manifest in todo.small:
+                sizes[manifest] = len(todo.small[manifest])
+        else:
+            changed = (name for name in names if after.entries[name] != before.entries.get(name))
+            sizes = {name: after.entries[name].size for name in changed}
+        notes = []
+        if paths := card.local_paths(json.loads(self.contents.manifest_bytes)):
+            notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
+        if todo.note:
+            notes.append(todo.note)
         return PushSummary(
             repo=self.repo,
             url=self.url,
             revision=self.revision,
-            commit=commit,
+            commit=(after or before).commit or None,
             private=private,
             kind=self.contents.kind.name,
-            uploaded=len(self.sent),
-            uploaded_bytes=sum(self.sent.values()),
-            present=len(self.contents.names - set(self.sent)),
-            deleted=tuple(self.deleted),
+            uploaded=len(sizes),
+            uploaded_bytes=sum(sizes.values()),
+            present=len(names) - len(sizes),
+            deleted=todo.stale,
             dry_run=self.request.dry_run,
-            notes=tuple(self.notes),
+            notes=tuple(notes),
         )
 
-    def _manifest_alone(self) -> dict[str, bytes]:
-        return {self.contents.kind.manifest: self.contents.manifest_bytes}
 
-
-def _batches(files: list[StoredFile]) -> Iterator[tuple[StoredFile, ...]]:
-    """Runs of files of at most `FILES_A_COMMIT` files and, but for a single larger one, `BYTES_A_COMMIT` bytes."""
-    batch: list[StoredFile] = []
-    size = 0
-    for file in files:
-        if batch and (len(batch) >= FILES_A_COMMIT or size + (file.bytes or 0) > BYTES_A_COMMIT):
-            yield tuple(batch)
-            batch, size = [], 0
-        batch.append(file)
-        size += file.bytes or 0
-    if batch:
-        yield tuple(batch)
+def _has_size(tree: Tree, file: StoredFile) -> bool:
+    entry = tree.entries.get(file.name)
+    return entry is not None and file.bytes in (None, entry.size)

@@ -18,7 +18,6 @@ batches       samples -> batches: ranks, epochs, state, reading ahead
 recycling     arrays of earlier batches for new ones
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
-foreign       files of nanoGPT, Megatron and numpy with these verbs
 opening       what a path is, and how it is opened
 freshness     whether what was prepared from an input is still what the input says
 measuring     what a loader delivers here: time to the first batch, rate, memory

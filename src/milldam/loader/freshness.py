@@ -20,8 +20,8 @@ from typing import Any, TypedDict
 
 from milldam.checked import checked
 from milldam.errors import StoreError
+from milldam.formats.npy import read_sidecar, sidecar_path
 from milldam.input_files import InputState, bare_name, files_below, version_of
-from milldam.loader.foreign import read_sidecar, sidecar_path
 from milldam.stores.kinds import InputFacts
 from milldam.stores.tokens.manifest import NAME, Manifest
 

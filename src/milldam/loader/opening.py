@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
+from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.input_files import files_below, kind_of, nearby
-from milldam.loader.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.loader.freshness import STORE_ENDING, Prepared, command_for, places, prepared_beside
 from milldam.loader.stores import Store
 from milldam.stores.kinds import TOKENS, store_kind

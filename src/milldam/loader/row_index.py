@@ -63,8 +63,11 @@ class RowSource:
 
     def path_in(self, folder: Path) -> Path:
         """The file for these rows: the same for the same place of the data, so that new rows replace outdated ones."""
-        place = os.path.relpath(self.stream.files[0].path, folder)
-        key = json.dumps([place, self.stream.first, self.stream.stop, self.seq_len, self.buffer])
+        stream = self.stream
+        place = os.path.relpath(stream.files[0].path.parent, folder)
+        # A cache of stores at addresses has them all in one folder.
+        name = Path(stream.name).name if stream.origin is None else stream.fingerprint
+        key = json.dumps([place, name, stream.first, stream.stop, self.seq_len, self.buffer])
         return folder / f"best_fit-{self.seq_len}-{hash_bytes(key.encode())[:12]}.rows"
 
     def rows(self) -> Iterator[Rows]:

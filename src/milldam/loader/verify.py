@@ -13,7 +13,9 @@ from typing import IO
 import numpy as np
 import xxhash
 
-from milldam.loader.foreign import ForeignFile, MegatronFile, read_sidecar
+from milldam.formats.foreign import ForeignFile
+from milldam.formats.megatron import MegatronFile
+from milldam.formats.npy import read_sidecar
 from milldam.stores.tokens.verify import CHANGED, verify_arrays
 
 _BLOCK_BYTES = 1 << 20

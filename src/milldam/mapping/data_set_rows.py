@@ -6,6 +6,7 @@ fingerprint, and size and time of its files. A worker gets the table by path; th
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -98,6 +99,11 @@ class DataSetPlan:
         rows = self._table.num_rows
         return int(self._table.nbytes * len(self._dataset) / rows) if rows else 0
 
+    def moved_to(self, spool: Path) -> DataSetPlan:
+        moved = copy.copy(self)
+        moved._spool = spool
+        return moved
+
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:
             status = os.stat(cached["filename"])
@@ -120,7 +126,7 @@ class DataSetPlan:
         indices = self._dataset._indices
         if indices is None:
             return None
-        from milldam.exporters.npy import npy_header
+        from milldam.formats.npy import npy_header
 
         path = self._spool / indices_name(self.identity["fingerprint"])
         if not path.exists():

@@ -249,6 +249,9 @@ class SpooledPlan:
         known = self._stream.fingerprint or (self._facts()["content"] if self._done else "")
         return {"files": 0, "bytes": 0, "fingerprint": known}
 
+    def moved_to(self, spool: Path) -> SpooledPlan:
+        return SpooledPlan(self._stream, self._options, spool)
+
     def files(self) -> Iterator[InputFile]:
         return iter(())
 

@@ -23,6 +23,7 @@ from milldam.loader.stream import TokenStream
 from milldam.packing.pieces import Pieces, Rows
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Int64s
 from milldam.stores.tokens.manifest import Shard
+from milldam.stores.tokens.writer import commit_pair
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
@@ -43,21 +44,20 @@ class RowForm:
 
 
 def write_shards(stream: TokenStream, split: str, rows: Iterator[Rows], form: RowForm, folder: Path) -> Iterator[Shard]:
-    """Write rows to `SPLIT-00000`, `SPLIT-00001`, ...: each shard as it is finished."""
+    """Write rows to shards, each as it is finished."""
     reader = open_reader(stream)
     at_once = max(1, _BATCH_TOKENS // form.seq_len)
     writer: _RowShard | None = None
-    number = 0
     try:
         for several in rows:
             while len(several):
-                writer = writer or _RowShard(folder, f"{split}-{number:05d}", split, form)
+                writer = writer or _RowShard(folder, split, form)
                 most = min(at_once, form.shard_rows - writer.rows)
                 writer.append(several[:most], reader)
                 several = several[most:]
                 if writer.rows == form.shard_rows:
                     yield writer.commit()
-                    writer, number = None, number + 1
+                    writer = None
         if writer is not None:
             yield writer.commit()
             writer = None
@@ -76,11 +76,11 @@ def _read(reader: Reader, pieces: Pieces) -> TokenArray:
 class _RowShard:
     """One pair of files in the making; nothing appears under its name before `commit`."""
 
-    def __init__(self, folder: Path, name: str, split: str, form: RowForm) -> None:
-        self.name, self.split, self.form = name, split, form
+    def __init__(self, folder: Path, split: str, form: RowForm) -> None:
+        self.split, self.form = split, form
         self.rows = self._sequences = 0
-        self._index_path = folder / f"{name}.idx"
-        self._bin = NewFile(folder / f"{name}.bin")
+        self._index_path = folder / f"{split}.idx"
+        self._bin = NewFile(folder / f"{split}.bin")
         with explain_os_errors(self._index_path):
             self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
             self._counts = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
@@ -109,13 +109,12 @@ class _RowShard:
 
     def commit(self) -> Shard:
         """Make both files durable under their names, the index last."""
-        bin_record = self._bin.commit()
         with NewFile(self._index_path) as new:
             self._write_index(new)
-            idx_record = new.commit()
+            name, bin_record, idx_record = commit_pair(self.split, self._bin, new)
         self.discard()
         tokens = self.rows * self.form.seq_len
-        return Shard(self.name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
+        return Shard(name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
 
     def _write_index(self, new: NewFile) -> None:
         """The layout of milldam.stores.tokens.format, with several sequences to a document."""

@@ -145,11 +145,11 @@ class TokenJob:
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
             self._require_disk(prepared, choice.engine, survey, units)
+            files = {"tokenizer.json": prepared.tokenizer_json.encode()}
             if begin == NEW:
-                files = {"tokenizer.json": prepared.tokenizer_json.encode()}
                 folder.start(prepared.identity, files, (*OUTPUTS, "packed/*"))
             else:
-                folder.replan(prepared.identity)
+                folder.replan(prepared.identity, files)
         else:
             if not folder.lists_units():
                 named = f"{folder.folder / 'units.jsonl'} or units.offsets"

@@ -16,10 +16,10 @@ from typing import Any
 from milldam.checked import checked, read_json
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
-from milldam.exporters.job import RECORD_NAME as EXPORT_RECORD
-from milldam.exporters.npy import npy_header
-from milldam.exporters.reading import token_blocks
 from milldam.files import NewFile, json_bytes, write_file
+from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
+from milldam.formats.flat import token_blocks
+from milldam.formats.npy import npy_header
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary
 from milldam.pipeline.job import run_job
@@ -59,7 +59,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         if compared:
             shutil.rmtree(work)
         raise
-    if not summary.up_to_date:
+    if not (compared and summary.up_to_date):
         _join(work, npy)
         if (work / REJECTS).exists():
             (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))

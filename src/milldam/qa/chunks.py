@@ -158,9 +158,7 @@ def _write_chunks(folder: Path, examples: Iterator[Example], tally: _Tally) -> I
     while ahead is not None:
         with NewFile(folder / CHUNKS / "new.jsonl") as new:
             ahead = _write_chunk(new, ahead, examples, tally)
-            record: FileRecord = new.commit()
-        new.path.rename(chunk_path(folder, record))
-        yield record
+            yield new.commit(chunk_path(folder, new.record).name)
         tally.tell()
 
 

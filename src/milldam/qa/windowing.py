@@ -70,7 +70,7 @@ class _Unit:
         task = self.task
         shard, files = None, {}
         with (
-            FeatureShardWriter(task.out, f"{task.split}-{unit.key[:12]}", task.form) as writer,
+            FeatureShardWriter(task.out, task.split, task.form) as writer,
             NewFile(task.folder / f"answers-{unit.key}.jsonl") as answers,
         ):
             for batch in _batches(self._examples(unit.chunks), _most_characters(task)):

@@ -22,8 +22,9 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -165,11 +166,11 @@ class RunFolder:
 
     # ---- where to begin ----
 
-    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool) -> str:
+    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool, adapts: bool = False) -> str:
         """NEW: from nothing. UNFINISHED: with what is recorded. FINISHED: nothing to do.
 
         Input that changed costs the units that it changed. What was made with other settings is refused, unless it is
-        to be replaced, or nothing has come of it.
+        to be replaced, or nothing has come of it; or `adapts`: its units have other keys, and are made again.
         """
         state = self.state()
         if state == NEW:
@@ -178,6 +179,8 @@ class RunFolder:
             return UNFINISHED if state == UNFINISHED and self._planned() == identity else NEW
         if identity == self._finished():
             return FINISHED
+        if adapts:
+            return UNFINISHED
         before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED
@@ -209,8 +212,11 @@ class RunFolder:
             write_file(self.out / name, content)
         self._take_staged(identity, time.time())
 
-    def replan(self, identity: Identity) -> None:
-        """Go on with the staged plan: the input has changed, or lies elsewhere."""
+    def replan(self, identity: Identity, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Go on with the staged plan: the input has changed, or lies elsewhere. `files` are written where they miss."""
+        for name, content in files.items():
+            if not (self.out / name).exists():
+                write_file(self.out / name, content)
         started = time.time() if self.state() == FINISHED else self.plan().get("started", time.time())
         self._take_staged(identity, started)
 
@@ -250,7 +256,8 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left half written."""
+        """Remove what processes that were killed left half written, and what the last one told of itself."""
+        (self.own / "status.json").unlink(missing_ok=True)
         for folder in (self.out, self.folder, *(path for path in self.folder.iterdir() if path.is_dir())):
             remove_temporaries(folder)
 
@@ -310,5 +317,6 @@ def refuse_foreign(out: Path, kind: Kind) -> None:
 
 def kind_in(out: Path) -> Kind | None:
     """The kind of store in a folder, finished or not."""
-    planned = (read_sealed(out / RUN_FOLDER / PLAN) or {}).get("kind")
+    plan = out / RUN_FOLDER / PLAN
+    planned = (read_sealed(plan) or {}).get("kind") if plan.is_file() else None
     return store_kind(out) or next((kind for kind in KINDS if kind.name == planned), None)

@@ -1,0 +1,162 @@
+"""The files of other tools: a store -> their files, their tokens -> a store, and their files opened where they lie.
+
+npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is opened, read and written
+foreign      a file as training sees it where it lies
+flat         what npy, nanogpt and megatron have in common: one large file of tokens
+rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
+columns      what hf and parquet have in common: a column of Arrow
+samples      what mds and litdata have in common: a file of samples
+reading      a file to import, and what is said of it
+finding      what the user names -> the files to import
+exporting, importing     the jobs
+
+Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
+makes the same bytes. What was made from something else or with other options is never mixed in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from milldam.formats.exporting import Export, ExportSummary
+    from milldam.formats.reading import ReadRules, SourceFile
+    from milldam.loader.stores import Store
+    from milldam.stores.tokens.writer import Tokens
+
+__all__ = ["FORMATS", "export", "import_tokens"]
+
+FORMATS = ("npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata")
+"""Each is a module here, loaded when it is asked for."""
+
+
+class Format(Protocol):
+    """A module that reads and writes the files of one tool. It may also have
+
+    open_file(path, asked) -> ForeignFile           opens a file where it lies; its ending is in `foreign.OPENERS`
+    indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
+    check_out(store, out) -> None                   refuses names that it can't write
+    outdated(out) -> tuple of paths                 what others wrote beside OUT, which would be wrong of the new file
+    """
+
+    SUFFIXES: tuple[str, ...]
+    """How the names of plain files end that it reads."""
+    SHAPE: str
+    """ "file": OUT;  "pair": OUT.bin and OUT.idx;  "folder": OUT/"""
+    ALL_SPLITS: bool
+    """A store of several splits is written whole, as a folder with a part for each."""
+    OPTIONS: tuple[str, ...]
+    """Which of seq_len, dtype and shard_size it knows; others are refused."""
+    DTYPES: tuple[str, ...]
+    """That it can write; of those that hold the vocabulary the first is the default."""
+
+    def read(self, source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
+        """All tokens of a file in blocks, its rows or itself as documents."""
+
+    def write(self, export: Export) -> dict[str, Any]:
+        """Make the files in `export.folder`, durably; counts for the summary."""
+
+
+def load_format(name: str) -> Format:
+    from milldam.errors import ConfigError, did_you_mean
+
+    if name not in FORMATS:
+        raise ConfigError(f'No format "{name}"; there are {", ".join(FORMATS)}.{did_you_mean(name, FORMATS)}')
+    module: Any = importlib.import_module(f"milldam.formats.{name}")
+    found: Format = module
+    return found
+
+
+def export(
+    store: str | Path | Store,
+    to: str,
+    out: str | Path,
+    *,
+    split: str | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    shard_size: str | int = "256MB",
+    overwrite: bool = False,
+) -> ExportSummary:
+    """Write a store as files that another tool reads; what `milldam export` does.
+
+    store        a store, its folder, or its address such as s3://bucket/corpus.milldam
+    to           npy, nanogpt, megatron, hf, parquet, mds or litdata
+    split        one of the store's splits; needed where a format holds one and the store has several
+    seq_len      rows of exactly so many tokens, end to end over documents; default: a document a row
+    dtype        of the tokens; default: that of the store where the format has it
+    shard_size   of the files in formats of several files
+
+    Finds finished work and goes on from there; an export that is up to date is left alone.
+
+    >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").tokens                    # doctest: +SKIP
+    15293621
+    """
+    from milldam.errors import ConfigError
+    from milldam.formats.exporting import Options, run_export
+    from milldam.loader.opening import open_data
+    from milldam.loader.stores import Store
+    from milldam.memory import parse_size
+
+    opened = store if isinstance(store, Store) else open_data(store)
+    if not isinstance(opened, Store):
+        raise ConfigError(f"{store}: not a store, but a file of {opened.kind}. `milldam import` makes a store of it.")
+    options = Options(split=split, seq_len=seq_len, dtype=dtype, shard_size=parse_size(shard_size))
+    return run_export(opened, to, Path(out), options, overwrite=overwrite)
+
+
+def import_tokens(
+    source: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    format: str | None = None,
+    tokenizer: str | Path | None = None,
+    column: str | None = None,
+    eos: int | None = None,
+    bos: int | None = None,
+    dtype: str | None = None,
+    split: str | None = None,
+    vocab_size: int | None = None,
+    shard_size: str | int = "256MB",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    overwrite: bool = False,
+) -> Store:
+    """Make a store of tokens that are there already, and open it; what `milldam import` does.
+
+    source       files or folders: .npy, nanoGPT or llm.c .bin, a Megatron pair, a folder of `save_to_disk`, Arrow,
+                 Parquet, MDS, litdata; the kind shows in the files, or say it with format="hf"
+    tokenizer    what made the tokens; it is copied into the store, and ids are checked against it
+    column       the column with the ids; default input_ids or tokens
+    eos          an id that ends documents: all rows are joined and cut behind each; default: a row is a document
+    bos          an id that begins documents, as end-of-text does in files of llm.c: the same, cut before each
+    dtype        of a .bin file that does not say it, or of MDS columns of bytes; default uint16
+    split        which one of a source that has several, and what it is called; default: all of them, or train
+    vocab_size   where there is no tokenizer; default: the largest id and one
+    shard_size   of the store's files
+    memory       limit for the whole process tree; default: half of what is free
+    workers      cores to use; default all
+    engine       local, or ray: where files are worked on; `address` of the Ray cluster
+    overwrite    replace what was made with other options
+
+    Finds finished work and goes on from there; of a source that changed, the files that changed are imported again. A
+    store that is up to date is opened as it is.
+
+    >>> milldam.import_tokens("fineweb/", "fineweb.milldam", eos=50256, tokenizer="gpt2")     # doctest: +SKIP
+    Store('fineweb.milldam': 14,868,862 documents, 10,311,871,044 tokens, uint16)
+    """
+    from milldam.config.checking import checked_settings
+    from milldam.formats.importing import ImportSettings, run_import
+    from milldam.loader.stores import Store
+
+    given: dict[str, object] = {"source": source, "out": out, "format": format}
+    given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
+    given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
+    given |= {"engine": engine, "address": address, "overwrite": overwrite}
+    run_import(checked_settings(ImportSettings, given))
+    return Store(Path(out))

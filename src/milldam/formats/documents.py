@@ -1,0 +1,110 @@
+"""Files of tokens -> documents, cut into shards: the source's own rows, or one stream that is cut at each of an id.
+
+The id stays with the document that it ends or begins. A shard ends with the document that fills it. Where a resumed
+import goes on is said by what was taken of the files: rows, or tokens of a stream. Holds a block of a file at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milldam.formats import load_format
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.stores.tokens.writer import Tokens
+
+_NOTHING = Tokens(np.empty(0, np.int64), np.zeros(1, np.int64))
+"""Ends an open document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a stream is cut."""
+
+    id: int
+    begins: bool
+    """Before the id, not behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of some files is taken: a number of rows, or of tokens of a stream, and all files before it."""
+
+    file: int = 0
+    taken: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    tokens: Tokens
+    """For the shard that is being filled."""
+    file: SourceFile
+    full: bool
+    """The shard ends with it."""
+    position: Position
+    """What is taken then."""
+
+
+def cut_shards(
+    files: Sequence[SourceFile], rules: ReadRules, border: Border | None, position: Position, shard_tokens: int
+) -> Iterator[Block]:
+    """The documents of files in order, from a position on; those of a stream go from one file to the next."""
+    in_rows = border is None
+    held, is_open = 0, False
+    for number in range(position.file, len(files)):
+        taken = position.taken if number == position.file else 0
+        blocks = load_format(files[number].format).read(files[number], rules)
+        for tokens in _rows(blocks, taken) if border is None else _stream(blocks, taken, border):
+            flat, lengths = tokens.flat, tokens.lengths
+            if not in_rows and not is_open and lengths[0] == 0:
+                # A border before which there is nothing.
+                lengths = lengths[1:]
+            while len(lengths):
+                closed = len(lengths) - tokens.open
+                ends = lengths.cumsum()
+                last = int(ends[:closed].searchsorted(shard_tokens - held))
+                full = last < closed
+                stop = last + 1 if full else len(lengths)
+                count = int(ends[stop - 1])
+                is_open = tokens.open and not full
+                taken += (stop if full else closed) if in_rows else count
+                held = 0 if full else held + count
+                some = Tokens(flat[:count], lengths[:stop], open=is_open)
+                yield Block(some, files[number], full, Position(number, taken))
+                flat, lengths = flat[count:], lengths[stop:]
+    if is_open:
+        yield Block(_NOTHING, files[-1], full=False, position=Position(len(files), 0))
+
+
+def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
+    """As the source has them, without those that were taken."""
+    for tokens in blocks:
+        closed = len(tokens.lengths) - tokens.open
+        if taken > closed:
+            taken -= closed
+            continue
+        if taken:
+            begin = int(tokens.lengths[:taken].sum())
+            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open)
+            taken = 0
+        if len(tokens.lengths):
+            yield tokens
+
+
+def _stream(blocks: Iterator[Tokens], taken: int, border: Border) -> Iterator[Tokens]:
+    """Cut at the border, without the tokens that were taken.
+
+    A document that is open is ended by what comes next, even when that begins with a border: by nothing, then.
+    """
+    for tokens in blocks:
+        dropped = min(taken, len(tokens.flat))
+        taken -= dropped
+        flat = tokens.flat[dropped:]
+        if not len(flat):
+            continue
+        ends = np.flatnonzero(flat == border.id) + (not border.begins)
+        open_end = not len(ends) or ends[-1] < len(flat)
+        edges = np.concatenate(([0], ends, [len(flat)] if open_end else []))
+        yield Tokens(flat, np.diff(edges).astype(np.int64), open=bool(open_end))

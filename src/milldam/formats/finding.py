@@ -1,0 +1,143 @@
+"""What the user names -> the files to import, in a fixed order. No token is read.
+
+A folder that an index describes (state.json, index.json) is read as that says. Else all is read: the files in it and
+those of the folders in it, each by its index or file by file. Folders with an index are splits; of plain files the
+splits show in the names (train.bin, val.bin, fineweb_train_000001.bin). What lies deeper is not passed over in silence:
+it is an error that names it. Files that belong to no split belong to train where others have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from milldam.errors import ConfigError, InputError
+from milldam.files import stays_in_folder
+from milldam.formats import FORMATS, load_format
+from milldam.formats.foreign import OPENERS, foreign_path, opener_of
+from milldam.formats.reading import SourceFile
+from milldam.input_files import is_ours, nearby
+from milldam.stores.kinds import TOKENS, store_kind
+
+_SPLIT = re.compile(r"(?:^|[_.-])(train|validation|valid|val|test|eval)(?=[_.-]|$)")
+_TRAIN = "train"
+_KNOWN = (
+    "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, "
+    "and the folders of save_to_disk, MDS and litdata."
+)
+
+
+def find_files(sources: Iterable[Path], format: str | None, split: str | None) -> list[SourceFile]:
+    """Everything to read, in order; files of one split together. `format`, `split`: what the user asks for."""
+    found = [file for source in sources for file in _files_of(source)]
+    flat = OPENERS.values()
+    for file in found:
+        if format not in (None, file.format) and not (format in flat and file.format in flat):
+            raise ConfigError(f"{file.path}: is {file.format}, and {format} is asked for.")
+    if all(file.split is None for file in found):
+        return [replace(file, split=split or _TRAIN) for file in found]
+    named = [replace(file, split=file.split or _TRAIN) for file in found]
+    splits = list(dict.fromkeys(str(file.split) for file in named))
+    for name in splits:
+        if not stays_in_folder(name, hidden=False):
+            raise InputError(f'The source has a split "{name}", which is no name for files; refused.')
+    if split is not None:
+        if split not in splits:
+            raise ConfigError(f'No split "{split}" in the source; it has {", ".join(splits)}.')
+        return [file for file in named if file.split == split]
+    order = [_TRAIN, *splits]
+    return sorted(named, key=lambda file: order.index(str(file.split)))
+
+
+def _files_of(source: Path) -> list[SourceFile]:
+    if store_kind(source) is TOKENS:
+        raise ConfigError(f"{source}: is a store of milldam already. Nothing is to be imported.")
+    if source.is_file() or not source.exists():
+        return [_plain_file(source)]
+    found = _indexed(source, None) or [*_plain_files(source), *_in_folders(source)]
+    if not found:
+        raise InputError(f"{source}: no tokens in it that milldam knows.\n{_KNOWN}")
+    return found
+
+
+def _indexed(folder: Path, split: str | None) -> list[SourceFile]:
+    """The files of a folder that an index describes; none where there is no index."""
+    for name in FORMATS:
+        find = getattr(load_format(name), "indexed", None)
+        found: list[SourceFile] | None = None if find is None else find(folder, split)
+        if found is not None:
+            return found
+    if (folder / "index.json").is_file():
+        raise InputError(f"{folder / 'index.json'}: neither of MDS nor of litdata.")
+    return []
+
+
+def _in_folders(source: Path) -> Iterator[SourceFile]:
+    """What the folders in a folder hold, each by its index or file by file."""
+    inner = sorted(path for path in source.iterdir() if path.is_dir() and _is_input(path))
+    for folder in inner:
+        found = _indexed(folder, folder.name)
+        if not found:
+            # A folder is a split when it is called so, or is one of several.
+            split = folder.name if len(inner) > 1 or _split_in(folder.name) else None
+            found = list(_plain_files(folder, split))
+            _refuse_deeper(source, folder)
+        yield from found
+
+
+def _is_input(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not is_ours(str(folder))
+
+
+def _refuse_deeper(source: Path, folder: Path) -> None:
+    """Whoever names a folder means all that is in it: what would be left out is said."""
+    for inner in folder.iterdir():
+        below = inner.rglob("*") if inner.is_dir() and _is_input(inner) else iter(())
+        deeper = next((path for path in below if path.suffix in _suffixes() and path.is_file()), None)
+        if deeper is not None:
+            raise InputError(
+                f"{source}: {deeper.relative_to(source)} lies deeper than one folder, and would be left out.\n"
+                f"Name the folders to read: milldam import {inner} ..."
+            )
+
+
+def _plain_file(source: Path) -> SourceFile:
+    path = foreign_path(source) or source
+    if not path.is_file():
+        raise InputError(f"{source}: no such file or folder.{nearby(str(source))}")
+    format = _suffixes().get(path.suffix)
+    if format is None:
+        raise InputError(f"{source}: no tokens that milldam knows.\n{_KNOWN}")
+    return _by_name(path, format, None)
+
+
+def _plain_files(folder: Path, split: str | None = None) -> Iterator[SourceFile]:
+    """The files of a folder by their endings; an index of Megatron goes with its tokens."""
+    suffixes = _suffixes()
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        format = suffixes.get(path.suffix)
+        if format not in (None, "megatron"):
+            yield _by_name(path, str(format), _split_in(path.stem) or split)
+
+
+def _by_name(path: Path, format: str, split: str | None) -> SourceFile:
+    if path.suffix in OPENERS:
+        format = opener_of(path)
+    return SourceFile(format, path.with_suffix(".bin") if format == "megatron" else path, split)
+
+
+def _suffixes() -> dict[str, str]:
+    """How names end -> format."""
+    return {suffix: name for name in FORMATS for suffix in load_format(name).SUFFIXES}
+
+
+def _split_in(stem: str) -> str | None:
+    """The split that a name says.
+
+    >>> _split_in("fineweb_train_000001"), _split_in("val"), _split_in("part-00000")
+    ('train', 'val', None)
+    """
+    match = _SPLIT.search(stem)
+    return match[1] if match else None

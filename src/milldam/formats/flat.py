@@ -1,0 +1,171 @@
+"""Tokens end to end: blocks of a store or a file, and one large file that grows. For npy, nanogpt, megatron and rows.
+
+Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens. A file that is written
+grows over several runs: after every CHECKPOINT_BYTES it is made durable and the ledger told how far it is. A later run
+cuts it off there and goes on, so at most that much is written twice, once it has seen by its hash that what is there is
+what was written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from milldam.errors import StoreError
+from milldam.files import explain_os_errors, sync_folder
+from milldam.loader.reading import Reader, TokenArray, open_reader
+from milldam.stores.tokens.blocks import in_blocks
+from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.writer import Tokens
+
+if TYPE_CHECKING:
+    from milldam.formats.exporting import Export, Ledger
+    from milldam.formats.foreign import ForeignFile
+    from milldam.loader.stores import Store
+
+CHECKPOINT_BYTES = 256_000_000
+_READ_BYTES = 1 << 20
+_WRITE_BYTES = 1 << 16
+"""At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
+times the CPU time of small writes."""
+
+
+# ---- reading ----
+
+
+def one_document(file: ForeignFile) -> Iterator[Tokens]:
+    """All of a file as one document, in blocks."""
+    yield from stretch(open_reader(file.stream(), "pread"), 0, file.tokens)
+
+
+def stretch(reader: Reader, start: int, count: int) -> Iterator[Tokens]:
+    """One document, open until its last block."""
+    for begin, end in in_blocks(start, count):
+        length = np.array([end - begin])
+        yield Tokens(reader.runs(np.array([begin]), length), length, open=end < start + count)
+
+
+def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:
+    """The tokens of a store from `first` on. A block is valid until the next is asked for."""
+    reader = open_reader(store.stream(), "pread")
+    blocks, ahead = itertools.tee(in_blocks(first, store.tokens - first))
+    next(ahead, None)
+    for block, following in itertools.zip_longest(blocks, ahead):
+        if reader.announces and following is not None:
+            # The disk reads the next block while this one is written.
+            reader.announce(*_extent(*following))
+        yield reader.runs(*_extent(*block))
+
+
+def document_lengths(store: Store) -> Iterator[Int64s]:
+    """Tokens of the documents in order; one shard's index is mapped at a time."""
+    for shard in store.shards:
+        yield from store.open_index(shard).length_blocks()
+
+
+def split_parts(store: Store) -> dict[str, Store]:
+    """The splits that are meant, by name: the one that was chosen, or all of a store that has several."""
+    if has_splits(store):
+        return {name: store.named_part(name) for name in store.splits}
+    return {store.split_name or next(iter(store.splits), "train"): store}
+
+
+def has_splits(store: Store) -> bool:
+    """Whether several are meant."""
+    return store.split_name is None and len(store.splits) > 1
+
+
+def _extent(start: int, end: int) -> tuple[Int64s, Int64s]:
+    return np.array([start]), np.array([end - start])
+
+
+def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
+    """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
+    if block.dtype == dtype:
+        return block
+    limits = np.iinfo(dtype)
+    smallest, largest = int(block.min(initial=0)), int(block.max(initial=0))
+    if smallest < limits.min or largest > limits.max:
+        wrong = largest if largest > limits.max else smallest
+        raise StoreError(
+            f"Token id {wrong:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
+            "damaged. `milldam verify` says where."
+        )
+    return block.astype(dtype)
+
+
+# ---- writing ----
+
+
+def write_tokens(export: Export, store: Store, name: str, header: bytes = b"") -> None:
+    """All tokens of the store end to end behind a header, or what is left of them to write."""
+    with GrowingFile(export.folder / name, export.ledger) as file:
+        if file.size == 0:
+            file.write(header)
+        first = (file.size - len(header)) // export.dtype.itemsize
+        for block in token_blocks(store, first):
+            file.write(block_as(block, export.dtype).data)
+        file.checkpoint()
+
+
+class GrowingFile:
+    """A file that a ledger knows; `size` says how much of it is there. Use it as a context manager."""
+
+    def __init__(self, path: Path, ledger: Ledger) -> None:
+        self.path, self._ledger = path, ledger
+        recorded = [record for record in ledger.records() if record.get("file") == path.name]
+        self._hash = xxhash.xxh3_128()
+        self.size = self._durable = self._usable(recorded[-1]) if recorded else 0
+        with explain_os_errors(self.path):
+            # Not "append": that would write behind what is cut off here on some file systems.
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            os.ftruncate(self._file, self.size)
+            os.lseek(self._file, self.size, os.SEEK_SET)
+            sync_folder(self.path.parent)
+
+    def _usable(self, recorded: dict[str, Any]) -> int:
+        """What is recorded, unless the file is gone, shorter, or not as it was written: then it begins anew."""
+        found, left = xxhash.xxh3_128(), int(recorded["bytes"])
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                while left and (block := file.read(min(left, _READ_BYTES))):
+                    found.update(block)
+                    left -= len(block)
+        except FileNotFoundError:
+            return 0
+        if left or found.hexdigest() != recorded["xxh3"]:
+            return 0
+        self._hash = found
+        return int(recorded["bytes"])
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Add whole tokens, or the header: a later run may go on behind them."""
+        left = memoryview(data).cast("B")
+        self.size += len(left)
+        self._hash.update(left)
+        with explain_os_errors(self.path):
+            while left:
+                left = left[os.write(self._file, left[:_WRITE_BYTES]) :]
+        if self.size - self._durable >= CHECKPOINT_BYTES:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Make all of it durable, and say so in the ledger."""
+        if self.size == self._durable:
+            return
+        with explain_os_errors(self.path):
+            os.fsync(self._file)
+        self._ledger.add({"file": self.path.name, "bytes": self.size, "xxh3": self._hash.hexdigest()})
+        self._durable = self.size
+
+    def __enter__(self) -> GrowingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)

@@ -1,0 +1,521 @@
+"""The job of `milldam import`: tokens of other tools -> a store, in the frame of run/job.py.
+
+A unit is a file of the source. Documents are its rows; or all rows are joined to one stream that is cut behind, or
+before, each of an id: then documents go over files, and all files of a split are one unit. A shard ends with the
+document that fills it, or with its unit. It is recorded together with what was taken of the unit by then, where a
+killed import goes on; the file that was left half way is read again from its begin.
+
+    scan      only where neither a tokenizer nor the user says the vocabulary: the largest id of each unit
+    import    shards of each unit
+
+Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
+the vocabulary is what `vocab_size` says, or one more than the largest id.
+
+Memory: blocks of a million tokens, and what the formats need besides (a row group's column of Parquet; 16 bytes for
+each sample of an MDS shard or a litdata chunk).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.errors import ConfigError, InputError, Setting
+from milldam.files import hash_bytes, stays_in_folder
+from milldam.formats import load_format
+from milldam.formats.documents import Border, Position, cut_shards
+from milldam.formats.finding import find_files
+from milldam.formats.foreign import token_dtype_of
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.input_files import version_of
+from milldam.memory import parse_size, usage
+from milldam.run import job as frame
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.identity import Identity
+from milldam.run.planning import SMALL_INPUT, WorkPlan, cores, fit_workers, make_plan
+from milldam.run.pools import Workers
+from milldam.run.progress import Observer
+from milldam.run.records import Record, Records, sweep
+from milldam.run.session import Session, Stage
+from milldam.run.summary import Summary
+from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.units import key_of
+from milldam.stores.kinds import TOKENS
+from milldam.stores.tokens.drafting import ShardSpool
+from milldam.stores.tokens.format import token_dtype
+from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.stores.tokens.place import Folder
+from milldam.stores.tokens.writer import ShardWriter, Tokens
+
+RECORDS, SCANS = "records.jsonl", "scans.jsonl"
+OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
+NO_TOKENIZER = "none"
+REPORT_SECONDS = 0.25
+_LARGEST_ID = 2**31 - 1
+_LARGEST_BELIEVED = 2**24
+"""No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSettings:
+    """What the user asks for."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
+
+    source: tuple[str, ...]
+    out: str
+    format: Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"] | None = None
+    """None: seen from the files."""
+    tokenizer: str | None = None
+    column: str | None = None
+    eos: Annotated[int, Ge(0)] | None = None
+    bos: Annotated[int, Ge(0)] | None = None
+    dtype: str | None = None
+    split: str | None = None
+    vocab_size: Annotated[int, Ge(1), Le(2**31)] | None = None
+    shard_size: Size = "256MB"
+    memory: Size | None = None
+    workers: AtLeastOne | None = None
+    engine: Executor = "local"
+    address: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ConfigError(Setting("source"), ": name at least one file or folder.")
+        if self.eos is not None and self.bos is not None:
+            told = ": documents are cut behind one id, or before one. Leave one out."
+            raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
+        if self.split is not None and not stays_in_folder(self.split, hidden=False):
+            raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
+        if self.dtype is not None:
+            token_dtype_of(self.dtype)
+        if self.tokenizer is not None and self.vocab_size is not None:
+            told = ": the tokenizer says it. Leave one out."
+            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), told)
+
+    @property
+    def border(self) -> Border | None:
+        id = self.bos if self.eos is None else self.eos
+        return None if id is None else Border(id, begins=self.eos is None)
+
+
+class ImportFacts(TypedDict):
+    """What only an import tells."""
+
+    formats: tuple[str, ...]
+    dtype: str
+    vocab_size: int
+    splits: dict[str, dict[str, int]]
+
+
+ImportSummary = Summary[ImportFacts]
+
+
+def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
+    """Do the import, or what is left of it."""
+    chosen = settings.memory, settings.engine, settings.address, settings.overwrite
+    return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
+
+
+# ---- what is imported ----
+
+
+@dataclass(frozen=True, slots=True)
+class ImportUnit:
+    """Files that are read one after the other."""
+
+    split: str
+    files: tuple[SourceFile, ...]
+    size: int
+    state: str
+    """Changes when a file changes, or what is said of it."""
+
+    @classmethod
+    def of(cls, files: list[SourceFile]) -> ImportUnit:
+        listed = [list(_listed(file)) for file in files]
+        told = [[_named(one) for one in each] for each in listed]
+        said = [(file.format, file.facts) for file in files]
+        size = sum(one.size for each in listed for one in each)
+        return cls(str(files[0].split), tuple(files), size, key_of(told, said))
+
+    @property
+    def key(self) -> str:
+        return key_of(self.split, self.state)
+
+    def as_json(self) -> dict[str, Any]:
+        files = [{"format": file.format, "path": str(file.path), "facts": file.facts} for file in self.files]
+        return {"split": self.split, "files": files, "size": self.size, "state": self.state}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
+        split = value["split"]
+        files = tuple(SourceFile(one["format"], Path(one["path"]), split, one["facts"]) for one in value["files"])
+        return cls(split, files, value["size"], value["state"])
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedFile:
+    """A file as the run folder lists it."""
+
+    path: str
+    size: int
+    version: str
+
+
+def _named(file: _ListedFile) -> tuple[str, int, str]:
+    """By its name: data that moves to another folder is still the same data."""
+    return Path(file.path).name, file.size, file.version
+
+
+def _listed(file: SourceFile) -> Iterator[_ListedFile]:
+    """What a file is read from, as it is now."""
+    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+        yield _ListedFile(str(path), status.st_size, version_of(status))
+
+
+def _units(files: list[SourceFile], *, joined: bool) -> list[ImportUnit]:
+    if not joined:
+        return [ImportUnit.of([file]) for file in files]
+    splits = dict.fromkeys(file.split for file in files)
+    return [ImportUnit.of([file for file in files if file.split == split]) for split in splits]
+
+
+# ---- the tokenizer ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """What of a tokenizer goes into a store."""
+
+    json: str | None
+    vocab_size: int | None
+    """None: it has to be found."""
+    facts: dict[str, Any]
+
+
+def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
+    facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
+    if settings.tokenizer is None:
+        return _Tokenizer(None, settings.vocab_size, {"name": NO_TOKENIZER, "xxh3": None} | facts)
+    from milldam.tokenizers.loading import load_tokenizer
+
+    loaded = load_tokenizer(settings.tokenizer)
+    for name in ("bos", "eos"):
+        if facts[name] is None:
+            continue
+        token = loaded.huggingface.id_to_token(facts[name])
+        if token is None:
+            told = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+            raise ConfigError(Setting(name, facts[name]), told)
+        facts[f"{name}_token"] = str(token)
+    named = {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())}
+    return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
+
+
+# ---- the job ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    identity: Identity
+    files: list[SourceFile]
+    units: list[ImportUnit]
+    tokenizer: _Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    records: Records
+    vocab_size: int
+
+
+class ImportJob:
+    """Tokens of other tools to a store."""
+
+    kind = TOKENS
+
+    def __init__(self, settings: ImportSettings) -> None:
+        self._settings = settings
+
+    def prepare(self, session: Session) -> _Prepared:
+        settings = self._settings
+        sources = [Path(source).expanduser() for source in settings.source]
+        files = find_files(sources, settings.format, settings.split)
+        tokenizer = _look_up_tokenizer(settings)
+        units = _units(files, joined=settings.border is not None)
+        asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
+        asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": tokenizer.facts["xxh3"]}
+        asked |= {} if settings.bos is None else {"bos": settings.bos}
+        identity = Identity({"import": asked}, self._input(session.folder, files, units), tokenizer.facts["name"])
+        return _Prepared(identity, files, units, tokenizer)
+
+    def _input(self, folder: RunFolder, files: list[SourceFile], units: list[ImportUnit]) -> dict[str, Any]:
+        """The input's state: its files, and what they are taken for."""
+        listed = folder.inputs.write((0, one) for file in files for one in _listed(file))
+        return listed | {"fingerprint": hash_bytes(f"{listed['fingerprint']} {[unit.key for unit in units]}".encode())}
+
+    def has_results(self, folder: RunFolder) -> bool:
+        return next(folder.journal.read(RECORDS), None) is not None
+
+    def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
+        folder, identity = session.folder, prepared.identity
+        units, size = len(prepared.units), identity.input["bytes"]
+        useful = 1 if size < SMALL_INPUT else min(units, self._settings.workers or session.pool.cores)
+        workers = fit_workers(session.budget, usage().anonymous, 0, useful)
+        if begin == NEW or (folder.task is None and folder.needs_replan(identity)):
+            folder.stage(prepared.units)
+            if begin == NEW:
+                text = prepared.tokenizer.json
+                folder.start(identity, {} if text is None else {"tokenizer.json": text.encode()}, OUTPUTS)
+            else:
+                folder.replan(identity)
+        stages = ("import",) if prepared.tokenizer.vocab_size is not None else ("scan", "import")
+        return make_plan(
+            session.budget,
+            kind=WorkPlan,
+            workers=workers,
+            useful=useful,
+            cores=cores(),
+            held_bytes=usage().anonymous,
+            units=units,
+            input_bytes=size,
+            shard_size=parse_size(self._settings.shard_size),
+            engine="",
+            engine_note="",
+            stages=stages,
+            pieces=dict.fromkeys(stages, units),
+        )
+
+    def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
+        folder = session.folder
+        keys, vocab_size = folder.units.keys(), prepared.tokenizer.vocab_size
+        rules = ReadRules(self._settings.column, self._settings.dtype, folder.folder)
+        if vocab_size is None:
+            scans = Records(folder.journal, SCANS, folder.out, keys)
+            yield self._stage("scan", ScanTask(rules), folder, scans, plan)
+            vocab_size = self._vocabulary(scans)
+        dtype = token_dtype(vocab_size)
+        width = np.dtype(dtype).itemsize
+        # Ids beyond 65,536 that come with a new file make all shards wider.
+        records = Records(folder.journal, RECORDS, folder.out, keys.mixed(np.full(len(keys), width, np.uint64)))
+        shard_tokens = max(1, plan.shard_size // width)
+        task = ImportTask(folder.out, rules, self._settings.border, dtype, vocab_size, shard_tokens)
+        yield self._stage("import", task, folder, records, plan)
+        return _Done(records, vocab_size)
+
+    def _stage(
+        self, name: str, task: ScanTask | ImportTask, folder: RunFolder, records: Records, plan: WorkPlan
+    ) -> Stage:
+        def assign(number: int) -> _Assignment:
+            begun = records.begun(number)
+            unit = folder.units.at(number, ImportUnit.from_json)
+            if begun is None:
+                return _Assignment(unit, records.keys[number], 0, Position())
+            return _Assignment(unit, records.keys[number], begun.part + 1, Position(**begun.facts["position"]))
+
+        return Stage(
+            name,
+            task,
+            records.pending(),
+            assign,
+            Workers(plan.workers, 1),
+            records.add,
+            total=plan.units,
+            done=records.complete,
+            input_bytes=records.pending_bytes(folder.units.sizes()),
+        )
+
+    def _vocabulary(self, scans: Records) -> int:
+        """One more than the largest id."""
+        largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
+        settings, border = self._settings, self._settings.border
+        if largest >= _LARGEST_BELIEVED:
+            asked = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
+            raise InputError(
+                f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that large. "
+                f"Is {asked} right, and the column? If it is, say ",
+                Setting("vocab_size"),
+                ".",
+            )
+        return max(largest, 0 if border is None else border.id) + 1
+
+    def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> ImportSummary:
+        folder, identity = session.folder, prepared.identity
+        folder.tidy()
+        units = _units(prepared.files, joined=self._settings.border is not None)
+        if self._input(folder, prepared.files, units) != identity.input:
+            raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
+        shards = ShardSpool(folder.folder)
+        told = (record.facts.get("shards", ()) for _, record in done.records.in_plan_order())
+        shards.fill(Shard(**shard) for each in told for shard in each)
+        if not shards.splits:
+            raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
+        facts = Manifest(
+            token_dtype(done.vocab_size),
+            done.vocab_size,
+            prepared.tokenizer.facts,
+            "imported",
+            identity.settings,
+            identity.input,
+            shards=(),
+        )
+        summary = self._summary(folder, prepared, facts, shards.splits)
+        shards.write(facts, folder.out)
+        shards.remove()
+        named = ManifestText.at(Folder(folder.out)).shards()
+        sweep(folder.out, ("*.bin", "*.idx"), (f"{shard.name}.{kind}" for shard in named for kind in ("bin", "idx")))
+        records = done.records
+        summary = session.measured(
+            replace(
+                summary,
+                up_to_date=False,
+                units=plan.units,
+                reused=records.reused,
+                changed=plan.changes,
+                workers=plan.workers,
+            )
+        )
+        summary.write(folder.folder)
+        return summary
+
+    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary:
+        manifest = ManifestText.at(Folder(session.folder.out))
+        return self._summary(session.folder, prepared, manifest.facts(), totals_by_split(manifest.shards()))
+
+    def _summary(
+        self, folder: RunFolder, prepared: _Prepared, manifest: Manifest, splits: dict[str, Totals]
+    ) -> ImportSummary:
+        documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
+        counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
+        return Summary(
+            job="import",
+            out=str(folder.out),
+            up_to_date=True,
+            counts=counts | {"files": len(prepared.files)},
+            facts={
+                "formats": tuple(dict.fromkeys(file.format for file in prepared.files)),
+                "dtype": manifest.dtype,
+                "vocab_size": manifest.vocab_size,
+                "splits": documents,
+            },
+        )
+
+
+# ---- the work on a unit ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """A unit, and how much of it is done already."""
+
+    unit: ImportUnit
+    key: str
+    part: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """Finds the largest id of a unit."""
+
+    rules: ReadRules
+
+    def start(self) -> Work:
+        return self._scan
+
+    def _scan(self, given: _Assignment, report: Report) -> None:
+        largest, told = -1, _Told(report, given.unit.size)
+        for file in given.unit.files:
+            for tokens in load_format(file.format).read(file, self.rules):
+                largest = max(largest, _largest(tokens, file))
+                told.add(tokens)
+        report(PART, Record(given.key, facts={"largest": largest}))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTask:
+    """Writes the shards of a unit, from where an earlier run stopped; the record that ends it names none."""
+
+    out: Path
+    rules: ReadRules
+    border: Border | None
+    dtype: str
+    vocab_size: int
+    shard_tokens: int
+
+    def start(self) -> Work:
+        return self._import
+
+    def _import(self, given: _Assignment, report: Report) -> None:
+        part, told = given.part, _Told(report, given.unit.size)
+        blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
+        for block in blocks:
+            with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
+                for filled in chain([block], blocks):
+                    self._check(filled.tokens, filled.file)
+                    writer.append(filled.tokens)
+                    told.add(filled.tokens)
+                    block = filled
+                    if filled.full:
+                        break
+                report(PART, _record(given.key, part, writer.commit(), block.position))
+            part += 1
+        report(PART, Record(given.key, part))
+
+    def _check(self, tokens: Tokens, file: SourceFile) -> None:
+        largest = _largest(tokens, file)
+        if largest >= self.vocab_size:
+            raise InputError(
+                f"{file.path}: token id {largest} outside the vocabulary of {self.vocab_size:,}. "
+                "Is it of another tokenizer, or of another dtype?"
+            )
+
+
+def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
+    outputs = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
+    facts = {"shards": [asdict(shard)], "position": asdict(position)}
+    return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
+
+
+class _Told:
+    """Tells now and then how a unit gets on."""
+
+    def __init__(self, report: Report, size: int) -> None:
+        self._report, self._size = report, size
+        self._counts = dict.fromkeys(("documents", "tokens", "input_bytes"), 0)
+        self._last = time.monotonic()
+
+    def add(self, tokens: Tokens) -> None:
+        counts = self._counts
+        counts["documents"] += len(tokens.lengths) - tokens.open
+        counts["tokens"] += len(tokens.flat)
+        # Of what is compressed it is more.
+        counts["input_bytes"] = min(self._size, counts["input_bytes"] + tokens.flat.nbytes)
+        if time.monotonic() - self._last > REPORT_SECONDS:
+            self._last = time.monotonic()
+            self._report(PROGRESS, {"counts": dict(counts), "seconds": {}, "anonymous_bytes": usage().anonymous})
+
+
+def _largest(tokens: Tokens, file: SourceFile) -> int:
+    """The largest id of a block, which must be one; -1 when it is empty."""
+    if not len(tokens.flat):
+        return -1
+    smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
+    if smallest < 0 or largest > _LARGEST_ID:
+        wrong = smallest if smallest < 0 else largest
+        raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
+    return largest

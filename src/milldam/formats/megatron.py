@@ -1,0 +1,126 @@
+"""Megatron-LM's pair, `X.bin` and `X.idx`: tokens end to end, and where each document lies; what IndexedDataset reads.
+
+An export is one pair over all shards of a store. The tokens grow over several runs; the index, 20 bytes a document, is
+made in one go when they are there. Holds a block of tokens, or of documents, at a time; beside the pair, 8 bytes a
+document on disk while the index is made. A document is one sequence, or several when it is longer than an int32 can say
+(docs/format.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from milldam.errors import ConfigError, InputError
+from milldam.files import NewFile, explain_os_errors
+from milldam.formats.flat import document_lengths, stretch, write_tokens
+from milldam.formats.foreign import ForeignFile, open_foreign
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.loader.reading import TokenArray, open_reader
+from milldam.loader.stream import TokenFile
+from milldam.stores.tokens.blocks import cut_blocks, is_giant
+from milldam.stores.tokens.format import DTYPE_CODES, Index, IndexCounts, count_sequences, write_index
+from milldam.stores.tokens.writer import Tokens
+
+if TYPE_CHECKING:
+    from milldam.formats.exporting import Export
+    from milldam.loader.stores import Store
+
+SUFFIXES = (".idx",)
+SHAPE, ALL_SPLITS, OPTIONS = "pair", False, ("dtype",)
+DTYPES = tuple(sorted(DTYPE_CODES, reverse=True))
+
+
+# ---- open, read ----
+
+
+class MegatronFile(ForeignFile):
+    """A pair of Megatron-LM, whose documents are known: `file[i]`, `len(file)`, `for document in file`."""
+
+    def __init__(self, file: TokenFile, asked: np.dtype[Any] | None, index: Index) -> None:
+        super().__init__("Megatron", file, index.dtype, asked)
+        self.index = index
+
+    @functools.cached_property
+    def _mapped(self) -> TokenArray:
+        # A plain array over the mapping: np.memmap's slicing costs several times as much.
+        return np.asarray(np.memmap(self.path, self.dtype, mode="r"))
+
+    def __len__(self) -> int:
+        return len(self.index.documents) - 1
+
+    def __getitem__(self, number: int) -> TokenArray:
+        """A document, as a view into the mapped file."""
+        wanted = number + len(self) if number < 0 else number
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"document {number} of {len(self):,} documents")
+        begin, end = self.index.extent(wanted)
+        return self._mapped[begin:end]
+
+    def __iter__(self) -> Iterator[TokenArray]:
+        return (self[number] for number in range(len(self)))
+
+    def _facts(self) -> str:
+        return f"{len(self):,} documents, {super()._facts()}"
+
+
+def open_file(path: Path, asked: np.dtype[Any] | None) -> MegatronFile:
+    tokens, index_path = path.with_suffix(".bin"), path.with_suffix(".idx")
+    if not tokens.is_file():
+        raise InputError(f"{index_path}: an index without its tokens: there is no {tokens.name} beside it.")
+    index = Index.map(index_path)
+    size = tokens.stat().st_size
+    index.check_ends(size)
+    file = TokenFile(tokens, size // index.dtype.itemsize, index=index_path, empty_documents=True)
+    return MegatronFile(file, asked, index)
+
+
+def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
+    """Its documents, many at a time, a giant one in blocks."""
+    file = open_foreign(source.path)
+    assert isinstance(file, MegatronFile)
+    reader = open_reader(file.stream(), "pread")
+    position = 0
+    for lengths in file.index.length_blocks():
+        for first, stop in cut_blocks(lengths):
+            some, count = lengths[first:stop], int(lengths[first:stop].sum())
+            if is_giant(some):
+                yield from stretch(reader, position, count)
+            else:
+                flat = reader.runs(np.array([position]), np.array([count])) if count else np.empty(0, file.dtype)
+                yield Tokens(flat, some)
+            position += count
+
+
+# ---- write ----
+
+
+def check_out(store: Store, out: Path) -> None:
+    if out.suffix in (".bin", ".idx"):
+        raise ConfigError(f"-o {out}: a pair is named without its endings: -o {out.with_suffix('')}.")
+
+
+def write(export: Export) -> dict[str, Any]:
+    write_tokens(export, export.store, f"{export.out.name}.bin")
+    with NewFile(export.folder / f"{export.out.name}.idx") as new:
+        counts = _write_index(new, export.store, export.dtype)
+        new.commit()
+    return {"sequences": counts.sequences}
+
+
+def _write_index(new: NewFile, store: Store, dtype: np.dtype[Any]) -> IndexCounts:
+    sequences = 0
+    # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
+    with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
+        for block in document_lengths(store):
+            lengths.write(block.astype("<i8").data)
+            sequences += count_sequences(block)
+        lengths.flush()
+        counts = IndexCounts(sequences, len(store))
+        write_index(new, lengths, dtype.name, counts)
+    return counts

@@ -1,0 +1,597 @@
+"""Exports of one file or pair: read back by those who are meant to read them, killed and resumed, never mixed up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, wait_until
+from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
+
+import milldam
+from milldam.config.tokenize_options import tokenize_config
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.formats import FORMATS, export, flat, load_format
+from milldam.formats.exporting import Ledger, Options
+from milldam.formats.nanogpt import file_name
+from milldam.loader.stores import Store
+from milldam.pipeline.npy import tokenize_to_npy
+from milldam.sealed import read_sealed, write_sealed
+from milldam.stores.tokens import blocks
+from milldam.stores.tokens import format as store_format
+
+SHARDS = [[5, 1, 300], [40], [2, 2, 2, 700]]
+SINGLE = {"npy": "out.npy", "nanogpt": "out.bin", "megatron": "out"}
+"""Formats of one file or pair, and a name for each."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Three shards of documents of very different lengths."""
+    return write_store(tmp_path / "store", SHARDS)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
+    monkeypatch.setattr(flat, "CHECKPOINT_BYTES", 400)
+
+
+@pytest.fixture(scope="module")
+def indexed_dataset() -> Any:
+    """Megatron-LM's own reader. Its package warns of everything that is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    return module.IndexedDataset
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit_vocabulary(store: Store, size: int) -> Store:
+    """The same store, as if its tokenizer had so many tokens."""
+    path = store.path / "milldam.json"
+    path.write_text(path.read_text().replace('"vocab_size": 60001', f'"vocab_size": {size}'))
+    return Store(store.path)
+
+
+# ---- what the consumers see ----
+
+
+def test_npy_is_one_array_that_numpy_maps(store: Store, tmp_path: Path, small_steps: None) -> None:
+    """numpy maps the file, and it holds every token of every shard in order."""
+    summary = export(store, "npy", tmp_path / "out.npy")
+    array = np.load(tmp_path / "out.npy", mmap_mode="r")
+    assert array.dtype == np.uint16
+    assert array.shape == (store.tokens,)
+    np.testing.assert_array_equal(array, flat_tokens(store))
+    assert (summary.documents, summary.tokens, summary.files) == (8, 1052, 1)
+    assert summary.bytes == (tmp_path / "out.npy").stat().st_size
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
+def test_npy_can_be_of_a_wider_dtype(store: Store, tmp_path: Path, dtype: str) -> None:
+    """--dtype changes how tokens are held, never which they are."""
+    export(store, "npy", tmp_path / "out.npy", dtype=dtype)
+    array = np.load(tmp_path / "out.npy")
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, flat_tokens(store))
+
+
+def test_nanogpt_reads_its_file_as_it_reads_its_own(store: Store, tmp_path: Path, small_steps: None) -> None:
+    """nanoGPT's get_batch: a memmap of uint16, x and y cut from it."""
+    export(store.path, "nanogpt", tmp_path / "train.bin")
+    data = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
+    tokens = flat_tokens(store)
+    np.testing.assert_array_equal(data, tokens)
+    x, y = (data[start : start + 64].astype(np.int64) for start in (100, 101))
+    np.testing.assert_array_equal(x, tokens[100:164])
+    np.testing.assert_array_equal(y, tokens[101:165])
+
+
+def test_nanogpt_holds_a_large_vocabulary_in_uint32(tmp_path: Path) -> None:
+    """Ids beyond 65,535 take four bytes, without a sign, as forks for such tokenizers have it."""
+    store = edit_vocabulary(write_store(tmp_path / "store", SHARDS, dtype="int32"), 151_936)
+    summary = export(store, "nanogpt", tmp_path / "train.bin")
+    assert summary.counts == {"dtype": "uint32"}
+    np.testing.assert_array_equal(np.memmap(tmp_path / "train.bin", dtype=np.uint32, mode="r"), flat_tokens(store))
+
+
+def test_nanogpt_makes_a_file_of_every_split(tmp_path: Path) -> None:
+    """A store of several splits becomes train.bin and val.bin in a folder; one split that is named is a file."""
+    store = write_store(tmp_path / "store", SHARDS, splits=["train", "train", "validation"])
+    summary = export(store, "nanogpt", tmp_path / "data")
+    visible = sorted(path.name for path in (tmp_path / "data").iterdir() if not path.name.startswith("."))
+    assert visible == ["train.bin", "val.bin"]
+    assert summary.counts["tokens"] == {"train": 346, "validation": 706}
+    export(store, "nanogpt", tmp_path / "one.bin", split="validation")
+    for path, split in (("data/train.bin", "train"), ("data/val.bin", "validation"), ("one.bin", "validation")):
+        data = np.memmap(tmp_path / path, dtype=np.uint16, mode="r")
+        np.testing.assert_array_equal(data, flat_tokens(store.named_part(split)))
+    assert export(store, "nanogpt", tmp_path / "data").up_to_date
+
+
+def test_a_split_that_is_called_val_keeps_its_name() -> None:
+    """Two splits never become one file."""
+    splits = ("train", "val", "validation")
+    assert [file_name(split, splits) for split in splits] == ["train.bin", "val.bin", "validation.bin"]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shards=st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=12), min_size=1, max_size=4),
+    dtype=st.sampled_from(["uint16", "int32"]),
+)
+def test_megatron_reads_all_documents_of_all_shards(
+    indexed_dataset: Any, tmp_path_factory: pytest.TempPathFactory, shards: list[list[int]], dtype: str
+) -> None:
+    """IndexedDataset finds every document, equal and in order, in one merged pair."""
+    folder = tmp_path_factory.mktemp("pair")
+    store = write_store(folder / "store", shards, dtype=dtype)
+    export(store, "megatron", folder / "merged", dtype=dtype)
+    dataset = indexed_dataset(str(folder / "merged"), mmap=True)
+    assert len(dataset) == len(store)
+    np.testing.assert_array_equal(dataset.document_indices, np.arange(len(store) + 1))
+    np.testing.assert_array_equal(dataset.sequence_lengths, [len(document) for document in store])
+    for mine, theirs in zip(store, dataset[: len(dataset)], strict=True):
+        assert theirs.dtype == dtype
+        np.testing.assert_array_equal(theirs, mine)
+    # Ends of documents are where the store has them: what a trainer resets attention at.
+    assert all(document[-1] == EOS for document in dataset[: len(dataset)])
+
+
+def test_megatron_gets_a_giant_document_as_several_sequences(
+    indexed_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_steps: None
+) -> None:
+    """What an int32 can't count is cut into sequences of the same document."""
+    store = write_store(tmp_path / "store", SHARDS)
+    monkeypatch.setattr(store_format, "MAX_SEQUENCE", 100)
+    summary = export(store, "megatron", tmp_path / "merged")
+    dataset = indexed_dataset(str(tmp_path / "merged"))
+    assert summary.counts["sequences"] == len(dataset) == 1 + 1 + 3 + 1 + 1 + 1 + 1 + 7
+    assert dataset.document_indices.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 16]
+    np.testing.assert_array_equal(np.concatenate(dataset[: len(dataset)]), flat_tokens(store))
+    assert [len(document) for document in milldam.open(tmp_path / "merged")] == [len(document) for document in store]
+
+
+@pytest.mark.parametrize("to", SINGLE)
+def test_milldam_opens_what_it_exports(store: Store, tmp_path: Path, to: str) -> None:
+    """The files are among those that `milldam.open` trains from."""
+    export(store, to, tmp_path / SINGLE[to])
+    opened = milldam.open(tmp_path / SINGLE[to])
+    assert opened.tokens == store.tokens
+    np.testing.assert_array_equal(opened.windows(100)[3][0], flat_tokens(store)[300:400])
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "options", "message"),
+    [
+        ("npy", "out.bin", {}, "ends in .npy"),
+        ("nanogpt", "train", {}, "ends in .bin"),
+        ("megatron", "out.bin", {}, "without its endings"),
+        ("npy", "out.npy", {"dtype": "float32"}, "uint16, int32, uint32 or int64"),
+        ("megatron", "out", {"dtype": "uint32"}, "uint16 or int32"),
+        ("npy", "out.npy", {"seq_len": 4}, "seq_len does not apply"),
+        ("npz", "out", {}, 'Did you mean "npy"'),
+        ("npy", "out.npy", {"split": "val"}, 'no split "val"'),
+        ("npy", "out.npy", {"shard_size": "0MB"}, "shard_size"),
+        ("hf", "out", {"seq_len": 0}, "at least one token"),
+        ("hf", "store", {}, "is the store itself"),
+        ("hf", "..", {"seq_len": 4}, "name what is to be made"),
+    ],
+)
+def test_what_can_not_be_written_is_refused_before_anything_is_made(
+    store: Store, tmp_path: Path, to: str, name: str, options: dict[str, Any], message: str
+) -> None:
+    """An error in the options leaves no trace."""
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=message):
+        export(store, to, tmp_path / name, **options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dtype_too_narrow_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """By the vocabulary, at once, and not by the first id that does not fit hours later."""
+    store = edit_vocabulary(write_store(tmp_path / "store", SHARDS, dtype="int32"), 100_000)
+    with pytest.raises(ConfigError, match=r"ids up to 65,535.*100,000. Take uint32 or int32 or int64"):
+        export(store, "nanogpt", tmp_path / "train.bin", dtype="uint16")
+
+
+def test_an_id_that_does_not_fit_is_an_error_and_never_another_id(tmp_path: Path) -> None:
+    """A damaged store whose ids exceed its vocabulary is not exported as other tokens."""
+    store = write_store(tmp_path / "store", [[10]], dtype="int32")
+    path = shard_file(store.path, 0, "bin")
+    tokens = np.fromfile(path, np.int32)
+    tokens[3] = 70_000
+    tokens.tofile(path)
+    with pytest.raises(StoreError, match="70,000 does not fit uint16"):
+        export(store, "nanogpt", tmp_path / "train.bin")
+    assert not (tmp_path / "train.bin").exists()
+
+
+@pytest.mark.parametrize("to", ["npy", "megatron"])
+def test_of_several_splits_one_must_be_named_where_a_format_holds_one(tmp_path: Path, to: str) -> None:
+    """Training and validation are never put into one file."""
+    store = write_store(tmp_path / "store", SHARDS, splits=["train", "val", "val"])
+    with pytest.raises(ConfigError, match="say which one is meant"):
+        export(store, to, tmp_path / SINGLE[to])
+    assert export(store, to, tmp_path / SINGLE[to], split="val").tokens == 746
+
+
+def test_every_format_has_its_module() -> None:
+    """The list and the modules agree, and each has what the jobs ask for."""
+    for name in FORMATS:
+        format = load_format(name)
+        assert format.SHAPE in ("file", "pair", "folder")
+        assert set(format.OPTIONS) <= {"seq_len", "dtype", "shard_size"}
+        assert callable(format.read)
+        assert callable(format.write)
+
+
+# ---- again, and instead of another ----
+
+
+@pytest.mark.parametrize("to", SINGLE)
+def test_a_second_call_finds_it_up_to_date(store: Store, tmp_path: Path, to: str) -> None:
+    """Nothing is written again, and the counts are those of the first call."""
+    out = tmp_path / "made" / SINGLE[to]
+    first = export(store, to, out)
+    times = {path: path.stat().st_mtime_ns for path in out.parent.iterdir()}
+    second = export(store, to, out)
+    assert (first.up_to_date, second.up_to_date) == (False, True)
+    assert (first.counts, first.bytes, first.files) == (second.counts, second.bytes, second.files)
+    assert {path: path.stat().st_mtime_ns for path in out.parent.iterdir()} == times
+
+
+def test_what_was_cut_short_is_not_up_to_date(store: Store, tmp_path: Path) -> None:
+    """A file that has lost its end is never called finished."""
+    out = tmp_path / "train.bin"
+    export(store, "nanogpt", out)
+    whole = out.read_bytes()
+    os.truncate(out, 100)
+    with pytest.raises(MismatchError, match="--overwrite"):
+        export(store, "nanogpt", out)
+    assert not export(store, "nanogpt", out, overwrite=True).up_to_date
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("to", SINGLE)
+def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path: Path, to: str) -> None:
+    """What was made from something else is neither reused nor lost in silence."""
+    out = tmp_path / "made" / SINGLE[to]
+    export(store, to, out)
+    other = write_store(tmp_path / "other", [[7, 8]])
+    before = contents(out.parent)
+    with pytest.raises(MismatchError, match="--overwrite"):
+        export(other, to, out)
+    assert contents(out.parent) == before
+    assert export(other, to, out, overwrite=True).tokens == 15
+    assert milldam.open(out).tokens == 15
+    assert export(other, to, out).up_to_date
+
+
+def test_a_file_of_somebody_else_is_replaced_only_when_asked(store: Store, tmp_path: Path) -> None:
+    """A file without a record is not ours to replace."""
+    out = tmp_path / "train.bin"
+    out.write_bytes(b"mine")
+    with pytest.raises(MismatchError, match="no record"):
+        export(store, "nanogpt", out)
+    assert out.read_bytes() == b"mine"
+    export(store, "nanogpt", out, overwrite=True)
+    assert out.stat().st_size == store.tokens * 2
+
+
+def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
+    """Not even with overwrite: a folder may hold anything."""
+    store = write_store(tmp_path / "store", SHARDS, splits=["train", "val", "val"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="left alone"):
+        export(store, "nanogpt", tmp_path / "data", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "store"]
+    (tmp_path / "data" / "thesis.tex").unlink()
+    export(store, "nanogpt", tmp_path / "data")
+    other = write_store(tmp_path / "other", [[7], [8]], splits=["train", "test"])
+    export(other, "nanogpt", tmp_path / "data", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "data").glob("*.bin")) == ["test.bin", "train.bin"]
+
+
+def test_two_exports_never_work_on_the_same_output(store: Store, tmp_path: Path) -> None:
+    """The second says so and goes."""
+    work = tmp_path / ".train.bin.milldam-export"
+    work.mkdir()
+    with FileLock(work / "lock"), pytest.raises(ConfigError, match="another export is at work"):
+        export(store, "nanogpt", tmp_path / "train.bin")
+
+
+def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: Store, tmp_path: Path) -> None:
+    """Each clears what the other said of the file that it replaces."""
+    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
+    text.write_text("One. Two. Three.")
+    config = tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1})
+    tokenize_to_npy(config)
+    export(store, "npy", npy, overwrite=True)
+    assert not (tmp_path / "corpus.npy.json").exists()
+    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1, "overwrite": True}))
+    assert not (tmp_path / "corpus.npy.milldam-export.json").exists()
+    with pytest.raises(MismatchError):
+        export(store, "npy", npy)
+
+
+# ---- killed, and gone on with ----
+
+RUNNER = """
+import os, signal, sys, time
+from pathlib import Path
+from milldam.formats import export, flat
+from milldam.formats.exporting import Ledger
+from milldam.sealed import read_sealed, write_sealed
+from milldam.stores.tokens import blocks
+
+store, to, out, where, *options = sys.argv[1:]
+blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+steps = 0
+
+def dying(function, name):
+    def call(*arguments, **options):
+        global steps
+        steps += name == where.split(":")[0]
+        if where == f"{name}:{steps}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+os.write, os.fsync, os.rename = (dying(getattr(os, name), name) for name in ("write", "fsync", "rename"))
+Path.rename = dying(Path.rename, "Path.rename")
+if where == "slowly":
+    add = Ledger.add
+    Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.2))
+export(store, to, out, overwrite="overwrite" in options)
+"""
+
+
+def runner(store: Store, to: str, out: Path, where: str, *options: str) -> list[str]:
+    return [sys.executable, "-c", RUNNER, str(store.path), to, str(out), where, *options]
+
+
+def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
+    """An export in a process of its own, ended by SIGKILL at a point."""
+    done = subprocess.run(runner(store, to, out, where, *options), capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("to", "where"),
+    [("npy", "write:8"), ("nanogpt", "fsync:7"), ("megatron", "write:9"), ("megatron", "Path.rename:2"),
+     ("megatron", "Path.rename:3"), ("megatron", "Path.rename:4"), ("npy", "Path.rename:3"), ("npy", "Path.rename:4")],
+)  # fmt: skip
+def test_killed_anywhere_an_export_goes_on_to_the_same_bytes(
+    store: Store, tmp_path: Path, small_steps: None, to: str, where: str
+) -> None:
+    """A real SIGKILL between two system calls: the output is whole or not there, and the next call completes it."""
+    whole, out = tmp_path / "whole" / SINGLE[to], tmp_path / "killed" / SINGLE[to]
+    export(store, to, whole)
+    killed(store, to, out, where)
+    if to == "megatron":
+        assert not out.with_suffix(".idx").exists() or out.with_suffix(".bin").exists()
+    assert export(store, to, out).resumed
+    assert contents(out.parent) == contents(whole.parent)
+    assert export(store, to, out).up_to_date
+
+
+def test_killed_from_outside_an_export_goes_on_from_its_last_record(
+    store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded is not written again; what was written behind it is cut off."""
+    out, work = tmp_path / "out.bin", tmp_path / ".out.bin.milldam-export"
+    process = subprocess.Popen(runner(store, "nanogpt", out, "slowly"))
+    ledger = work / "records.jsonl"
+    wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    with (work / "files" / "out.bin").open("ab") as file:
+        file.write(b"torn")
+    with ledger.open("ab") as file:
+        file.write(b'{"file": "out.bin", "byt')
+    damaged = tmp_path / "damaged"
+    shutil.copytree(work, damaged / work.name)
+    written, write = [0], os.write
+    monkeypatch.setattr(os, "write", lambda file, data: (written.append(len(data)), write(file, data))[1])
+    assert export(store, "nanogpt", out).resumed
+    expected = flat_tokens(store).astype(np.uint16)
+    np.testing.assert_array_equal(np.fromfile(out, np.uint16), expected)
+    assert sum(written) < out.stat().st_size
+    # What is recorded is taken only as it was written: with a change in it, it begins anew.
+    with (damaged / work.name / "files" / "out.bin").open("r+b") as file:
+        file.write(b"\1\2")
+    export(store, "nanogpt", damaged / "out.bin")
+    np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
+
+
+def test_an_export_begun_from_another_store_is_refused(store: Store, tmp_path: Path, small_steps: None) -> None:
+    """Two stores never share a file; with overwrite it begins anew."""
+    out = tmp_path / "out.bin"
+    killed(store, "nanogpt", out, "fsync:9")
+    other = write_store(tmp_path / "other", [[2000]])
+    with pytest.raises(MismatchError, match=f"store: {store.fingerprint} -> {other.fingerprint}"):
+        export(other, "nanogpt", out)
+    with pytest.raises(MismatchError, match="dtype: None -> int32"):
+        export(store, "nanogpt", out, dtype="int32")
+    assert not export(other, "nanogpt", out, overwrite=True).resumed
+    np.testing.assert_array_equal(np.fromfile(out, np.uint16), flat_tokens(other))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other", "out.bin", "out.bin.milldam-export.json", "store"
+    ]  # fmt: skip
+
+
+def test_a_lost_file_is_made_again(store: Store, tmp_path: Path, small_steps: None) -> None:
+    """A record of what is no longer there counts for nothing."""
+    out = tmp_path / "out.bin"
+    killed(store, "nanogpt", out, "fsync:9")
+    (tmp_path / ".out.bin.milldam-export" / "files" / "out.bin").unlink()
+    export(store, "nanogpt", out)
+    np.testing.assert_array_equal(np.fromfile(out, np.uint16), flat_tokens(store))
+
+
+def test_a_ledger_forgets_a_torn_line_and_what_lies_behind(tmp_path: Path) -> None:
+    """Records are read up to the first that is not whole."""
+    path = tmp_path / "records.jsonl"
+    Ledger(path).add({"n": 1})
+    with path.open("ab") as file:
+        file.write(b'{"n": 2\n{"n": 3}\n')
+    ledger = Ledger(path)
+    ledger.add({"n": 4})
+    assert Ledger(path).records() == [{"n": 1}, {"n": 4}]
+
+
+STEPPED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from milldam.formats import export, import_tokens
+folder, to, name, dtype = Path(sys.argv[1]), *sys.argv[2:]
+export(folder / "store", to, folder / "warm" / name)  # imports, once
+real = {name: getattr(os, name) for name in ("rename", "unlink", "rmdir", "mkdir")}
+# A kill loses nothing that is in the page cache: a sync is a step, and costs nothing.
+real["fsync"] = lambda descriptor: None
+
+def dying(function, number):
+    def call(*arguments, **options):
+        global steps
+        steps += 1
+        if steps == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+def begin(number, place):
+    child = os.fork()
+    if child == 0:
+        global steps
+        steps = 0
+        for one, function in real.items():
+            setattr(os, one, dying(function, number))
+        try:
+            export(folder / "store", to, place / name, dtype=dtype, overwrite=True)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+number = 0
+while True:
+    number += 1
+    place = folder / f"killed-{number}"
+    shutil.copytree(folder / "before", place)
+    if begin(number, place) == 0:
+        shutil.rmtree(place)
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    "to", ["megatron", "parquet", *(pytest.param(one, marks=pytest.mark.slow) for one in ("npy", "nanogpt", "mds"))]
+)
+def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    """At every rename, removal and sync: what is there is old, new or nothing, and the same call makes it all new."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    name, dtype = SINGLE.get(to, "out"), "int32" if to in SINGLE else "uint16"
+    export(store, to, tmp_path / "before" / name)
+    export(store, to, tmp_path / "whole" / name, dtype=dtype)
+    old, new = contents(tmp_path / "before"), contents(tmp_path / "whole")
+    subprocess.run([sys.executable, "-c", STEPPED, str(tmp_path), to, name, dtype], check=True, timeout=60)
+    killed_at = sorted(tmp_path.glob("killed-*"))
+    assert len(killed_at) > 20
+    for place in killed_at:
+        seen = {name: data for name, data in contents(place).items() if not name.startswith(".out")}
+        assert all(data in (old.get(name), new.get(name)) for name, data in seen.items()), place
+        summary = export(store, to, place / name, dtype=dtype, overwrite=True)
+        assert summary.files and summary.bytes, place
+        assert contents(place) == new, place
+        assert export(store, to, place / name, dtype=dtype).up_to_date, place
+
+
+def test_a_finished_record_of_lost_files_counts_for_nothing(store: Store, tmp_path: Path) -> None:
+    """All was made, and then somebody removed it: it is made again, and never an empty folder called up to date."""
+    whole, out = tmp_path / "whole", tmp_path / "killed" / "out"
+    export(store, "parquet", whole)
+    killed(store, "parquet", out, "Path.rename:4")
+    work = out.with_name(".out.milldam-export")
+    assert '"complete"' in (work / "records.jsonl").read_text()
+    shutil.rmtree(work / "files")
+    export(store, "parquet", out)
+    assert contents(out) == contents(whole)
+    for part in out.glob("*.parquet"):
+        part.unlink()
+    record = read_sealed(out / ".milldam-export.json")
+    assert record is not None
+    write_sealed(out / ".milldam-export.json", record | {"sizes": {}})
+    assert not export(store, "parquet", out, overwrite=True).up_to_date
+    assert contents(out) == contents(whole)
+
+
+def test_what_told_of_an_npy_file_stays_until_that_is_replaced(store: Store, tmp_path: Path) -> None:
+    """An overwrite that is killed while it writes leaves the old file with what `tokenize` said of it."""
+    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
+    text.write_text("One. Two. Three.")
+    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1}))
+    before = npy.read_bytes()
+    killed(store, "npy", npy, "write:8", "overwrite")
+    assert npy.read_bytes() == before
+    assert (tmp_path / "corpus.npy.json").exists()
+    export(store, "npy", npy, overwrite=True)
+    assert not (tmp_path / "corpus.npy.json").exists()
+
+
+def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A manifest that somebody else wrote can't make an export write outside its folder."""
+    write_store(tmp_path / "store", [[3], [4]], splits=["train", "val"])
+    manifest = tmp_path / "store" / "milldam.json"
+    good = manifest.read_text()
+    for split in ("../../evil", "a\\\\b", "..", "", ".hidden", "a\\u0000b"):
+        manifest.write_text(good.replace('"split": "val"', f'"split": "{split}"'))
+        for to in ("parquet", "nanogpt"):
+            with pytest.raises(StoreError, match=r"the split .* leaves the folder; refused"):
+                export(tmp_path / "store", to, tmp_path / "deep" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize("to", SINGLE)
+def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Ten times the tokens and documents, the same peak."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 1 << 14)
+    monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 1 << 8)
+    monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
+    peaks = []
+    for shards in (3, 30):
+        store = write_store(tmp_path / f"store-{shards}", [[50] * 2000] * shards)
+        tracemalloc.start()
+        export(store, to, tmp_path / f"{shards}-{SINGLE[to]}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 50_000, peaks
+    assert Options().shard_size == 256_000_000

@@ -1,0 +1,319 @@
+"""Exports of rows in folders (hf, parquet, mds, litdata), read back by the tools that they are for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.document_stores import documents_of, random_documents, store_of
+
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.formats import export, import_tokens, mds, rows
+from milldam.loader.stores import Store
+from milldam.stores.tokens import blocks
+
+FORMATS = ("hf", "parquet", "mds", "litdata")
+SEQ_LEN = 500
+
+# Lengths on both sides of what one, two and four bytes say; one longer than a small file.
+LENGTHS = [5, 0, 1, 255, 256, 300, 17, 65_535, 65_536, 3, 1_000, 40]
+CASES: dict[str, dict[str, Any]] = {
+    "documents": {"shard_size": 3_000},
+    "rows": {"seq_len": SEQ_LEN, "shard_size": 40_000},
+    "uint16": {"dtype": "uint16"},
+    "one split": {"split": "val", "seq_len": 70},
+}
+
+MDS_READER = """
+import importlib.machinery, json, sys, types
+# Its image data sets, which nobody here needs, want torchvision.
+names = {"torchvision": [], "torchvision.transforms": []}
+names |= {"torchvision.datasets": ["VisionDataset"], "torchvision.transforms.functional": ["to_tensor"]}
+try:
+    import torchvision
+except ImportError:
+    for name in names:
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.__path__ = []
+        for inner in names[name]:
+            setattr(module, inner, type(inner, (), {}))
+        sys.modules[name] = module
+from streaming import MDSWriter, StreamingDataset
+found = {}
+for case, folder, split in json.loads(sys.argv[1]):
+    data = StreamingDataset(local=folder, split=split, shuffle=False, batch_size=1, validate_hash="xxh3_128")
+    found[case] = [[str(one["tokens"].dtype), one["tokens"].tolist()] for one in (data[k] for k in range(len(data)))]
+import numpy as np
+rows = [np.array(row, np.uint16) for _, row in found["uint16 train"] if row]
+with MDSWriter(columns={"tokens": "ndarray:uint16"}, out="plain", size_limit=None, hashes=["xxh3_128"]) as writer:
+    for row in rows:
+        writer.write({"tokens": row})
+columns = {"attention_mask": "ndarray:uint8", "label": "int", "text": "str", "tokens": "ndarray", "z": "bytes"}
+with MDSWriter(columns=columns, out="mixed", size_limit=50_000, compression="zstd:3") as writer:
+    for row in rows:
+        more = {"attention_mask": np.ones(len(row), np.uint8), "label": 1, "text": "a" * (len(row) % 7)}
+        writer.write({"tokens": row.astype(np.int64), "z": row.tobytes(), **more})
+print(json.dumps(found))
+"""
+
+LITDATA_READER = """
+import json, sys
+from litdata import StreamingDataset, TokensLoader
+found = {}
+for case, folder, seq_len in json.loads(sys.argv[1]):
+    data = StreamingDataset(folder, item_loader=TokensLoader(block_size=seq_len) if seq_len else None)
+    found[case] = [[str(item.dtype).removeprefix("torch."), item.tolist()] for item in data]
+import numpy as np, torch, warnings
+from litdata.streaming.writer import BinaryWriter
+warnings.simplefilter("ignore")
+documents = [row for _, row in found["uint16 train"]]
+writers = {
+    "plain": (None, lambda row: torch.tensor(row, dtype=torch.uint16), 10**9),
+    "arrays": (None, lambda row: np.array(row, np.int64), 50_000),
+    "tokens": (TokensLoader(block_size=5), lambda row: torch.tensor(row, dtype=torch.int32), 50_000),
+}
+for name, (loader, as_item, size) in writers.items():
+    writer = BinaryWriter(name, chunk_bytes=size, item_loader=loader)
+    for number, row in enumerate(documents):
+        writer.add_item(number, as_item(row))
+    writer.done()
+    writer.merge(1)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    documents = {"train": random_documents(LENGTHS), "val": random_documents([3_000, 8, 4], seed=1)}
+    return store_of(tmp_path_factory.mktemp("exported") / "store", documents)
+
+
+def expected_rows(store: Store, split: str, seq_len: int | None) -> list[list[int]]:
+    documents = [document.tolist() for document in Store(store.path, split=split)]
+    if seq_len is None:
+        return documents
+    flat = [token for document in documents for token in document]
+    return [flat[at : at + seq_len] for at in range(0, len(flat) // seq_len * seq_len, seq_len)]
+
+
+def export_cases(store: Store, to: str, folder: Path) -> list[tuple[str, Path, str, dict[str, Any]]]:
+    """(name, folder, split, options) of every part of every case, exported."""
+    made = []
+    for case, options in CASES.items():
+        out = folder / case
+        export(store, to, out, **options)
+        if "split" in options:
+            made.append((f"{case} {options['split']}", out, options["split"], options))
+        else:
+            made += [(f"{case} {split}", out / split, split, options) for split in store.splits]
+    return made
+
+
+def consumer(script: str, needed: list[str], jobs: list[tuple[Any, ...]], folder: Path) -> dict[str, Any]:
+    """What a package read, in a process of its own; skips where the package is not installed."""
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    path = folder / "consumer.py"
+    path.write_text(textwrap.dedent(script))
+    done = subprocess.run(
+        [sys.executable, str(path), json.dumps(jobs)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env=os.environ | {"HOME": str(folder), "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_hf_rows_are_mapped_by_datasets(store: Store, tmp_path: Path) -> None:
+    """`load_from_disk` gives every token back, as documents and as rows, and a DatasetDict of several splits."""
+    datasets = pytest.importorskip("datasets")
+    for name, folder, split, options in export_cases(store, "hf", tmp_path):
+        data = datasets.load_from_disk(str(folder))
+        assert data["input_ids"][:] == expected_rows(store, split, options.get("seq_len")), name
+        assert str(data.features["input_ids"].feature.dtype) == options.get("dtype", "int32")
+        assert [Path(one["filename"]).parent for one in data.cache_files] == [folder] * len(data.cache_files)
+        assert str(data.split) == split
+    both = datasets.load_from_disk(str(tmp_path / "rows"))
+    assert {split: len(rows) for split, rows in both.items()} == {"train": 265, "val": 6}
+    assert len(both["train"].cache_files) == len(list((tmp_path / "rows" / "train").glob("data-*-of-*.arrow"))) > 3
+
+
+def test_parquet_is_read_by_pyarrow_and_datasets(store: Store, tmp_path: Path) -> None:
+    """Both read the folder, with its splits, and give every token back."""
+    datasets = pytest.importorskip("datasets")
+    import pyarrow.parquet as pq
+
+    for name, folder, split, options in export_cases(store, "parquet", tmp_path / "out"):
+        wanted = expected_rows(store, split, options.get("seq_len"))
+        table = pq.read_table(folder)
+        assert table["input_ids"].to_pylist() == wanted, name
+        assert str(table["input_ids"].type.value_type) == options.get("dtype", "int32")
+    loaded = datasets.load_dataset(
+        "parquet", data_dir=str(tmp_path / "out" / "one split"), cache_dir=str(tmp_path / "cache"), split="train"
+    )
+    assert loaded["input_ids"][:] == expected_rows(store, "val", 70)
+
+
+def test_mds_is_read_by_streaming(store: Store, tmp_path: Path) -> None:
+    """MosaicML's StreamingDataset gives every token back, and its hash of each shard agrees."""
+    parts = export_cases(store, "mds", tmp_path / "out")
+    jobs = [(name, str(folder), None) for name, folder, _, _ in parts]
+    found = consumer(MDS_READER, ["streaming", "torch"], jobs, tmp_path)
+    check_found(store, parts, found)
+    documents = [row for row in expected_rows(store, "train", None) if row]
+    store_of(tmp_path / "store", {"train": documents})
+    export(tmp_path / "store", "mds", tmp_path / "ours", dtype="uint16")
+    ours, theirs = ((tmp_path / name / "shard.00000.mds").read_bytes() for name in ("ours", "plain"))
+    assert ours == theirs
+    for number, options in enumerate(({}, {"column": "z", "dtype": "uint16"})):
+        import_tokens(tmp_path / "mixed", tmp_path / f"back-{number}", **options)
+        assert documents_of(tmp_path / f"back-{number}") == documents
+    assert not list((tmp_path / "mixed").glob("*.mds"))
+
+
+def test_litdata_is_read_by_litdata(store: Store, tmp_path: Path) -> None:
+    """Its StreamingDataset gives every token back: blocks through TokensLoader, documents as items."""
+    parts = export_cases(store, "litdata", tmp_path / "out")
+    jobs = [(name, str(folder), options.get("seq_len")) for name, folder, _, options in parts]
+    found = consumer(LITDATA_READER, ["litdata", "torch"], jobs, tmp_path)
+    check_found(store, parts, found)
+    ours, theirs = (path / "chunk-0-0.bin" for path in (tmp_path / "out" / "uint16" / "train", tmp_path / "plain"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    for name in ("arrays", "tokens"):
+        import_tokens(tmp_path / name, tmp_path / f"back {name}")
+        assert documents_of(tmp_path / f"back {name}") == expected_rows(store, "train", None)
+
+
+def check_found(store: Store, parts: list[tuple[str, Path, str, dict[str, Any]]], found: dict[str, Any]) -> None:
+    for name, _, split, options in parts:
+        assert [row for _, row in found[name]] == expected_rows(store, split, options.get("seq_len")), name
+        assert {dtype for dtype, _ in found[name]} == {options.get("dtype", "int32")}
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_blocks_do_not_show_in_the_files(
+    to: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small blocks, so that documents are written in pieces, give the same rows in the same files."""
+    export(store, to, tmp_path / "large", split="train", shard_size=3_000)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
+    export(store, to, tmp_path / "small", split="train", shard_size=3_000)
+    large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
+    assert list(large) == list(small)
+    if to in ("mds", "litdata"):
+        assert large == small
+    import_tokens(tmp_path / "small", tmp_path / "back")
+    assert documents_of(tmp_path / "back") == expected_rows(store, "train", None)
+
+
+def test_a_file_holds_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the documents are: what is held of a file is bounded."""
+    monkeypatch.setattr(rows, "MOST_ROWS", 10)
+    store = store_of(tmp_path / "store", {"train": [[1]] * 35})
+    summary = export(store, "mds", tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "index.json").read_bytes())
+    assert [shard["samples"] for shard in index["shards"]] == [10, 10, 10, 5]
+    assert summary.counts == {"rows": 35, "tokens_left_out": 0, "row_files": 4, "dtype": "int32"}
+
+
+def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> None:
+    """With a sequence length the tail of each split is left out, and said."""
+    summary = export(store, "parquet", tmp_path / "out", seq_len=1_000)
+    train, val = (Store(store.path, split=split).tokens for split in ("train", "val"))
+    assert summary.counts["tokens_left_out"] == train % 1_000 + val % 1_000 > 0
+    assert summary.counts["rows"] == train // 1_000 + val // 1_000
+
+
+def test_what_a_format_can_not_hold_is_refused(store: Store, tmp_path: Path) -> None:
+    """Unknown and narrow dtypes, rows longer than a split, and another export in the same place."""
+    with pytest.raises(ConfigError, match="dtype='int16': litdata takes int32, uint16 or int64"):
+        export(store, "litdata", tmp_path / "out", dtype="int16")
+    wide = store_of(tmp_path / "wide", {"train": [[70_000]]}, dtype="int32", vocab_size=70_001)
+    with pytest.raises(ConfigError, match=r"ids up to 65,535.*has 70,001"):
+        export(wide, "hf", tmp_path / "out", dtype="uint16")
+    with pytest.raises(ConfigError, match='the split "val" has 3,012 tokens, not even one row'):
+        export(store, "mds", tmp_path / "out", seq_len=5_000)
+    export(store, "mds", tmp_path / "out", seq_len=50)
+    with pytest.raises(MismatchError):
+        export(store, "mds", tmp_path / "out", seq_len=60)
+    assert export(store, "mds", tmp_path / "out", seq_len=50).up_to_date
+
+
+def test_an_id_that_does_not_fit_a_row_is_an_error_and_never_another_id(tmp_path: Path) -> None:
+    """A manifest whose vocabulary is smaller than its ids: rows are refused as flat files are."""
+    store = store_of(tmp_path / "store", {"train": [[5, 70_000]]}, dtype="int32", vocab_size=60_000)
+    for to in FORMATS:
+        with pytest.raises(StoreError, match="Token id 70,000 does not fit uint16"):
+            export(store, to, tmp_path / to, dtype="uint16")
+        assert not (tmp_path / to).exists()
+
+
+def test_a_document_too_long_for_a_row_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets of Arrow, MDS and litdata have 32 bits: the way out is said."""
+    monkeypatch.setattr(rows, "MOST_TOKENS", 65_535)
+    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
+        export(store, "hf", tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.setattr(mds, "FILE_BYTES", 200_000)
+    with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
+        export(store, "mds", tmp_path / "mds")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import pyarrow.parquet  # once, not in each child
+from milldam.formats import export, import_tokens
+folder, kills, formats = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+real = os.fsync
+for to in formats:
+    for number in range(2, kills, 2):
+        child = os.fork()
+        if child == 0:
+            calls = 0
+            def fsync(descriptor):
+                global calls
+                calls += 1
+                if calls == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                real(descriptor)
+            os.fsync = fsync
+            export(folder / "store", to, folder / to, shard_size=400)
+            os._exit(1)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+"""
+
+
+def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
+    """Killed at one write after the other, every time further on: equal files, and none made twice."""
+    documents = {"train": random_documents([60] * 8), "val": random_documents([60] * 3, seed=1)}
+    store = store_of(tmp_path / "store", documents)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "10", *FORMATS], check=True, timeout=60)
+    for to in FORMATS:
+        out, whole, work = tmp_path / to, tmp_path / f"whole {to}", tmp_path / f".{to}.milldam-export"
+        export(store, to, whole, shard_size=400)
+        assert not out.exists()
+        made = [json.loads(line) for line in (work / "records.jsonl").read_text().splitlines()]
+        assert 2 <= len(made) < 11
+        before = [(work / "files" / one["split"] / one["file"]).stat().st_mtime_ns for one in made]
+        assert export(store, to, out, shard_size=400).resumed
+        assert folder_bytes(out) == folder_bytes(whole)
+        assert [(out / one["split"] / one["file"]).stat().st_mtime_ns for one in made] == before

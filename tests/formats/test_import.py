@@ -1,0 +1,438 @@
+"""Tokens of other tools become a store with the same tokens and documents."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
+from tests.kit.jobs import TOKENIZER
+
+from milldam.errors import ConfigError, InputError, MismatchError
+from milldam.formats import export, import_tokens, importing
+from milldam.formats.importing import ImportSettings, ImportSummary, run_import
+from milldam.loader.stores import Store
+from milldam.stores.tokens import blocks
+from milldam.stores.tokens.verify import verify
+
+FLAT = ("npy", "nanogpt")
+ROWS = ("hf", "parquet", "mds", "litdata")
+EOS = 7
+
+documents_strategy = st.lists(st.lists(st.integers(0, 300), max_size=12), min_size=1, max_size=12)
+many_examples = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def fresh(tmp_path: Path) -> Path:
+    """A folder of its own for each example of a property."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    folder.mkdir()
+    return folder
+
+
+# ---- there and back ----
+
+
+@pytest.mark.parametrize("to", [*ROWS, "megatron"])
+def test_documents_come_back_as_they_were(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store -> format -> store: equal documents, whatever their lengths, the blocks and the sizes of files."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
+
+    @many_examples
+    @given(documents_strategy, st.integers(40, 400), st.integers(20, 200), st.sampled_from(["uint16", "int32"]))
+    def holds(documents: Documents, file_size: int, shard_size: int, dtype: str) -> None:
+        assume(any(documents))
+        folder = fresh(tmp_path)
+        store = store_of(folder / "store", {"train": documents}, dtype=dtype)
+        export(store, to, folder / "out", shard_size=file_size)
+        made = import_tokens(folder / "out", folder / "back", vocab_size=60_000, shard_size=shard_size)
+        assert documents_of(folder / "back") == [list(document) for document in documents]
+        assert made.tokens == store.tokens
+
+    holds()
+
+
+def cut_behind(tokens: list[int], eos: int) -> list[list[int]]:
+    """Documents of a stream, the plain way."""
+    documents: list[list[int]] = [[]]
+    for token in tokens:
+        documents[-1].append(token)
+        if token == eos:
+            documents.append([])
+    return documents if documents[-1] else documents[:-1]
+
+
+@pytest.mark.parametrize("to", [*ROWS, *FLAT])
+def test_a_stream_is_cut_behind_each_end_of_text(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed rows and flat files are joined and cut at the id, whatever the rows, blocks, files and shards."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
+    names = {"npy": "out.npy", "nanogpt": "out.bin"}
+
+    @many_examples
+    @given(documents_strategy, st.integers(1, 9), st.integers(20, 200))
+    def holds(documents: Documents, seq_len: int, shard_size: int) -> None:
+        tokens = [token % 16 for document in documents for token in document]
+        assume(len(tokens) >= seq_len)
+        folder = fresh(tmp_path)
+        store = store_of(folder / "store", {"train": [tokens]})
+        out = folder / names.get(to, "out")
+        export(store, to, out, seq_len=seq_len if to in ROWS else None, shard_size=90)
+        kept = tokens[: len(tokens) // seq_len * seq_len] if to in ROWS else tokens
+        made = import_tokens(out, folder / "back", eos=EOS, shard_size=shard_size)
+        assert documents_of(folder / "back") == cut_behind(kept, EOS)
+        assert made.vocab_size == max(*kept, EOS) + 1
+        assert made.manifest.tokenizer["eos"] == EOS
+
+    holds()
+
+
+@pytest.mark.parametrize("to", ROWS)
+def test_splits_keep_their_names(to: str, tmp_path: Path) -> None:
+    """A folder of splits gives a store of splits; one of them can be taken alone."""
+    documents = {"train": random_documents([5, 3]), "val": random_documents([4], seed=1)}
+    export(store_of(tmp_path / "store", documents), to, tmp_path / "out")
+    made = import_tokens(tmp_path / "out", tmp_path / "back")
+    assert made.splits == ("train", "val")
+    assert {split: documents_of(tmp_path / "back", split) for split in made.splits} == documents
+    import_tokens(tmp_path / "out", tmp_path / "one", split="val")
+    assert documents_of(tmp_path / "one", "val") == documents["val"]
+    with pytest.raises(ConfigError, match='No split "dev" in the source; it has train, val'):
+        import_tokens(tmp_path / "out", tmp_path / "none", split="dev")
+
+
+# ---- what other tools leave ----
+
+
+def test_the_files_of_nanogpt_and_llm_c_are_known(tmp_path: Path) -> None:
+    """A folder of train.bin and val.bin has two splits; shards of llm.c are one stream, cut across files."""
+    nano, llm_c = tmp_path / "nano", tmp_path / "llm.c"
+    nano.mkdir()
+    llm_c.mkdir()
+    np.array([1, 2, 7, 3], np.uint16).tofile(nano / "train.bin")
+    np.array([4, 7], np.uint16).tofile(nano / "val.bin")
+    (nano / "meta.pkl").write_bytes(b"never opened")
+    for number, tokens in enumerate(([1, 2], [3, 7, 4])):
+        header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
+        (llm_c / f"fineweb_train_{number:06d}.bin").write_bytes(header + np.array(tokens, np.uint16).tobytes())
+    import_tokens(nano, tmp_path / "a")
+    assert [documents_of(tmp_path / "a", split) for split in ("train", "val")] == [[[1, 2, 7, 3]], [[4, 7]]]
+    import_tokens(llm_c, tmp_path / "b", eos=7)
+    assert documents_of(tmp_path / "b") == [[1, 2, 3, 7], [4]]
+
+
+def test_a_saved_data_set_is_read_by_its_column(tmp_path: Path) -> None:
+    """What `save_to_disk` wrote: input_ids of any integers; other columns are passed over."""
+    datasets = pytest.importorskip("datasets")
+    documents = random_documents([4, 0, 300, 2])
+    columns = {"attention_mask": [[1] * len(one) for one in documents], "input_ids": documents, "ids": documents[::-1]}
+    datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    import_tokens(tmp_path / "saved", tmp_path / "a")
+    assert documents_of(tmp_path / "a") == documents
+    import_tokens(tmp_path / "saved", tmp_path / "b", column="ids")
+    assert documents_of(tmp_path / "b") == documents[::-1]
+    with pytest.raises(InputError, match='no column "label"; it has attention_mask, input_ids, ids'):
+        import_tokens(tmp_path / "saved", tmp_path / "c", column="label")
+
+
+def test_arrow_files_of_every_list_are_read(tmp_path: Path) -> None:
+    """Lists, large lists and lists of a fixed size, in files and streams of Arrow and in Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [[1, 2], [3, 4], [5, 6]]
+    for number, kind in enumerate((pa.list_(pa.int64()), pa.large_list(pa.uint16()), pa.list_(pa.int32(), 2))):
+        table = pa.table({"tokens": pa.array(rows, kind)}).slice(1)
+        with pa.ipc.new_file(str(tmp_path / f"{number}.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+        for ending in ("arrow", "parquet"):
+            import_tokens(tmp_path / f"{number}.{ending}", tmp_path / f"{number}-{ending}")
+            assert documents_of(tmp_path / f"{number}-{ending}") == rows[1:]
+
+
+def write_rows(path: Path, *tokens: int) -> None:
+    """A Parquet file with one row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"input_ids": [list(tokens)]}), path)
+
+
+def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
+    """Files beside folders, folders with an index beside folders without one: all is read, or named in an error."""
+    mixed = tmp_path / "mixed"
+    write_rows(mixed / "a.parquet", 1)
+    write_rows(mixed / "sub" / "b.parquet", 2)
+    import_tokens(mixed, mixed / "made")
+    assert documents_of(mixed / "made") == [[1], [2]]
+    assert import_tokens(mixed, mixed / "made").tokens == 2  # what we made is no input
+    write_rows(mixed / "sub" / "deep" / "c.parquet", 3)
+    with pytest.raises(InputError, match=r"sub/deep/c\.parquet lies deeper than one folder, and would be left out"):
+        import_tokens(mixed, tmp_path / "none")
+    folders = tmp_path / "folders"
+    export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "mds", folders / "train")
+    write_rows(folders / "val" / "d.parquet", 6)
+    made = import_tokens(folders, tmp_path / "b")
+    assert {split: documents_of(tmp_path / "b", split) for split in made.splits} == {"train": [[4, 5]], "val": [[6]]}
+
+
+def test_a_split_takes_its_own_files_alone(tmp_path: Path) -> None:
+    """Files that belong to no split are train: none of them gets into val."""
+    for name, token in (("train", 1), ("val", 2), ("extra", 3)):
+        write_rows(tmp_path / "in" / f"{name}.parquet", token)
+    import_tokens(tmp_path / "in", tmp_path / "val", split="val")
+    assert documents_of(tmp_path / "val", "val") == [[2]]
+    import_tokens(tmp_path / "in", tmp_path / "train", split="train")
+    assert sorted(documents_of(tmp_path / "train", "train")) == [[1], [3]]
+    write_rows(tmp_path / "two" / "val.parquet", 2)
+    write_rows(tmp_path / "two" / "extra.parquet", 3)
+    import_tokens(tmp_path / "two", tmp_path / "rest", split="train")
+    assert documents_of(tmp_path / "rest", "train") == [[3]]
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    """Splits that an index or the user names become files of the store."""
+    export(store_of(tmp_path / "store", {"train": [[1]], "val": [[2]]}), "hf", tmp_path / "hf")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "../hf/val"]}')
+    with pytest.raises(InputError, match="leaves the folder; refused"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InputError, match=r"test: no data set in it, though dataset_dict\.json names it"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    with pytest.raises(ConfigError, match="no name for files"):
+        import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
+
+
+def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
+    """Documents of a stream whose id stands first in each, the plain way."""
+    documents: list[list[int]] = [[]]
+    for token in tokens:
+        if token == bos and documents[-1]:
+            documents.append([])
+        documents[-1].append(token)
+    return documents
+
+
+def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llm.c writes end-of-text: whatever the blocks, files and shards, and with no empty document at the begin."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 5)
+
+    @many_examples
+    @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3), st.integers(8, 60))
+    def holds(files: Documents, shard_size: int) -> None:
+        folder = fresh(tmp_path)
+        (folder / "in").mkdir()
+        for number, tokens in enumerate(files):
+            np.save(folder / "in" / f"{number}.npy", np.array(tokens, np.uint16))
+        made = import_tokens(folder / "in", folder / "back", bos=2, shard_size=shard_size)
+        assert documents_of(folder / "back") == cut_before([token for tokens in files for token in tokens], 2)
+        assert (made.manifest.tokenizer["bos"], made.manifest.tokenizer["eos"]) == (2, None)
+
+    holds()
+    np.save(tmp_path / "a.npy", np.array([1]))
+    with pytest.raises(ConfigError, match="eos and bos"):
+        import_tokens(tmp_path / "a.npy", tmp_path / "none", eos=1, bos=1)
+
+
+# ---- the store that is made ----
+
+
+def test_a_store_with_a_tokenizer_is_whole(tmp_path: Path) -> None:
+    """The tokenizer is copied, ids are checked against it, and verify finds nothing."""
+    np.save(tmp_path / "tokens.npy", np.array([5, 9, 0, 3, 0], np.int64))
+    made = import_tokens(tmp_path / "tokens.npy", tmp_path / "store", tokenizer=str(TOKENIZER), eos=0)
+    assert list(verify(tmp_path / "store")) == []
+    assert documents_of(tmp_path / "store") == [[5, 9, 0], [3, 0]]
+    assert (made.dtype.name, made.manifest.tokenizer["eos_token"]) == ("uint16", "<|endoftext|>")
+    assert isinstance(made.decode(made[0]), str)
+    np.save(tmp_path / "large.npy", np.array([5, 60_000], np.int64))
+    with pytest.raises(InputError, match=r"large\.npy: token id 60000 outside the vocabulary of"):
+        import_tokens(tmp_path / "large.npy", tmp_path / "none", tokenizer=str(TOKENIZER))
+
+
+def test_a_store_without_a_tokenizer_is_whole(tmp_path: Path) -> None:
+    """It opens, trains and verifies; its vocabulary ends with the largest id, and narrow ids are stored narrowly."""
+    np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.int64))
+    np.save(tmp_path / "wide.npy", np.array([1, 70_000], np.uint32))
+    made = import_tokens(tmp_path / "tokens.npy", tmp_path / "store")
+    assert list(verify(tmp_path / "store")) == []
+    assert (made.vocab_size, made.dtype.name) == (100, "uint16")
+    assert made.windows(10)[1][0].tolist() == list(range(10, 20))
+    assert "100 tokens" in repr(made) and "none" in made._repr_html_()
+    assert not (tmp_path / "store" / "tokenizer.json").exists()
+    assert import_tokens(tmp_path / "wide.npy", tmp_path / "wide").dtype.name == "int32"
+
+
+def test_a_second_import_says_what_differs(tmp_path: Path) -> None:
+    """The same is up to date, another source or option is refused, and --overwrite replaces."""
+    np.save(tmp_path / "tokens.npy", np.array([1, 7, 2], np.int64))
+    first = import_tokens(tmp_path / "tokens.npy", tmp_path / "store")
+    assert import_tokens(tmp_path / "tokens.npy", tmp_path / "store").fingerprint == first.fingerprint
+    with pytest.raises(MismatchError, match=r"import.eos: 7 \(made with null\)"):
+        import_tokens(tmp_path / "tokens.npy", tmp_path / "store", eos=7)
+    import_tokens(tmp_path / "tokens.npy", tmp_path / "store", eos=7, overwrite=True)
+    assert documents_of(tmp_path / "store") == [[1, 7], [2]]
+    with pytest.raises(ConfigError, match="is a store of milldam already"):
+        import_tokens(tmp_path / "store", tmp_path / "other")
+    with pytest.raises(ConfigError, match="dtype='float32': tokens are integers"):
+        import_tokens(tmp_path / "tokens.npy", tmp_path / "other", dtype="float32")
+
+
+def test_a_file_that_is_taken_for_another_kind_is_not_reused(tmp_path: Path) -> None:
+    """The same .bin with an index beside it has documents: what was made without them is made again."""
+    export(store_of(tmp_path / "store", {"train": [[1, 2], [3]]}), "megatron", tmp_path / "pair")
+    index = tmp_path / "pair.idx"
+    index.rename(tmp_path / "aside")
+    import_tokens(tmp_path / "pair.bin", tmp_path / "made")
+    assert documents_of(tmp_path / "made") == [[1, 2, 3]]
+    (tmp_path / "aside").rename(index)
+    import_tokens(tmp_path / "pair.bin", tmp_path / "made")
+    assert documents_of(tmp_path / "made") == [[1, 2], [3]]
+
+
+def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
+    """Negative ids, nulls, floats, text, cut files and indexes that lead elsewhere: each is said, with the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def refused(name: str, match: str, **options: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            import_tokens(tmp_path / name, tmp_path / "store", **options)
+        assert not (tmp_path / "store" / "milldam.json").exists()
+
+    np.save(tmp_path / "negative.npy", np.array([1, -100]))
+    refused("negative.npy", "negative.npy: -100 is no token id")
+    pq.write_table(pa.table({"input_ids": [[1], None]}), tmp_path / "null.parquet")
+    refused("null.parquet", "has nulls")
+    pq.write_table(pa.table({"input_ids": [[1.5]]}), tmp_path / "float.parquet")
+    refused("float.parquet", "a list of integers is wanted")
+    (tmp_path / "notes.txt").write_text("no tokens")
+    refused("notes.txt", "no tokens that milldam knows")
+    refused("nothing.npy", "no such file")
+    store = store_of(tmp_path / "source", {"train": random_documents([9, 9])})
+    export(store, "mds", tmp_path / "mds")
+    shard = tmp_path / "mds" / "shard.00000.mds"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    refused("mds", "Is it cut short")
+    index = json.loads((tmp_path / "mds" / "index.json").read_bytes())
+    index["shards"][0]["raw_data"]["basename"] = "../secret.mds"
+    (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
+    refused("mds", "leaves the folder; refused")
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from milldam.formats import import_tokens
+folder, kills, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+real = os.fsync
+for number in range(2, kills, 2):
+    child = os.fork()
+    if child == 0:
+        calls = 0
+        def fsync(descriptor):
+            global calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(descriptor)
+        os.fsync = fsync
+        import_tokens([folder / "a", folder / "b"], folder / "store", shard_size=12, **options)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("options", [{"eos": 7}, {}, {"vocab_size": 10}])
+def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, options: dict[str, int]) -> None:
+    """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
+    rng = np.random.default_rng(0)
+    sources = [tmp_path / "a", tmp_path / "b"]
+    for folder in sources:
+        rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
+        export(store_of(tmp_path / f"{folder.name} store", rows), "mds", folder)
+    whole = import_tokens(sources, tmp_path / "whole", shard_size=12, **options)
+    given = [str(tmp_path), "14", json.dumps(options)]
+    subprocess.run([sys.executable, "-c", KILLED, *given], check=True, timeout=60)
+    records = [json.loads(line) for line in (tmp_path / "store" / "run" / "records.jsonl").read_text().splitlines()]
+    recorded = [tmp_path / "store" / name for record in records for name in record["outputs"]]
+    assert 1 <= len(recorded) < 2 * len(whole.shards)
+    times = [path.stat().st_mtime_ns for path in recorded]
+    made = import_tokens(sources, tmp_path / "store", shard_size=12, **options)
+    assert made.fingerprint == whole.fingerprint
+    assert (tmp_path / "store" / "milldam.json").read_bytes() == (tmp_path / "whole" / "milldam.json").read_bytes()
+    assert [path.stat().st_mtime_ns for path in recorded] == times
+    assert list(verify(tmp_path / "store")) == []
+
+
+def store_bytes(folder: Path) -> dict[str, bytes]:
+    """The files that make a store."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> None:
+    """Added, edited, removed: the rest is reused, the bytes are those of an import from nothing."""
+    source, out = tmp_path / "in", tmp_path / "store"
+    for number in range(4):
+        write_rows(source / f"{number}.parquet", *range(number, number + 5))
+
+    def imported() -> ImportSummary:
+        return run_import(ImportSettings((str(source),), str(out)))
+
+    imported()
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    write_rows(source / "1.parquet", 8, 9)
+    write_rows(source / "9.parquet", 4)
+    (source / "3.parquet").unlink()
+    summary = imported()
+    assert (summary.units, summary.reused) == (4, 2)
+    assert set(summary.changed) == {"changed: 1.parquet", "new: 9.parquet", "gone: 3.parquet"}
+    assert documents_of(out) == [[0, 1, 2, 3, 4], [8, 9], [2, 3, 4, 5, 6], [4]]
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    assert len(after) == 4 and sum(before.get(name) == time for name, time in after.items()) == 2
+    import_tokens(source, tmp_path / "fresh")
+    assert store_bytes(out) == store_bytes(tmp_path / "fresh")
+    assert imported().up_to_date
+    # An id that takes four bytes makes all of them wider.
+    write_rows(source / "wide.parquet", 70_000)
+    assert imported().reused == 0
+    assert Store(out).dtype.name == "int32" and documents_of(out)[-1] == [70_000]
+
+
+def test_files_are_imported_by_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes do not depend on who reads which file."""
+    monkeypatch.setattr(importing, "SMALL_INPUT", 0)
+    for number in range(5):
+        write_rows(tmp_path / "in" / f"{number}.parquet", *range(number + 1))
+    stores = [import_tokens(tmp_path / "in", tmp_path / str(workers), workers=workers) for workers in (1, 2)]
+    assert store_bytes(stores[0].path) == store_bytes(stores[1].path)
+
+
+def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
+    """`milldam import`, in words and as JSON; a second call is up to date."""
+    from click.testing import CliRunner
+
+    from milldam.cli.import_ import import_
+
+    np.array([1, 7, 2], np.uint16).tofile(tmp_path / "train.bin")
+    arguments = [str(tmp_path / "train.bin"), "-o", str(tmp_path / "store"), "--eos", "7"]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        first = CliRunner().invoke(import_, arguments, catch_exceptions=False)
+        second = CliRunner().invoke(import_, [*arguments, "--json"], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
+    assert json.loads(second.output)["up_to_date"] is True

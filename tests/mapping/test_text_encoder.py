@@ -1,0 +1,135 @@
+"""`TextEncoder`: the ids of HF tokenizers for texts of any size, in bounded memory, in any process."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.errors import ConfigError
+from milldam.mapping import text_encoder
+from milldam.mapping.identity import identify
+from milldam.mapping.text_encoder import TextEncoder
+from milldam.memory import usage
+
+FOLDER = Path(__file__).parents[3] / "shared/data/tokenizers"
+GPT2 = FOLDER / "gpt2/tokenizer.json"
+pytestmark = pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
+
+
+@pytest.fixture(scope="module")
+def encode() -> TextEncoder:
+    return TextEncoder(GPT2)
+
+
+@pytest.fixture(scope="module")
+def huggingface() -> Any:
+    return tokenizers.Tokenizer.from_file(str(GPT2))
+
+
+def letters(size: int, seed: int = 0) -> str:
+    """A text without a space."""
+    return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text()))
+def test_ids_are_those_of_huggingface(encode: TextEncoder, huggingface: Any, texts: list[str]) -> None:
+    """One array a text, narrow, also for texts that give no id."""
+    found = encode(texts)
+    assert [ids.tolist() for ids in found] == [huggingface.encode(text, add_special_tokens=False).ids for text in texts]
+    assert all(ids.dtype == np.uint16 for ids in found)
+
+
+def test_a_text_comes_alone_or_in_any_kind_of_list(encode: TextEncoder) -> None:
+    """A string gives an array; lists, numpy and Arrow arrays give lists of arrays."""
+    alone = encode("some text").tolist()
+    kinds = (["some text", None], np.array(["some text", None], object), pa.array(["some text", None]))
+    for texts in (*kinds, pa.chunked_array([["some text"], [None]])):
+        assert [ids.tolist() for ids in encode(texts)] == [alone, []]
+
+
+def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder, huggingface: Any) -> None:
+    """Cut in pieces, beside small texts, in order."""
+    giant = letters(1_500_000)
+    first, found, last = encode(["before", giant, "after"])
+    assert np.array_equal(found, huggingface.encode(giant).ids)
+    assert [first.tolist(), last.tolist()] == [huggingface.encode(text).ids for text in ("before", "after")]
+
+
+def test_memory_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine remembers each run, ten times its bytes; what it took is given back again and again."""
+    monkeypatch.setattr(text_encoder, "GIANT_CACHE_BYTES", 8 << 20)
+    encode = TextEncoder(GPT2)
+    encode(letters(1_100_000))
+    before = usage().anonymous
+    for seed in range(1, 4):
+        encode(letters(1_100_000, seed))
+    assert usage().anonymous - before < 24 << 20
+
+
+def test_begin_and_end_tokens(encode: TextEncoder) -> None:
+    """On demand, around each text that has tokens."""
+    around = TextEncoder(GPT2, eos="auto", bos="<|endoftext|>", encoder="huggingface")
+    assert around("some text").tolist() == [50256, *encode("some text").tolist(), 50256]
+    assert around("").tolist() == []
+
+
+def test_the_text_of_a_special_token(encode: TextEncoder) -> None:
+    """Is that token, or plain text."""
+    assert encode("<|endoftext|>").tolist() == [50256]
+    plain = TextEncoder(GPT2, special_text="plain", encoder="huggingface")
+    assert len(plain("<|endoftext|>")) > 1
+    with pytest.raises(ConfigError, match="special_text"):
+        TextEncoder(GPT2, special_text="none")
+
+
+def test_tokenizers_as_objects(encode: TextEncoder, huggingface: Any) -> None:
+    """A tokenizer of HF tokenizers or transformers, without its truncation; of no other kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    cut = tokenizers.Tokenizer.from_str(huggingface.to_str())
+    cut.enable_truncation(1)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=cut, eos_token="<|endoftext|>")
+    assert TextEncoder(cut, encoder="huggingface")("a text of five").tolist() == encode("a text of five").tolist()
+    assert TextEncoder(wrapped, eos="auto", encoder="huggingface")("a text").tolist() == [
+        *encode("a text").tolist(),
+        50256,
+    ]
+    assert cut.truncation is not None
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        TextEncoder(3)
+
+
+def test_a_tokenizer_that_only_huggingface_knows() -> None:
+    """Unigram, with a mark at each word's start."""
+    encode = TextEncoder(FOLDER / "t5")
+    theirs = tokenizers.Tokenizer.from_file(str(FOLDER / "t5/tokenizer.json"))
+    theirs.no_truncation()
+    theirs.no_padding()
+    texts = ["A text, and one more.", letters(150_000)]
+    for text, ids in zip(texts, encode(texts), strict=True):
+        assert np.array_equal(ids, theirs.encode(text, add_special_tokens=False).ids)
+
+
+def test_it_pickles_and_is_identified(encode: TextEncoder) -> None:
+    """Used or not, here or in another process; another setting is another identity."""
+    again = pickle.loads(pickle.dumps(encode))
+    assert again("some text").tolist() == encode("some text").tolist()
+    assert identify(lambda: encode).hash == identify(lambda: encode).hash
+    fresh, used, other = (
+        TextEncoder(GPT2, encoder="huggingface"),
+        encode,
+        TextEncoder(GPT2, eos="auto", encoder="huggingface"),
+    )
+    hashes = [identify(run, {"encode": one}) for run in (len,) for one in (fresh, used, again, other)]
+    assert not hashes[0].unhashable
+    assert [one == hashes[0] for one in hashes] == [True, True, True, False]

@@ -38,7 +38,7 @@ from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
-from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
+from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer
 from milldam.run.records import Record, Records, sweep
@@ -235,8 +235,8 @@ class QAJob:
         scale = Scale(tokenizer.json, self._rules, tokenizer.template, row_bytes)
 
         def advice(weight: int) -> str:
-            option = memory_option(least + weight)
-            return f"too much for a budget of {format_size(limit)}. {option} --overwrite would do"
+            enough = enough_memory(least + weight).value
+            return f"too much for a budget of {format_size(limit)}. With memory {enough} and overwrite it is made"
 
         return Limits((limit - parent) // VALUE_FACTOR, max(0, limit - least), scale.weigh, advice)
 
@@ -270,8 +270,8 @@ class QAJob:
             done=records.complete,
             input_bytes=prepared.identity.input["bytes"],
             shard_size=int(sizes.sum()) // max(1, units),
-            engine="huggingface",
-            engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+            encoder="huggingface",
+            encoder_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
             stages=("read", "window"),
             pieces={"window": units},
             reads=reads,

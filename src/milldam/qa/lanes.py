@@ -10,7 +10,6 @@ before go on with steps of padding. Holds a step, those made ahead, and the next
 from __future__ import annotations
 
 import heapq
-import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import MismatchError, StoreError
 from milldam.loader.batches import Delivery, differences, wide_enough
-from milldam.loader.looping import Loop
+from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import at_least
 from milldam.loader.types import State
@@ -72,7 +71,7 @@ class Lanes:
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._dtype = at_least("prefetch", prefetch, 0, " steps"), wide_enough(dtype, self.samples)
         self._order = self.samples._order(shuffle, self._seed)
-        self._loop = Loop(self._at_begin(0), self._begin)
+        self._loop: Loop[Standing, LaneBatch] = Loop(self._at_begin(0))
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
@@ -85,20 +84,15 @@ class Lanes:
     # ---- steps ----
 
     def __iter__(self) -> Iterator[LaneBatch]:
-        return iter(self._loop)
+        return self._loop.items(self._begin)
 
     def __next__(self) -> LaneBatch:
-        return next(self._loop)
+        return handed_out(self._loop.next(self._begin))
 
     def _begin(self, standing: Standing) -> tuple[Iterator[tuple[LaneBatch, Standing]], Standing | None]:
-        end = self._end(standing.begin)
-        behind = None if end is None else self._at_begin(end)
-        made = self._made(standing)
-        first = next(made, None)
-        if first is None and standing.steps and behind is not None:
-            return self._begin(behind)  # a state at the very end begins the next loop
-        steps = made if first is None else itertools.chain([first], made)
-        return prefetched(steps, self._prefetch) if self._prefetch else steps, behind
+        made, end = self._made(standing), self._end(standing.begin)
+        steps = prefetched(made, self._prefetch) if self._prefetch else made
+        return steps, None if end is None else self._at_begin(end)
 
     def _made(self, standing: Standing) -> Iterator[tuple[LaneBatch, Standing]]:
         plan = self._plan(standing)
@@ -170,7 +164,7 @@ class Lanes:
             self._require_lanes(standing)
         else:
             standing = self._replayed(found["begin"], found["steps"])
-        self._loop.move(standing)
+        self._loop.move(standing, inside=standing.steps > 0)
 
     def _require_lanes(self, standing: Standing) -> None:
         documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))

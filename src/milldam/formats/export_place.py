@@ -28,9 +28,10 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.identity import Identity
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
+from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
-EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.")
+EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.", "")
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
@@ -84,7 +85,7 @@ class Place:
         """Give the files their names. Killed on the way, the next call goes on here."""
         if not (self.work / RECORD_NAME).exists():
             return  # another process has done it
-        record = EXPORT.read(self.work)
+        record = EXPORT.value(Folder(self.work))
         with explain_os_errors(self.out):
             if self._is_folder:
                 if self.files.exists():

@@ -98,7 +98,7 @@ class FeatureManifest:
 
 
 def read(place: Place) -> FeatureManifest:
-    path, value = f"{place.name}/{NAME}", head(place)
+    path, value = f"{place.name}/{NAME}", FEATURES.value(place)
     manifest = checked(FeatureManifest, value, path)
     for problem in _problems(manifest, value.get("columns")):
         raise StoreError(f"{path}: {problem}")

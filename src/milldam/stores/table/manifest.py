@@ -161,7 +161,7 @@ class TableManifest:
 
 def read(place: Place) -> TableManifest:
     path = f"{place.name}/{NAME}"
-    manifest = checked(TableManifest, head(place), path)
+    manifest = checked(TableManifest, TABLE.value(place), path)
     for shard in manifest.shards:
         if not stays_in_folder(shard.name):
             raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')

@@ -136,7 +136,7 @@ def row(name: str, runs: list[Run]) -> str:
     cells += [f"{first.seconds:.0f}", f"{first.said['tokens']:,}"]
     if len(runs) > 1 and not runs[1].exit_status:
         again = runs[1]
-        reused = f"{again.said['cached']} of {again.said['units']} units" if "units" in again.said else ""
+        reused = f"{again.said['reused']} of {again.said['units']} units" if "units" in again.said else ""
         cells += [f"{again.seconds:.1f}", reused]
     return "| " + " | ".join([*cells, "", ""][:9]) + " |"
 
@@ -150,7 +150,7 @@ def report_lines(arguments: argparse.Namespace, runs: dict[str, list[Run]], size
         "",
     ]
     lines += [
-        "| | peak anonymous | after the first shard | after the last | grown | seconds | tokens | again, s | cached |"
+        "| | peak anonymous | after the first shard | after the last | grown | seconds | tokens | again, s | reused |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     return lines + [row(name, own) for name, own in runs.items()]

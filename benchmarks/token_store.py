@@ -36,7 +36,7 @@ def write_store(folder: Path, tokens: int, shards: int = SHARDS, seed: int = 0) 
         folder.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng(seed)
         sizes = shard_sizes(tokens, shards)
-        write_manifest(folder, [write_shard(folder, number, size, rng) for number, size in enumerate(sizes)])
+        write_manifest(folder, [write_shard(folder, size, rng) for size in sizes])
     return folder
 
 
@@ -53,11 +53,13 @@ def join_store(store: Path, target: Path) -> Path:
     """All shards of a store as one pair of files, `target`.bin and .idx; a pair that is there is left as it is."""
     if not target.with_suffix(".idx").exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with ShardWriter(target.parent, target.name, "train", DTYPE) as writer:
+        with ShardWriter(target.parent, "train", DTYPE) as writer:
             for shard in Manifest.read(store).shards:
                 for piece in shard_pieces(store / shard.name):
                     writer.append(piece)
-            writer.commit()
+            made = target.parent / writer.commit().name
+        for ending in (".bin", ".idx"):
+            made.with_suffix(ending).replace(target.with_suffix(ending))
     return target
 
 
@@ -78,12 +80,8 @@ def shard_sizes(tokens: int, shards: int) -> list[int]:
     return [stop - first for first, stop in itertools.pairwise(ends)]
 
 
-def shard_name(number: int) -> str:
-    return f"train-{number:05d}"
-
-
-def write_shard(folder: Path, number: int, tokens: int, rng: np.random.Generator) -> Shard:
-    with ShardWriter(folder, shard_name(number), "train", DTYPE) as writer:
+def write_shard(folder: Path, tokens: int, rng: np.random.Generator) -> Shard:
+    with ShardWriter(folder, "train", DTYPE) as writer:
         for first in range(0, tokens, PIECE_TOKENS):
             writer.append(random_documents(min(PIECE_TOKENS, tokens - first), rng))
         return writer.commit()
@@ -98,7 +96,7 @@ def random_documents(tokens: int, rng: np.random.Generator) -> Tokens:
 
 
 def write_sparse_shard(folder: Path, number: int, tokens: int) -> Shard:
-    name, documents = shard_name(number), tokens // DOCUMENT_TOKENS
+    name, documents = f"train-{number:012x}", tokens // DOCUMENT_TOKENS
     bin_bytes = tokens * np.dtype(DTYPE).itemsize
     index_bytes = HEADER.size + 12 * documents + 8 * (documents + 1)
     header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[DTYPE], documents, documents + 1)
@@ -127,7 +125,7 @@ def write_manifest(folder: Path, shards: list[Shard]) -> None:
         dtype=DTYPE,
         vocab_size=VOCABULARY,
         tokenizer={"name": "random", "eos": END},
-        engine="none",
+        encoder="none",
         settings={},
         input={},
         shards=tuple(shards),

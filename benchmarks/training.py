@@ -208,10 +208,10 @@ def write_data(folder: Path, tokens: int) -> tuple[Store, Path]:
     store.mkdir(parents=True)
     shards: list[Shard] = []
     with flat_path.open("wb") as flat_file:
-        for number in range(SHARDS):
+        for _ in range(SHARDS):
             flat = _markov_tokens(generator, successors, tokens // SHARDS)
             ends = np.flatnonzero(flat == END_TOKEN) + 1
-            with ShardWriter(store, f"train-{number:05d}", "train", "uint16") as writer:
+            with ShardWriter(store, "train", "uint16") as writer:
                 writer.append(Tokens(flat, np.diff(ends, prepend=0)))
                 shards.append(writer.commit())
             flat_file.write(flat.data)

@@ -121,14 +121,17 @@ def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, code: int) -> None:
     """A refusal names the folder and the way out."""
-    with pytest.raises(ResourceError, match=r"is not writable .*with -o"), files.explain_os_errors(tmp_path / "a.bin"):
+    with (
+        pytest.raises(ResourceError, match=r"not writable .*Choose another"),
+        files.explain_os_errors(tmp_path / "a.bin"),
+    ):
         raise OSError(code, os.strerror(code))
 
 
 def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> None:
     """As in /proc, or one that was removed; an input that is gone is not mistaken for it."""
     place = tmp_path / "gone" / "a.bin"
-    with pytest.raises(ResourceError, match=r"its folder takes no files.*with -o"):
+    with pytest.raises(ResourceError, match=r"its folder takes no files.*Choose another"):
         files.NewFile(place)
     with pytest.raises(ResourceError, match="takes no files"), files.explain_os_errors(Path("/proc/x")):
         Path("/proc/x").mkdir()
@@ -157,7 +160,7 @@ def test_a_disk_without_room_for_one_more_file(tmp_path: Path) -> None:
     with small_disk(disk, "64k,nr_inodes=3"):
         (disk / "taken").write_bytes(b"")
         with pytest.raises(ResourceError, match="disk is full"):
-            ShardWriter(disk, "train-00000", "train", "uint16")
+            ShardWriter(disk, "train", "uint16")
 
 
 def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None:
@@ -165,7 +168,7 @@ def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None
     disk = tmp_path / "disk"
     with small_disk(disk, "64k"):
         documents = Tokens(np.zeros(300, dtype=np.uint16), np.ones(300, dtype=np.int64))
-        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(disk, "a", "train", "uint16") as writer:
+        with pytest.raises(ResourceError, match="disk is full"), ShardWriter(disk, "train", "uint16") as writer:
             for _ in range(1000):
                 writer.append(documents)
         assert list(disk.iterdir()) == []

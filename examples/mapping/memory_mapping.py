@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import random
-import re
 import statistics
 import sys
 import threading
@@ -193,20 +191,6 @@ def by_shard(
     return tables
 
 
-class CachedUnits(logging.Handler):
-    """Adds up what milldam says of each call: `OUT: cached: 4 of 16 units`."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.cached = self.units = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        match = re.search(r"cached: (\d+) of (\d+) units", record.getMessage())
-        if match and str(record.msg).startswith("%s"):  # begins with the folder: said once a call
-            self.cached += int(match[1])
-            self.units += int(match[2])
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=["BASIC", "SHARD"], default="BASIC")
@@ -235,9 +219,6 @@ def main() -> None:
         sys.exit(f"{arguments.documents}: no .jsonl files")
     made = time.perf_counter() - started
     print(f"DATASET SIZE: {sum(map(os.path.getsize, paths)) / 1e9:.2f} GB in {len(paths)} documents")
-    cached = CachedUnits()
-    logging.getLogger("milldam").addHandler(cached)
-    logging.getLogger("milldam").setLevel(logging.INFO)
     encode = milldam.TextEncoder(arguments.tokenizer)
     loaded = tree_usage()
     print(f"AFTER LOADING: {told(loaded)}", flush=True)
@@ -246,7 +227,9 @@ def main() -> None:
     tables = (basic if arguments.mode == "BASIC" else by_shard)(paths, encode, arguments, watch)
     seconds = time.perf_counter() - started
     watch.stop()
-    print(f"cached: {cached.cached} of {cached.units} units")
+    reports = [table.report for table in tables if table.report is not None]
+    reused, units = sum(report.reused for report in reports), sum(report.units for report in reports)
+    print(f"{reused} of {units} units reused")
     rows, tokens = sum(map(len, tables)), sum(count_tokens(table) for table in tables)
     print(f"{rows:,} documents, {tokens:,} tokens in {seconds:.1f} s; peak anonymous {watch.peak / 1e6:.0f} MB")
     if arguments.json:
@@ -255,8 +238,8 @@ def main() -> None:
             "making_seconds": made,
             "loaded_anonymous": loaded.anonymous,
             "peak_anonymous": watch.peak,
-            "cached": cached.cached,
-            "units": cached.units,
+            "reused": reused,
+            "units": units,
             "rows": rows,
             "tokens": tokens,
             "shards": [{name: getattr(one, name) for name in After.__slots__} for one in watch.shards],

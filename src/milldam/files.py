@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import io
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from milldam.errors import ConfigError, ResourceError
 
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK = 1 << 20
+_NUMBERS = itertools.count()
 # Two letters at least: a drive is none. A path has lost one of the slashes.
 _ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
 
@@ -50,8 +52,10 @@ class NewFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
-        # The machine and the process keep a leftover of a killed run and its successor apart.
-        self._temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        # The machine and the process keep a leftover of a killed run and its successor apart; the number, files of one
+        # process that get their names later.
+        own = f"{os.uname().nodename}.{os.getpid()}.{next(_NUMBERS)}"
+        self._temporary = path.with_name(f".{path.name}.{own}{TEMPORARY_SUFFIX}")
         self._hash = xxhash.xxh3_128()
         with explain_os_errors(path):
             self._file = self._temporary.open("wb", buffering=0)
@@ -76,14 +80,19 @@ class NewFile:
             self._file.truncate(self.size)
             self._file.seek(self.size)
 
-    def commit(self) -> dict[str, Any]:
-        """Make it durable under its name; its size and hash."""
+    @property
+    def record(self) -> dict[str, Any]:
+        """Size and hash of what was written so far."""
+        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
+
+    def commit(self, name: str | None = None) -> dict[str, Any]:
+        """Make it durable under its name, or under another one in its folder; its size and hash."""
         with explain_os_errors(self.path):
             os.fsync(self._file.fileno())
             self._file.close()
-            self._temporary.rename(self.path)
+            self._temporary.rename(self.path if name is None else self.path.with_name(name))
             sync_folder(self.path.parent)
-        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
+        return self.record
 
     def discard(self) -> None:
         self._file.close()
@@ -233,14 +242,12 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 "Everything finished so far is safe. Free some space and run the same command again."
             ) from None
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place with -o.") from None
+            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place.") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise ResourceError(
-                f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o."
-            ) from None
+            raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder.") from None
         if error.errno == errno.ENOENT and (str(error.filename) == str(path) or not path.parent.exists()):
             # As in /proc, or when somebody removes the folder meanwhile; not when the input is gone.
             raise ResourceError(
-                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place with -o."
+                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place."
             ) from None
         raise

@@ -32,6 +32,7 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
+from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.cli import main
@@ -40,10 +41,11 @@ from milldam.cli.status import read_status
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
+from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
-from milldam.run.old_folder import Run
 from milldam.run.progress import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
+from milldam.stores.kinds import TOKENS
 
 TEXTS = ["The mill stands.", "x", "Die Mühle steht am Bach. " * 20, "水車"]
 
@@ -234,7 +236,7 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     done = invoke(*job(lines, tmp_path / "s"))
     assert done.exit_code == 0
     assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
-    assert "in 1 unit of about 64 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert "in 1 unit of about 64 MB" in done.stderr and "Encoder: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
     assert f"from {size} B of text, {characters} characters (" in done.stdout
@@ -302,7 +304,7 @@ def test_live_lines_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     assert code == 0
     shown = [line.strip() for line in re.split(r"\r|\n|\x1b\[[?\d]*[A-Za-z]", seen.decode()) if line.strip()]
     assert max(map(len, shown)) < columns
-    plan = next(k for k, line in enumerate(shown) if line.startswith("Engine: "))
+    plan = next(k for k, line in enumerate(shown) if line.startswith("Encoder: "))
     assert [line for line in shown[plan:] if "reading the input" in line] == []
     # How many of them come depends on the machine; the first one does not.
     assert [line for line in shown if line.startswith("tokenize")]
@@ -394,7 +396,7 @@ def test_verify_says_whole_or_what_is_wrong(store: Path) -> None:
     """Exit code 0 for a whole store, 1 for a damaged one with the file named, as text and as JSON."""
     assert "whole. 1 shard, 4 documents" in run_milldam("verify", store).stdout
     assert json.loads(run_milldam("verify", store, "--json").stdout)["ok"] is True
-    path = store / "train-00000.bin"
+    path = shard_file(store, 0, "bin")
     path.write_bytes(bytes(path.stat().st_size))
     damaged = run_milldam("verify", store, code=1)
     assert damaged.stdout == "" and str(path) in damaged.stderr and "1 problem." in damaged.stderr
@@ -543,33 +545,33 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
     assert json.loads(run_milldam("status", out, "--json").stdout)["safe"]["tokens"] == tokens
 
 
-def begin(run: Run) -> None:
+def begin(run: RunFolder) -> None:
     """A plan of one unit, as a run writes it before it works."""
-    identity = Identity({}, run.write_inputs([]))
+    identity = Identity({}, run.inputs.write([]))
     run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
-    run.start(identity, {})
+    run.start(identity, {}, ())
 
 
 def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:
     """Between its plan and its first report a run is working."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_a_resumed_run_is_not_stuck_because_of_an_old_report(tmp_path: Path) -> None:
     """What a run that was killed yesterday last said does not make today's run stuck."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
         (tmp_path / "s" / "run" / "status.json").write_text(json.dumps({"time": time.time() - 86_400, "workers": {}}))
-    with Run(tmp_path / "s") as run:
-        run.resume()
+    with RunFolder(tmp_path / "s", TOKENS) as run:
+        run.tidy()
         assert read_status(tmp_path / "s")["state"] == "working"
 
 
 def test_status_can_read_torn_records(tmp_path: Path) -> None:
     """After a crash the last record may be cut off: the rest is still told."""
-    with Run(tmp_path / "s") as run:
+    with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
     (tmp_path / "s" / "run" / "records.jsonl").write_text('{"unit": 0, "par')
     assert read_status(tmp_path / "s")["state"] == "ended"

@@ -50,21 +50,21 @@ def test_a_function_of_a_script_makes_a_table(work: Path) -> None:
     command = ["map", f"{script}:lengths", source, "-o", out, "--args", "add=5", "--args", "word=a b"]
     done = invoke(*command)
     assert done.exit_code == 0, done.output
-    assert "100 rows, " in done.output and "cached: 0 of 1 units" in done.output and "peak" in done.output
+    assert "100 rows, " in done.output and "0 of 1 unit reused" in done.output and "peak" in done.output
     assert Table(out)[2] == {"id": 2, "text": "xx", "n": 7, "word": "a b"}
     script.write_text(SCRIPT.replace("sleep(0.2)", "sleep(0.3)") + "\n# a comment\n")
-    assert "is up to date: 100 rows; cached: 1 of 1 units." in invoke(*command).output
+    assert "is up to date: 100 rows." in invoke(*command).output
     script.write_text(SCRIPT.replace("len(text) + add", "len(text) - add"))
-    assert "Changed: function lengths: code" in invoke(*command).output
+    assert "changed: function lengths: code" in invoke(*command).output
     assert Table(out)[2]["n"] == -3
 
 
 def test_warnings_speak_of_options(work: Path) -> None:
-    """What can't be hashed is named by an option; standard input has none, and none is offered."""
+    """What can't be hashed is named by a setting; standard input has none, and none is offered."""
     held = "import threading\nlock = threading.Lock()\n\ndef f(rows):\n    with lock:\n        return None\n"
     (work / "held.py").write_text(held)
     done = invoke("map", f"{work}/held.py:f", work / "in.jsonl", "-o", work / "out")
-    assert "can't be hashed" in done.stderr and "--key ..." in done.stderr and "key=" not in done.stderr
+    assert "can't be hashed" in done.stderr and 'the setting "key"' in done.stderr and "key=" not in done.stderr
     told = run_milldam("map", f"{work}/script.py:lengths", "-", "-o", work / "two", input='{"text": "a"}\n').stderr
     assert "standard input can't be read again" in told and "source_key" not in told
 
@@ -75,7 +75,7 @@ def test_what_a_function_prints_is_no_result(work: Path, workers: int) -> None:
     (work / "said.py").write_text("def f(rows):\n    print('HELLO', flush=True)\n")
     options = ["--json", "--workers", workers, "--shards", 2]
     done = run_milldam("map", f"{work}/said.py:f", work / "in.jsonl", "-o", work / "out", *options)
-    assert json.loads(done.stdout)["rows"] == 100
+    assert json.loads(done.stdout)["counts"]["rows"] == 100
     assert done.stderr.count("HELLO") == 1 + workers  # a probe in a process of its own calls it once more
 
 
@@ -84,7 +84,7 @@ def test_rows_columns_and_json(work: Path) -> None:
     options = ["--rows", "--remove-columns", "id,text"]
     done = invoke("map", f"{work}/script.py:row", work / "in.jsonl", "-o", work / "out", *options, "--json")
     told = json.loads(done.stdout)
-    assert (told["rows"], told["read"], told["columns"]) == (50, 100, {"half": "int64"})
+    assert (told["counts"], told["facts"]) == ({"rows": 50, "read": 100}, {"columns": {"half": "int64"}})
     done = invoke("map", f"{work}/script.py:row", work / "in.jsonl", "-o", work / "out", *options, "--quiet")
     assert done.exit_code == 0 and done.output == ""
 
@@ -96,7 +96,7 @@ def test_rows_columns_and_json(work: Path) -> None:
         ("lengths", ["--args", "add"], 2, "name=value"),
         ("lengths", ["--columns", "txt"], 3, "txt"),
         ("broken", [], 3, "ZeroDivisionError"),
-        ("lengths", ["--batch-size", "0"], 2, "--batch-size: 0"),
+        ("lengths", ["--batch-size", "0"], 2, "--batch-size: must be at least 1"),
         ("broken", [], 3, "--on-error reject"),
         ("row", [], 3, "a dict of lists; for one row a call: --rows"),
         ("Kind", [], 2, "Kind is a class"),
@@ -115,14 +115,14 @@ def test_interrupted_it_says_how_to_go_on(work: Path) -> None:
     """Exit code 130, and the command; run again it goes on."""
     command = [MILLDAM, "map", "script.py:slow", "in.jsonl", "-o", "out", "--shards", "12"]
     process = subprocess.Popen(command, cwd=work, text=True, stderr=subprocess.PIPE, start_new_session=True)
-    records = work / "out/run/mapped.jsonl"
+    records = work / "out/run/records.jsonl"
     wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "done. To go on, run the same command again" in errors and "map script.py:slow" in errors
+    assert "To resume, run the same command again" in errors and "map script.py:slow" in errors
     done = subprocess.run([*command, "--json"], cwd=work, text=True, capture_output=True, check=True)
-    assert json.loads(done.stdout)["cached"] >= 2 and len(Table(work / "out")) == 100
+    assert json.loads(done.stdout)["reused"] >= 2 and len(Table(work / "out")) == 100
 
 
 def test_help_loads_nothing_heavy() -> None:

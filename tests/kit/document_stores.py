@@ -22,11 +22,11 @@ def store_of(
     written: list[Shard] = []
     for split, documents in splits.items():
         each = max(1, -(-len(documents) // shards))
-        for number, first in enumerate(range(0, len(documents), each)):
+        for first in range(0, len(documents), each):
             some = documents[first : first + each]
             flat = np.array([token for document in some for token in document], dtype)
             lengths = np.array([len(document) for document in some], np.int64)
-            with ShardWriter(folder, f"{split}-{number:05d}-000", split, dtype) as writer:
+            with ShardWriter(folder, split, dtype) as writer:
                 writer.append(Tokens(flat, lengths))
                 written.append(writer.commit())
     tokenizer = {"name": "none", "eos": 0}

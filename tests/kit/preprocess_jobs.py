@@ -236,10 +236,10 @@ def tree_bytes(out: Path) -> dict[str, bytes]:
 
 CRASHED = 9
 PATCHES = {
-    "start": "milldam.run:Run.start",
-    "record": "milldam.run:Run.add",
-    "append": "milldam.run:Run.append",
-    "stage": "milldam.run.old_workforce:Workforce.work",
+    "start": "milldam.run.folder:RunFolder.start",
+    "record": "milldam.run.records:Records.add",
+    "append": "milldam.run.journal:Journal.append",
+    "stage": "milldam.run.session:Session.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
@@ -256,9 +256,9 @@ PATCHES = {
     "pack": "milldam.pipeline.finishing:pack_store",
     "row_shard": "milldam.packing.row_shards:_RowShard.commit",
     "summary": "milldam.run.summary:Summary.write",
-    "remove": "milldam.pipeline.finishing:remove_intermediate",
+    "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
-    "status": "milldam.run:Run.write_status",
+    "status": "milldam.run.folder:RunFolder.write_status",
 }
 
 

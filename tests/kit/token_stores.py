@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from milldam.loader.stores import Store
+from milldam.stores.kinds import KINDS
 from milldam.stores.tokens.manifest import Manifest, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
@@ -31,14 +33,14 @@ def write_store(
         position += count
         ends = np.cumsum(lengths, dtype=np.int64) - 1
         flat[ends] = EOS
-        with ShardWriter(folder, f"{split}-{number:05d}", split, dtype) as writer:
+        with ShardWriter(folder, split, dtype) as writer:
             writer.append(Tokens(flat.astype(dtype), np.array(lengths, np.int64)))
             written.append(writer.commit())
     manifest = Manifest(
         dtype=dtype,
         vocab_size=60_001,
         tokenizer={"name": "counting", "eos": EOS},
-        engine="none",
+        encoder="none",
         settings={},
         input={},
         shards=tuple(written),
@@ -51,3 +53,9 @@ def flat_tokens(store: Store) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """All tokens of a store in order."""
     parts = [np.asarray(tokens, np.int64) for tokens in store.shard_tokens()]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def shard_file(folder: Path, number: int, ending: str) -> Path:
+    """A file of a shard, by its number in the manifest."""
+    manifest = next(path for kind in KINDS if (path := folder / kind.manifest).exists())
+    return folder / f"{json.loads(manifest.read_bytes())['shards'][number]['name']}.{ending}"

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import DEMO, TOKENIZER, invoke, run_milldam, write_lines
-from tests.kit.token_stores import flat_tokens, write_store
+from tests.kit.token_stores import flat_tokens, shard_file, write_store
 from tests.stores.test_features import small_store
 
 import milldam
@@ -448,7 +448,7 @@ def test_empty_documents_do_not_hide_that_others_have_several_sequences(tmp_path
 def test_shards_of_a_store_are_pairs(tmp_path: Path) -> None:
     """A shard opens by itself, with its documents, and its rows are those of the store."""
     store = write_store(tmp_path / "s", [[5, 9, 30], [20]])
-    shard = milldam.open(tmp_path / "s" / "train-00000.bin")
+    shard = milldam.open(shard_file(tmp_path / "s", 0, "bin"))
     assert isinstance(shard, MegatronFile)
     assert [document.tolist() for document in shard] == [document.tolist() for document in list(store)[:3]]
     rows = shard.packed(8).read(np.arange(5))
@@ -803,3 +803,22 @@ def test_a_multimodal_pair_is_named_as_one(tmp_path: Path) -> None:
     builder.finalize(str(tmp_path / "x.idx"))
     with pytest.raises(StoreError, match=r"x\.idx: a multimodal index of Megatron-LM"):
         milldam.open(tmp_path / "x")
+
+
+def test_what_is_opened_is_of_the_kind_that_was_asked_for(tmp_path: Path) -> None:
+    """So a script that says what it needs gets that or a sentence, whatever lies there."""
+    write_store(tmp_path / "tokens", [[3, 4]])
+    small_store(tmp_path / "features")
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "file")
+    (tmp_path / "file").rename(tmp_path / "file.bin")
+    there: dict[Any, Path] = {"tokens": tmp_path / "tokens", "features": tmp_path / "features"}
+    there["file"] = tmp_path / "file.bin"
+    for found, path in there.items():
+        for kind in ("tokens", "table", "features", "file"):
+            if kind == found:
+                assert type(milldam.open(path, kind=kind)) is type(milldam.open(path))
+            else:
+                with pytest.raises(StoreError, match=f'its kind is "{found}", and "{kind}" is asked for'):
+                    milldam.open(path, kind=kind)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="use tokens, table, features or file"):
+        milldam.open(there["tokens"], kind="rows")  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.token_stores import flat_tokens, write_store
+from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 from milldam.errors import ConfigError
 from milldam.loader.reading import Way
@@ -232,7 +232,7 @@ def test_what_decides_the_samples_is_in_the_identity(store: Store) -> None:
 def test_large_ids_come_whole(tmp_path: Path) -> None:
     """A store of int32 ids gives ids above 65,535 as they are."""
     store = write_store(tmp_path / "s.milldam", [[8]], dtype="int32")
-    np.array([1, 70_000, 3, 2**31 - 1, 5, 6, 7, 0], "<i4").tofile(store.path / "train-00000.bin")
+    np.array([1, 70_000, 3, 2**31 - 1, 5, 6, 7, 0], "<i4").tofile(shard_file(store.path, 0, "bin"))
     x, y = store.windows(4).read(np.array([0]))
     assert x.tolist() == [[1, 70_000, 3, 2**31 - 1]]
     assert y.tolist() == [[70_000, 3, 2**31 - 1, 5]]

@@ -80,7 +80,7 @@ def test_an_edited_file_makes_another_table_of_the_units_of_the_first(corpus: Pa
     first = map_rows(corpus, lengths, shard_size=1)
     write(corpus, 5, "longer")
     second = map_rows(corpus, lengths, shard_size=1)
-    assert (report_of(second).cached, report_of(second).units) == (FILES - 1, FILES)
+    assert (report_of(second).reused, report_of(second).units) == (FILES - 1, FILES)
     assert any("5.jsonl" in line for line in report_of(second).changed)
     assert first.path != second.path and first[101]["n"] == 5 and second[101]["n"] == 7
     assert list(verify(first.path)) == [] == list(verify(second.path))
@@ -145,6 +145,19 @@ def test_tables_that_were_not_used_for_longest_go_first(corpus: Path, monkeypatc
     assert len(keys()) == 1
 
 
+def test_what_killed_processes_left_half_made_goes_and_what_is_being_copied_stays(corpus: Path) -> None:
+    """A folder that nobody holds is a leftover; one that is held is somebody's copy."""
+    map_rows(corpus, lengths)
+    left, held = (cache.cache_folder() / f".key.{number}.tmp" for number in (1, 2))
+    for folder in (left, held):
+        (folder / "run").mkdir(parents=True)
+    with cache._exclusive(held):
+        map_rows(corpus, lengths, batch_size=7)
+    assert not left.exists() and held.exists()
+    invoke("cache", "--clear")
+    assert not held.exists()
+
+
 def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
     """By the beginning of a key, or all; what is in use is refused."""
     (tmp_path / "script.py").write_text("def f(rows):\n    return None\n")
@@ -206,7 +219,7 @@ def test_splits_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("def f(rows):\n    return {'n': [len(text) for text in rows['text']]}\n")
     command = ["map", f"{tmp_path}/script.py:f", tmp_path / "saved", "-o", tmp_path / "out"]
     told = json.loads(invoke(*command, "--json").stdout)
-    assert {name: one["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
+    assert {name: one["counts"]["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
     assert Table(tmp_path / "out/test")["n"].to_pylist() == [1, 2]
     assert "out/train is up to date" in invoke(*command).output
     assert (

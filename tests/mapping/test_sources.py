@@ -438,9 +438,9 @@ def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
     assert len(read(plan(both, tmp_path, split="test"))) == 3
     assert len(read(plan(both, tmp_path, split="train+test"))) == 103
     assert [row["n"] for row in read(plan(both, tmp_path, split="train[2:4]"))] == [2, 3]
-    with pytest.raises(ConfigError, match=r'Which split\? There are "train", "test"'):
-        plan(both, tmp_path)
-    with pytest.raises(ConfigError, match='No split "dev"'):
+    with pytest.raises(InputError, match=r'which split\? There are "one", "two"'):
+        plan(datasets.DatasetDict({"one": saved, "two": saved}), tmp_path)
+    with pytest.raises(InputError, match='no split "dev"'):
         plan(both, tmp_path, split="dev")
     with pytest.raises(ConfigError, match="transform"):
         plan(saved.with_transform(lambda rows: rows), tmp_path)
@@ -479,7 +479,6 @@ def test_a_generator_is_spooled_and_cut(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
-    monkeypatch.setattr("milldam.mapping.spooling.PART_BYTES", 300_000)
     monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 50_000)
     made = plan(functools.partial(count_to, 5000), tmp_path, numbered=True, **options)
     assert read(made) == list(count_to(5000))
@@ -601,7 +600,7 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     sizes = {name: (tmp_path / f"rows-{name}.arrow").stat().st_size for name in "ab"}
     shards = [TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a")]
     units = tuple(MadeUnit(shard.xxh3, 1, shard) for shard in shards)
-    TableManifest(TableSchema.of(schema), {}, {}, {}, {}, units).write(tmp_path)
+    TableManifest(TableSchema.of(schema), {}, {}, {}, units).write(tmp_path)
     first = keys(tmp_path, tmp_path / "s")
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
     os.utime(tmp_path / "rows-a.arrow", ns=(1, 1))
@@ -670,7 +669,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     from milldam.sources.listing import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    monkeypatch.setattr("milldam.sources.lines.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places, None)

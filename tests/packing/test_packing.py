@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, ResourceError
@@ -50,8 +51,8 @@ def make_store(folder: Path, shards: dict[str, list[list[int]]]) -> Store:
 
 def _write_split(folder: Path, split: str, shards: list[list[int]]) -> Iterator[Shard]:
     position = 0
-    for number, lengths in enumerate(shards):
-        with ShardWriter(folder, f"{split}-{number:05d}", split, "uint16") as writer:
+    for lengths in shards:
+        with ShardWriter(folder, split, "uint16") as writer:
             flat = np.arange(position, position + sum(lengths)) % PAD
             writer.append(Tokens(flat.astype(np.uint16), np.array(lengths, np.int64)))
             yield writer.commit()
@@ -274,8 +275,8 @@ def test_pieces_of_a_row_are_its_sequences(tmp_path: Path, rules: PackingRules) 
     lengths = [3, 9, 6, 1, 7, 4, 2]
     store = make_store(tmp_path / "s", {"train": [lengths[:3], lengths[3:]]})
     write_rows(store.path, tmp_path / "rows", rules, seq_len=10, pad_id=PAD)
-    index = Index.map(tmp_path / "rows" / "train-00000.idx")
-    tokens = np.fromfile(tmp_path / "rows" / "train-00000.bin", np.uint16)
+    index = Index.map(shard_file(tmp_path / "rows", 0, "idx"))
+    tokens = np.fromfile(shard_file(tmp_path / "rows", 0, "bin"), np.uint16)
     ends = set(np.cumsum(lengths).tolist())
     assert index.documents[-1] == len(index.lengths)
     for offset, length in zip(index.offsets.tolist(), index.lengths.tolist(), strict=True):
@@ -315,7 +316,7 @@ def test_rows_are_the_same_however_tokens_are_read(
     store = make_store(tmp_path / "s", {"train": [rng.integers(1, longest, 90).tolist() for _ in range(3)]})
     monkeypatch.setattr(row_shards, "open_reader", lambda stream: open_reader(stream, way))
     write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=256, pad_id=PAD)
-    rows, index = open_store(tmp_path / "rows"), Index.map(tmp_path / "rows" / "train-00000.idx")
+    rows, index = open_store(tmp_path / "rows"), Index.map(shard_file(tmp_path / "rows", 0, "idx"))
     flat = np.concatenate(list(rows))
     for offset, length in zip((index.offsets // 2).tolist(), index.lengths.tolist(), strict=True):
         piece = flat[offset : offset + length].astype(int)
@@ -345,7 +346,7 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
     assert write(store, PADDED, row=3, pad=8)
     assert write(store, BEST_FIT, row=3, pad=8)
     assert write(make_store(tmp_path / "t", {"train": [[3, 5], [4, 2]]}), BEST_FIT, row=3, pad=8)
-    (rows / "train-00000.idx").unlink()
+    shard_file(rows, 0, "idx").unlink()
     assert write(store, BEST_FIT, row=3, pad=8)
     assert not write(store, BEST_FIT, row=3, pad=8)
 
@@ -355,10 +356,14 @@ def test_shards_of_earlier_rows_are_removed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(row_shards, "SHARD_BYTES", 8)
     store = make_store(tmp_path / "s", {"train": [[9, 9]]})
     write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=4, pad_id=7)
-    assert (tmp_path / "rows" / "train-00003.bin").exists()
+    assert shard_file(tmp_path / "rows", 3, "bin").exists()
     write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=9, pad_id=7)
-    expected = ["milldam.json", "tokenizer.json", *(f"train-0000{k}.{kind}" for k in (0, 1) for kind in ("bin", "idx"))]
-    assert sorted(folder_bytes(tmp_path / "rows")) == expected
+    named = [f"{shard.name}.{kind}" for shard in open_store(tmp_path / "rows").shards for kind in ("bin", "idx")]
+    assert len(named) == 4 and sorted(folder_bytes(tmp_path / "rows")) == [
+        "milldam.json",
+        "tokenizer.json",
+        *sorted(named),
+    ]
 
 
 def test_a_store_of_documents_is_not_overwritten(tmp_path: Path) -> None:
@@ -391,16 +396,14 @@ def test_a_failed_write_leaves_nothing_that_passes_for_finished(
 
     def fail(self: row_shards._RowShard, *arguments: object) -> None:
         appended(self, *arguments)  # type: ignore[arg-type]
-        if self.name == "train-00002":
+        if len(list(rows.glob("*.bin"))) == 2:
             raise ResourceError("The disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(row_shards._RowShard, "append", fail)
         with pytest.raises(ResourceError):
             write_rows(store.path, rows, PADDED, seq_len=4, pad_id=7)
-    assert sorted(folder_bytes(rows)) == ["tokenizer.json"] + [
-        f"train-0000{k}.{kind}" for k in (0, 1) for kind in ("bin", "idx")
-    ]
+    assert "milldam.json" not in folder_bytes(rows) and len(list(rows.glob("train-*"))) == 4
     write_rows(store.path, rows, WRAPPED, seq_len=4, pad_id=7)
     assert folder_bytes(rows) == whole
 
@@ -417,7 +420,7 @@ from milldam.packing.rules import PackingRules
 row_shards.SHARD_BYTES = 8
 commit = row_shards._RowShard.commit
 def die(self):
-    if self.name == "train-00003":
+    if len(list(Path(sys.argv[2]).glob("*.bin"))) == 3:
         os._exit(9)
     return commit(self)
 if sys.argv[3] == "die":
@@ -441,7 +444,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, rules: PackingRules
         make_store(folder, {"train": [[700] * 2000] * times})
         peaks.append(_peak_of_writing(folder, tmp_path / f"rows{times}", rules))
     assert peaks[1] - peaks[0] < 16e6, peaks
-    assert (tmp_path / "rows10" / "train-00000.bin").stat().st_size > 25e6
+    assert shard_file(tmp_path / "rows10", 0, "bin").stat().st_size > 25e6
 
 
 def _peak_of_writing(store: Path, rows: Path, rules: PackingRules) -> int:

@@ -29,7 +29,8 @@ from milldam.errors import InputError
 from milldam.pipeline import arranging
 from milldam.pipeline.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
-from milldam.run.old_records import PartRecord
+from milldam.run.journal import Journal
+from milldam.run.records import Record
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 
@@ -52,11 +53,12 @@ def stage(out: Path, shards: list[list[Document]], datasets: list[int] | None = 
         flat = np.arange(position, position + int(lengths.sum())).astype(np.uint16)
         position += len(flat)
         facts = Facts(np.zeros(len(keys), np.int64), keys, lengths * 3, lengths * 2, np.arange(len(keys)))
-        with Shelf(out, unit, 0, (STAGED,), "uint16") as shelf:
+        with Shelf(out, f"{unit:05d}", (STAGED,), "uint16") as shelf:
             shelf.add(Tokens(flat, lengths), facts)
             made = [asdict(shard) for shard in shelf.commit()]
-        record = PartRecord(unit=unit, part=0, shards=made, dropped={}, batches=1, last=True)
-        staged.append(Staged(replace(record, dataset=datasets[unit] if datasets else 0)))
+            files = shelf.files(made)[1]
+        facts_ = {"shards": made, "dropped": {}, "dataset": datasets[unit] if datasets else 0}
+        staged.append(Staged(unit, Record(f"{unit:016x}", files=files, facts=facts_), key=f"{unit:016x}"))
     return staged
 
 
@@ -70,7 +72,7 @@ def arrange(out: Path, staged: list[Staged], wanted: dict[str, int]) -> dict[str
         work(one, lambda kind, value: records.append(value))
     found: dict[str, list[list[int]]] = {}
     for record in records:
-        for shard in record.shards:
+        for shard in record.facts["shards"]:
             tokens = np.fromfile(out / f"{shard['name']}.bin", np.uint16)
             lengths = Index.map(out / f"{shard['name']}.idx").lengths.tolist()
             ends = np.cumsum(lengths).tolist()
@@ -170,14 +172,14 @@ def test_splits_are_taken_from_what_a_cap_leaves(documents: list[Document], cap:
         (staged,) = stage(Path(folder), [documents])
         limit, _ = find_cap(Path(folder), staged, cap)
         # Tokens count up from 0: those behind the cap are the last ones.
-        assert_arranged(Path(folder), [Staged(staged.record, limit)], [kept], {"val": wanted})
+        assert_arranged(Path(folder), [replace(staged, cap=limit)], [kept], {"val": wanted})
 
 
 def test_a_cap_of_no_documents_gives_no_shard(tmp_path: Path) -> None:
     """A data set that is full before a unit leaves nothing of it."""
     (staged,) = stage(tmp_path, [[(5, 1), (6, 2)]])
     assert find_cap(tmp_path, staged, 0) == (Cap(0), 0)
-    assert arrange(tmp_path, [Staged(staged.record, Cap(0))], {}) == {}
+    assert arrange(tmp_path, [replace(staged, cap=Cap(0))], {}) == {}
 
 
 def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +193,8 @@ def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.M
     task = ArrangeTask(tmp_path, ("val",), tuple(boundaries))
     records: list[Any] = []
     task.start()(staged, lambda kind, value: records.append(value))
-    assert {shard["split"]: shard["tokens"] for shard in records[0].shards} == {"val": 20, "train": 25}
-    assert {shard["split"]: shard["documents"] for shard in records[0].shards} == {"val": 3, "train": 1}
+    assert {shard["split"]: shard["tokens"] for shard in records[0].facts["shards"]} == {"val": 20, "train": 25}
+    assert {shard["split"]: shard["documents"] for shard in records[0].facts["shards"]} == {"val": 3, "train": 1}
 
 
 # ---- in a job ----
@@ -311,19 +313,17 @@ def test_a_torn_record_of_the_arranging_loses_nothing(tmp_path: Path) -> None:
     class TornError(Exception):
         pass
 
-    from milldam.run.old_folder import Run
+    append = Journal.append
 
-    append = Run.append
-
-    def tear(self: Run, name: str, value: dict[str, Any]) -> None:
+    def tear(self: Journal, name: str, value: dict[str, Any]) -> None:
         append(self, name, value)
         if name == arranging.RECORDS:
-            path = self.folder / name
+            path = self.path(name)
             path.write_bytes(path.read_bytes()[:-20])
             raise TornError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "append", tear)
+        patch.setattr(Journal, "append", tear)
         with pytest.raises(TornError):
             lines_job(tmp_path, texts, "torn", **settings_)
     store = lines_job(tmp_path, texts, "torn", **settings_)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -32,37 +33,33 @@ from milldam.errors import ConfigError, InputError
 from milldam.pipeline.assignments import SetRules
 from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.preparing import Source
-from milldam.run.old_folder import Run
+from milldam.run.folder import RunFolder
+from milldam.run.identity import Identity
+from milldam.run.records import Record
 from milldam.sources.batch import TextRules
 from milldam.sources.splits import RowSlice
-from milldam.sources.units import Unit
+from milldam.sources.units import Slice, Unit
+from milldam.stores.kinds import TOKENS
 
 # ---- ranges ----
 
 
-@dataclass
-class FakeRun:
-    """Units of some data sets, and the lines that counting leaves."""
-
-    units: list[int]
-    """The data set of each."""
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def all_units(self, parse: Any) -> list[Unit]:
-        return [Unit(index, (), dataset) for index, dataset in enumerate(self.units)]
-
-    def appended(self, name: str) -> list[dict[str, Any]]:
-        return self.lines
-
-    def append(self, name: str, value: dict[str, Any]) -> None:
-        self.lines.append(value)
-
-
-def counts_for(run: FakeRun, sources: list[tuple[RowSlice | None, int | None]]) -> RowCounts:
+@contextmanager
+def counts_for(
+    folder: Path, datasets: list[int], sources: list[tuple[RowSlice | None, int | None]]
+) -> Iterator[RowCounts]:
+    """The counts of a plan whose units are of some data sets, in a run folder."""
     made = tuple(Source(SetRules(TextRules()), rows, most) for rows, most in sources)
-    fake: Any = SimpleNamespace(all_units=run.all_units, appended=run.appended, append=run.append, share=None)
-    assert hasattr(Run, "all_units") and hasattr(Run, "appended") and hasattr(Run, "append")
-    return RowCounts(fake, made)
+    with RunFolder(folder, TOKENS) as run:
+        run.stage(
+            Unit(index, (Slice(f"{index}", "txt", None, index),), dataset) for index, dataset in enumerate(datasets)
+        )
+        run.start(Identity({}, run.inputs.write(())), {}, ())
+        yield RowCounts(run, made)
+
+
+def count(counts: RowCounts, unit: int, documents: int) -> None:
+    counts.add(Record(counts.keys[unit], counts={"documents": documents}))
 
 
 EDGE = st.one_of(st.none(), st.integers(-60, 60))
@@ -78,15 +75,16 @@ def test_rows_of_units_are_the_slice_of_all_documents(
     documents: list[int], start: int | None, stop: int | None, most: int | None
 ) -> None:
     """As Python slices a list; no unit is counted once enough are."""
-    run = FakeRun([0] * len(documents))
-    counts = counts_for(run, [(RowSlice(start, stop), most)])
     counted = []
-    for unit in counts.missing():
-        counts.add({"unit": unit, "documents": documents[unit]})
-        counted.append(unit)
+    sources = [(RowSlice(start, stop), most)]
+    with TemporaryDirectory() as folder, counts_for(Path(folder), [0] * len(documents), sources) as counts:
+        for unit in counts.missing():
+            count(counts, unit, documents[unit])
+            counted.append(unit)
+        ranges = sorted(counts.ranges().items())
     every = [(unit, row) for unit, number in enumerate(documents) for row in range(number)]
     expected = every[start:stop][:most]
-    found = [(unit, row) for unit, (first, behind) in sorted(counts.ranges().items()) for row in range(first, behind)]
+    found = [(unit, row) for unit, (first, behind) in ranges for row in range(first, behind)]
     assert found == expected
     if (start or 0) >= 0 and stop is not None and stop > (start or 0):
         before_last = sum(documents[unit] for unit in counted[:-1])
@@ -100,21 +98,22 @@ def test_percents_part_the_documents(documents: list[int], edges: tuple[int, int
     every = [(unit, row) for unit, number in enumerate(documents) for row in range(number)]
     found = []
     for start, stop in ((None, low), (low, high), (high, None)):
-        run = FakeRun([0] * len(documents))
-        counts = counts_for(run, [(RowSlice(start, stop, percent=True), None)])
-        for unit in counts.missing():
-            counts.add({"unit": unit, "documents": documents[unit]})
-        found += [(unit, row) for unit, (a, b) in sorted(counts.ranges().items()) for row in range(a, b)]
+        sources = [(RowSlice(start, stop, percent=True), None)]
+        with TemporaryDirectory() as folder, counts_for(Path(folder), [0] * len(documents), sources) as counts:
+            for unit in counts.missing():
+                count(counts, unit, documents[unit])
+            found += [(unit, row) for unit, (a, b) in sorted(counts.ranges().items()) for row in range(a, b)]
     assert found == every
 
 
-def test_data_sets_are_counted_each_on_its_own() -> None:
+def test_data_sets_are_counted_each_on_its_own(tmp_path: Path) -> None:
     """One that is wanted whole is not counted; units already counted are not counted again."""
-    run = FakeRun([0, 0, 1, 2, 2], [{"unit": 0, "documents": 4}])
-    counts = counts_for(run, [(RowSlice(3, 6), None), (None, None), (None, 5)])
-    assert counts.needed and list(counts.missing()) == [1, 3, 4]
-    for unit, number in ((1, 9), (3, 2), (4, 9)):
-        counts.add({"unit": unit, "documents": number})
+    sources = [(RowSlice(3, 6), None), (None, None), (None, 5)]
+    with counts_for(tmp_path, [0, 0, 1, 2, 2], sources) as counts:
+        count(counts, 0, 4)
+        assert list(counts.missing()) == [1, 3, 4]
+        for unit, number in ((1, 9), (3, 2), (4, 9)):
+            count(counts, unit, number)
     assert counts.ranges() == {0: (3, 4), 1: (0, 2), 3: (0, 2), 4: (0, 3)}
 
 

@@ -18,7 +18,7 @@ from tests.kit.quick import first_quick
 import milldam
 from milldam.config.settings import DataSet
 from milldam.errors import ResourceError
-from milldam.run.old_folder import Run
+from milldam.run.records import Records
 from milldam.stores.tokens.tally import Tally, total
 
 
@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_counts_the_same(
     run_milldam("preprocess", whole, "--workers", 2)
     config = write_job(sets, name, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "add", _ending_after(2))
+        patch.setattr(Records, "add", _ending_after(2))
         assert invoke("preprocess", config).exit_code == ResourceError.exit_code
     done = invoke("preprocess", config)
     assert done.exit_code == 0, done.output
@@ -152,9 +152,9 @@ def test_a_run_that_goes_on_counts_the_same(
 
 
 def _ending_after(parts: int) -> Any:
-    original, made = Run.add, Counter[str]()
+    original, made = Records.add, Counter[str]()
 
-    def add(run: Run, record: Any) -> None:
+    def add(run: Records, record: Any) -> None:
         original(run, record)
         made["parts"] += 1
         if made["parts"] == parts:

@@ -56,7 +56,7 @@ class Job:
 
 
 def make_job(folder: Path, *, compressed: bool) -> Job:
-    # The slow engine leaves time to be killed in.
+    # The slow encoder leaves time to be killed in.
     options = ("--tokenizer", TOKENIZER, "--encoder", "huggingface", "--workers", 2, "--memory", "1GB")
     corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 4_000_000, broken_every=200)
     path = corpus.path

@@ -647,7 +647,7 @@ def test_nothing_left_to_split_names_the_stages_too(tmp_path: Path) -> None:
         ({"validation": "missing.jsonl"}, "missing.jsonl"),
         ({"tokenizer": "missing/tokenizer.json"}, "missing/tokenizer.json"),
         ({"packing": "wrapped"}, "seq_len"),
-        ({"memory": "20MB"}, "at least --memory"),
+        ({"memory": "20MB"}, "at least memory="),
         ({"splits": {"val": 1.5}}, "val"),
         ({"splits": {"train": 0.5}}, "train"),
         ({"filters": {"function": "nope_not_here:f"}}, "nope_not_here"),
@@ -744,7 +744,8 @@ def test_overwrite_replaces_other_settings_and_input(tmp_path: Path) -> None:
     lines_job(tmp_path, texts * 2, write_dropped=True, packing={"write": True}, seq_len=16, splits={"val_tokens": 100})
     store = lines_job(tmp_path, texts[:5], overwrite=True)
     assert_holds(store, texts[:5])
-    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", "train-00000.bin", "train-00000.idx"]
+    shard = store.shards[0].name
+    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", f"{shard}.bin", f"{shard}.idx"]
 
 
 def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:

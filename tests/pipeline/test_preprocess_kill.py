@@ -134,7 +134,7 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """For kills from outside: two workers, and the slower engine leaves time to be killed in."""
+    """For kills from outside: two workers, and the slower encoder leaves time to be killed in."""
     tokenizer = {"path": str(TOKENIZER), "encoder": "huggingface"}
     return make_job(tmp_path_factory.mktemp("slow"), 4000, workers=2, tokenizer=tokenizer)
 

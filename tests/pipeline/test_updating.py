@@ -1,4 +1,4 @@
-"""Input that grows, shrinks or changes: only what changed is made again, and the bytes are those of a run from nothing."""
+"""Input that grows, shrinks or changes: only what changed is made again, to the bytes of a run from nothing."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def write_store(folder: Path, shards: list[list[int]], pad_left: bool) -> Featur
     written = []
     for number, segments in enumerate(shards):
         examples = [Example(f"{number}-{k}", "q", "c") for k in range(len(segments))]
-        with FeatureShardWriter(folder, f"train-{number:05}", form) as writer:
+        with FeatureShardWriter(folder, "train", form) as writer:
             features = make_features(segments, [0] * len(segments), pad_left)
             writer.append(features, examples, [Chosen()] * len(segments))
             written.append(writer.commit())

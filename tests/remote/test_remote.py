@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.jobs import TOKENIZER, invoke, write_lines
-from tests.kit.token_stores import flat_tokens, write_store
+from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
@@ -353,8 +353,7 @@ def test_commands_take_addresses(corpus: Path, tmp_path: Path) -> None:
 
 def test_verify_finds_at_an_address_what_it_finds_here(tmp_path: Path) -> None:
     """Damage of every kind gives the same sentences, and nothing goes into the cache."""
-    write_even(tmp_path / "s", 4)
-    names = [f"train-0000{number}" for number in range(4)]
+    names = [shard.name for shard in write_even(tmp_path / "s", 4).shards]
     (tmp_path / "s" / f"{names[0]}.bin").unlink()
     os.truncate(tmp_path / "s" / f"{names[1]}.idx", 50)
     for name in (f"{names[2]}.bin", f"{names[3]}.idx"):
@@ -442,7 +441,7 @@ def test_a_failing_network_is_tried_again_and_then_said(tmp_path: Path, monkeypa
     assert len(remote(tmp_path / "s")[0]) == 100
     assert failing.tried == 3
     failing = Failing(monkeypatch, 99, ConnectionError("reset by peer"))
-    with pytest.raises(InputError, match=r"train-00000\.bin: can't be read: reset by peer \(tried 5 times\)"):
+    with pytest.raises(InputError, match=r"train-\w+\.bin: can't be read: reset by peer \(tried 5 times\)"):
         remote(tmp_path / "s", cache_dir=tmp_path / "other")[0]
     failing.left = 0
     failing = Failing(monkeypatch, 99, PermissionError("403"))
@@ -454,9 +453,9 @@ def test_a_failing_network_is_tried_again_and_then_said(tmp_path: Path, monkeypa
 def test_a_shard_that_changed_at_the_address_is_refused(tmp_path: Path) -> None:
     """Its hash is checked before anybody sees it."""
     write_even(tmp_path / "s", 1)
-    path = tmp_path / "s" / "train-00000.bin"
+    path = shard_file(tmp_path / "s", 0, "bin")
     path.write_bytes(b"\x01" * len(path.read_bytes()))
-    with pytest.raises(StoreError, match=r"train-00000\.bin: its bytes are not those"):
+    with pytest.raises(StoreError, match=r"train-\w+\.bin: its bytes are not those"):
         remote(tmp_path / "s")[0]
     assert not list((tmp_path / "cache" / "shards").glob("*.part"))
 

@@ -63,7 +63,7 @@ HOSTILE = (
 
 
 def write_shard(folder: Path, name: str, split: str, ids: Iterable[list[int]]) -> Shard:
-    with ShardWriter(folder, name, split, "uint16") as writer:
+    with ShardWriter(folder, split, "uint16") as writer:
         for document in ids:
             writer.append(Tokens(np.array(document, np.uint16), np.array([len(document)], np.int64)))
             writer.count_text(4 * len(document), 4 * len(document))
@@ -75,7 +75,7 @@ def write_manifest(folder: Path, shards: list[Shard], **changed: Any) -> None:
         "dtype": "uint16",
         "vocab_size": 4096,
         "tokenizer": {"name": "demo", "xxh3": "", "eos_token": "<|endoftext|>", "bos_token": None},
-        "engine": "gigatoken 0.10.1",
+        "encoder": "gigatoken 0.10.1",
         "settings": {"eos": "<|endoftext|>", "datasets": [{"weight": 1.0, "split": None}], "seed": 0},
         "input": {"files": 3, "bytes": 1_234_567, "fingerprint": "ab12"},
         "sources": (),
@@ -380,7 +380,7 @@ def make_hostile_store(folder: Path) -> Path:
         folder,
         {"train": list(HOSTILE), "val": [evil]},
         sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
-        engine=evil,
+        encoder=evil,
         settings={evil: [evil, {"a": evil}]},
         tokenizer={"name": evil},
         input={"files": 1, "bytes": 1, "fingerprint": evil},
@@ -671,7 +671,7 @@ def test_memory_does_not_grow_with_documents_or_samples(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.mkdir()
     shutil.copy(TOKENIZER, large / "tokenizer.json")
-    with ShardWriter(large, "train-00000", "train", "uint16") as writer:
+    with ShardWriter(large, "train", "uint16") as writer:
         for _ in range(8):
             writer.append(Tokens(np.ones(10**6, np.uint16), np.ones(10**6, np.int64)))
         shard = writer.commit()

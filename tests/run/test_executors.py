@@ -13,10 +13,8 @@ import pytest
 from tests.kit.jobs import wait_until
 from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
 
-from milldam.errors import ConfigError, InputError, WorkerError
+from milldam.errors import InputError, WorkerError
 from milldam.run.local import LocalExecutor
-from milldam.run.old_array_task import ShareCrew, ShareDone
-from milldam.run.pools import LocalPool, Workers
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 
@@ -76,7 +74,7 @@ def test_assignments_are_made_when_they_are_handed_out() -> None:
 
 
 def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's engine is told its share of the cores; the folder is that of the command."""
+    """A worker's encoder is told its share of the cores; the folder is that of the command."""
     monkeypatch.chdir(tmp_path)
     (seen,) = values(run(LocalExecutor(1, threads=3), Environment(), 1))
     assert seen == {"threads": "3", "cwd": str(tmp_path), "parent": os.getpid()}
@@ -189,40 +187,3 @@ def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     assert len(set(pids)) == 3
     pids = values(run(LocalExecutor(1, worker_bytes=10**9), hoarding, 3))
     assert len(set(pids)) == 1
-
-
-# ---- shares ----
-
-STAGES = ("read", "square", "finish")
-
-
-def share_events(stage: str, units: int, *, index: int, of: int) -> list[Event]:
-    crew = ShareCrew(LocalPool(10**9), "square", lambda unit: unit % of == index, STAGES)
-    return run(crew.executor(stage, Workers(1, 1)), Square(), units)
-
-
-def test_shares_do_every_unit_once_and_end_there() -> None:
-    """Each share works on its units of the wanted stage and goes no further."""
-    done: list[int] = []
-    for index in range(3):
-        crew = ShareCrew(LocalPool(10**9), "square", lambda unit, index=index: unit % 3 == index, STAGES)  # type: ignore[misc]
-        events: list[Event] = []
-        with pytest.raises(ShareDone):
-            crew.executor("square", Workers(1, 1)).run(Square(), range(8), lambda unit: unit, events.append)
-        done += values(events)
-        with pytest.raises(ShareDone):
-            crew.executor("finish", Workers(1, 1))
-    assert sorted(done) == [unit**2 for unit in range(8)]
-
-
-def test_a_share_waits_for_the_stages_before_it() -> None:
-    """Nothing is left of an earlier stage, or the share is refused."""
-    assert share_events("read", 0, index=0, of=1) == []
-    with pytest.raises(ConfigError, match="the stage read before it is not done"):
-        share_events("read", 2, index=0, of=1)
-
-
-def test_a_share_of_a_stage_that_there_is_not_is_refused() -> None:
-    """The stages of the job are named."""
-    with pytest.raises(ConfigError, match="this job has the stages read, square, finish"):
-        ShareCrew(LocalPool(10**9), "polish", lambda unit: True, STAGES)

@@ -18,15 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.files import json_bytes
-from milldam.run.old_folder import RECORDS, Run
-from milldam.run.old_records import PartRecord, in_plan_order
+from milldam.run.folder import RunFolder
+from milldam.run.journal import Journal
+from milldam.run.records import Record, Records
+from milldam.run.units import Keys
 from milldam.sealed import seal_line
+from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
 from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split
 from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.tally import Tally
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RECORDS = "records.jsonl"
 UNITS = 10_000
 MB = 10**6
 
@@ -47,8 +51,7 @@ def many() -> Any:
 def killed(many: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job of many units that was killed in the middle."""
     out = tmp_path_factory.mktemp("many") / "store"
-    with Run(out) as run:
-        many.plan(run, UNITS, _no_clock)
+    many.do_step("plan", out, UNITS, _no_clock)
     many.make_files(out, UNITS)
     ended = _step("serial", out)
     assert ended == -signal.SIGKILL
@@ -58,14 +61,14 @@ def killed(many: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(many: Any, killed: Path) -> Path:
     """The same, resumed and finished."""
-    with Run(killed) as run:
-        many.resume(run, UNITS, _no_clock)
-        assert len(run.progress.complete) == UNITS // 2
-    with Run(killed) as run:
-        many.rest(run, UNITS, _no_clock)
-    with Run(killed) as run:
-        many.finish(run, UNITS, _no_clock)
+    assert _records(killed).complete == UNITS // 2
+    many.do_step("finish", killed, UNITS, _no_clock)
     return killed
+
+
+def _records(out: Path) -> Records:
+    run = RunFolder(out, TOKENS)
+    return Records(run.journal, RECORDS, out, run.units.keys())
 
 
 def _no_clock(name: str) -> None:
@@ -86,18 +89,18 @@ def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(f
     """None is missing, none is there twice; split after split."""
     shards = Manifest.read(finished).shards
     names = {split: [shard.name for shard in shards if shard.split == split] for split in ("train", "val")}
-    assert names["train"] == [f"train-{unit:05d}" for unit in range(UNITS)]
-    assert names["val"] == [f"val-{unit:05d}" for unit in range(0, UNITS, 100)]
+    assert names["train"] == [f"train-{unit:012x}" for unit in range(UNITS)]
+    assert names["val"] == [f"val-{unit:012x}" for unit in range(0, UNITS, 100)]
     assert [shard.split for shard in shards] == ["train"] * UNITS + ["val"] * (UNITS // 100)
 
 
 def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_path: Path) -> None:
     """Records in plan order, through files, to a manifest of the same bytes: under 100 bytes a unit."""
     text = ManifestText.at(Folder(finished))
-    records = in_plan_order(Run(finished).appended_files(RECORDS))
+    records = _records(finished).in_plan_order()
     spool = ShardSpool(tmp_path)
     with _traced() as peak:
-        spool.fill(Shard(**shard) for record in records for shard in record.shards)
+        spool.fill(Shard(**shard) for _, record in records for shard in record.facts["shards"])
         spool.write(text.facts(), tmp_path)
     assert peak() < 100 * UNITS + 3 * MB
     assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
@@ -106,7 +109,7 @@ def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_pat
 def test_a_finished_job_of_many_units_is_recognized_without_its_shards_in_memory(many: Any, finished: Path) -> None:
     """The identity needs the facts alone, the summary a pass over the shards."""
     with _traced() as peak:
-        Run(finished).identity()
+        RunFolder(finished, TOKENS).identity()
         totals = totals_by_split(ManifestText.at(Folder(finished)).shards())
     assert {split: one.shards for split, one in totals.items()} == {"train": UNITS, "val": UNITS // 100}
     assert peak() < 4 * MB
@@ -114,27 +117,24 @@ def test_a_finished_job_of_many_units_is_recognized_without_its_shards_in_memory
 
 def test_resuming_books_many_records_in_little_memory(many: Any, finished: Path) -> None:
     """A bit a unit is what stays; a record whose file is gone is found among all of them."""
-    gone = finished / "train-06789.idx"
+    gone = finished / f"{many.shard_name(6789)}.idx"
     gone.unlink()
     try:
-        with Run(finished) as run, _traced() as peak:
-            run.resume()
-            assert list(run.pending()) == [6789]
-        assert peak() < 2 * MB
+        with _traced() as peak:
+            assert list(_records(finished).pending()) == [6789]
+        assert peak() < 3 * MB
     finally:
         gone.touch()
-        with Run(finished) as run:
-            run.add(many.record(6789))
+        records = _records(finished)
+        records.add(many.record(6789, records.keys[6789]))
 
 
-def test_records_that_all_stand_are_left_as_they_are(many: Any, finished: Path) -> None:
+def test_records_that_all_stand_are_left_as_they_are(finished: Path) -> None:
     """The file of a million records is not written again by every resume."""
-    with Run(finished) as run:
-        run.resume()
-        records = finished / "run" / RECORDS
-        before = records.stat()
-        run.resume()
-        after = records.stat()
+    records = finished / "run" / RECORDS
+    before = records.stat()
+    assert _records(finished).complete == UNITS
+    after = records.stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
@@ -146,7 +146,7 @@ def test_a_million_units_stay_within_the_budget(tmp_path: Path) -> None:
     ran = subprocess.run([*command, "--folder", str(tmp_path), "--json", str(figures)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     steps = {one["step"]: one for one in json.loads(figures.read_text())}
-    for step in ("plan", "serial", "resume", "local", "rest", "finish"):
+    for step in ("plan", "serial", "resume", "local", "finish"):
         assert steps[step]["peak_bytes"] < 300 * MB, step
 
 
@@ -235,10 +235,10 @@ def test_a_manifest_laid_out_in_another_way_is_read_too(tmp_path: Path) -> None:
 # ---- records ----
 
 
-def _records(order: list[tuple[int, int]]) -> Iterator[bytes]:
+def _lines(order: list[tuple[int, int]]) -> Iterator[bytes]:
     for unit, part in order:
-        record = PartRecord(unit, part, [], {"clean": {'odd", "inexact_cuts": 1}': 1}}, 1, last=part == 1)
-        yield seal_line(record.as_json())
+        facts = {"dropped": {'odd", "part": 1}': 1}}
+        yield seal_line(Record(f"{unit:016x}", part, last=part == 1, facts=facts).as_json())
 
 
 @settings(max_examples=30)
@@ -247,8 +247,10 @@ def test_records_come_in_plan_order_and_torn_ones_not_at_all(
     tmp_path_factory: pytest.TempPathFactory, order: list[tuple[int, int]], cut: int
 ) -> None:
     """Though only the heads of lines are read to find the order."""
-    path = tmp_path_factory.mktemp("records") / RECORDS
-    lines = list(_records(order))
+    out = tmp_path_factory.mktemp("records")
+    path = out / RECORDS
+    lines = list(_lines(order))
     torn = lines[0][: min(cut, len(lines[0]) - 2)] + b"\n"
     path.write_bytes(b"".join([*lines[:4], torn, *lines[4:]]) + lines[1][:-1])
-    assert [(one.unit, one.part) for one in in_plan_order([path])] == sorted(order)
+    records = Records(Journal(out, "a task"), RECORDS, out, Keys.of(f"{unit:016x}" for unit in range(5)))
+    assert [(unit, one.part) for unit, one in records.in_plan_order()] == sorted(order)

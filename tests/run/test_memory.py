@@ -257,7 +257,7 @@ def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: in
     """The size in the refusal is enough, and little more than the smallest that is."""
     with pytest.raises(ResourceError) as caught:
         fit_workers(Budget(MB, "given"), parent, tokenizer, wanted)
-    smallest = parse_size(str(caught.value).rsplit("--memory ", 1)[1].rstrip("."))
+    smallest = parse_size(str(caught.value).rsplit("memory=", 1)[1].strip("'."))
     assert fit_workers(Budget(smallest, "given"), parent, tokenizer, wanted) >= 1
     with pytest.raises(ResourceError):
         fit_workers(Budget(smallest * 96 // 100 - 2 * MB, "given"), parent, tokenizer, wanted)

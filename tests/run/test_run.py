@@ -160,7 +160,7 @@ def test_a_unit_that_is_named_twice_is_done_twice(tmp_path: Path) -> None:
         assert [keys.number_of(keys[number]) for number in range(4)] == [0, 1, 2, 3]
         run.inputs.write(listed(A))
         run.stage([units(2)[1], *units(2)])
-        run.replan(identity)
+        run.replan(identity, {})
         assert {run.units.keys()[number] for number in range(3)} == {keys[0], keys[1], keys[3]}
 
 
@@ -171,7 +171,7 @@ def test_what_is_recorded_stays_when_the_plan_grows(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         identity = Identity(SETTINGS, run.inputs.write(listed(A)))
         run.stage([Unit(0, (Slice("new.jsonl", "jsonl", None, 7, 8, 1),)), *units(3)[1:]])
-        run.replan(identity)
+        run.replan(identity, {})
         records = records_of(run)
         assert list(records.pending()) == [0] and records.reused == 2
         assert [(unit, one.facts["unit"]) for unit, one in records.in_plan_order()] == [(1, 1), (2, 2)]
@@ -241,6 +241,14 @@ def test_a_missing_part_takes_the_later_parts_of_its_unit_with_it(tmp_path: Path
     add(tmp_path, *parts, record(tmp_path, 1))
     (tmp_path / next(iter(parts[gone].outputs))).unlink()
     assert pending(resumed(tmp_path)) == [(0, (gone, gone))]
+
+
+def test_a_unit_that_was_told_is_recorded_once(tmp_path: Path) -> None:
+    """A worker that dies between its last part and its end is made up for, and the record is there once."""
+    start(tmp_path)
+    parts = [record(tmp_path, 0, part, last=part == 1) for part in range(2)]
+    add(tmp_path, *parts, *parts)
+    assert list(resumed(tmp_path).all()) == parts
 
 
 def test_an_empty_unit_is_complete_without_a_shard(tmp_path: Path) -> None:
@@ -407,7 +415,7 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
     """A file is not overwritten by a store."""
     (tmp_path / "s").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file; -o names a folder"), run_in(tmp_path / "s"):
+    with pytest.raises(ConfigError, match=r"is a file\. Name a folder"), run_in(tmp_path / "s"):
         pass
     assert (tmp_path / "s").read_text() == "mine"
 

@@ -220,7 +220,8 @@ def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Pa
     out = tmp_path / "out"
     result = invoke("tokenize", str(damaged), "-o", str(out), "--tokenizer", str(TOKENIZER), "--json")
     summary = json.loads(result.stdout)
-    assert (summary["documents"], summary["dropped"], summary["damaged_files"]) == (510, {}, 1)
+    told = (summary["counts"]["documents"], summary["dropped"], summary["facts"]["damaged_files"])
+    assert told == (510, {}, 1)
     size = len(as_lines(texts_of(500)))
     assert f"Warning: 1 input file is damaged; of what was read, no checksum proves {size:,} bytes" in result.stderr
     assert "a.jsonl.gz: bad_checksum: the checksum of its gzip data is wrong" in result.stderr
@@ -276,4 +277,4 @@ def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
     paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
     again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
     assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
-    assert (first.cached, again.cached) == (0, 1)
+    assert (first.reused, again.reused) == (0, 1)

@@ -22,6 +22,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of
+from tests.kit.token_stores import shard_file
 
 from milldam.errors import ConfigError, StoreError
 from milldam.qa.examples import Answer, Example
@@ -319,7 +320,7 @@ def test_equal_contexts_that_follow_one_another_are_stored_once(tmp_path: Path) 
             example = Example(str(k), "q", context)
             writer.append(features_of(form, [1], k), [example], [Chosen()])
         write_manifest(tmp_path, form, [writer.commit()])
-    assert (tmp_path / "a.contexts.bin").read_bytes() == b"long contextotherlong context"
+    assert shard_file(tmp_path, 0, "contexts.bin").read_bytes() == b"long contextotherlong context"
     store = FeatureStore(tmp_path)
     assert [store.example(k)["context"] for k in range(5)] == contexts
 
@@ -328,18 +329,18 @@ def test_the_bytes_are_those_of_the_documentation(tmp_path: Path) -> None:
     """numpy alone reads the columns, as docs/format.md says."""
     part = append_of(FORMS[0], [2, 0, 1], 5)
     make_store(tmp_path, FORMS[0], [[part]])
-    ids = np.fromfile(tmp_path / "train-00000.input_ids.bin", "<u2").reshape(3, LENGTH)
+    ids = np.fromfile(shard_file(tmp_path, 0, "input_ids.bin"), "<u2").reshape(3, LENGTH)
     np.testing.assert_array_equal(ids, part.features.input_ids)
-    offsets = np.fromfile(tmp_path / "train-00000.offsets.bin", "<i4").reshape(3, LENGTH, 2)
+    offsets = np.fromfile(shard_file(tmp_path, 0, "offsets.bin"), "<i4").reshape(3, LENGTH, 2)
     np.testing.assert_array_equal(offsets, part.features.offsets)
-    numbers = np.fromfile(tmp_path / "train-00000.numbers.bin", "<i4").reshape(3, 9)
+    numbers = np.fromfile(shard_file(tmp_path, 0, "numbers.bin"), "<i4").reshape(3, 9)
     np.testing.assert_array_equal(numbers[:, 0], part.features.length)
     assert numbers[:, 8].tolist() == [0, 0, 1]
-    assert np.fromfile(tmp_path / "train-00000.first_window.bin", "<i8").tolist() == [0, 2, 3]
-    ends = np.fromfile(tmp_path / "train-00000.texts.idx", "<i8")
-    texts = (tmp_path / "train-00000.texts.bin").read_bytes()
+    assert np.fromfile(shard_file(tmp_path, 0, "first_window.bin"), "<i8").tolist() == [0, 2, 3]
+    ends = np.fromfile(shard_file(tmp_path, 0, "texts.idx"), "<i8")
+    texts = shard_file(tmp_path, 0, "texts.bin").read_bytes()
     assert json.loads(texts[ends[1] : ends[2]])["id"] == part.examples[2].id
-    hashes = np.fromfile(tmp_path / "train-00000.ids.bin", "<u8").tolist()
+    hashes = np.fromfile(shard_file(tmp_path, 0, "ids.bin"), "<u8").tolist()
     assert hashes[0] == xxhash.xxh3_64_intdigest(part.examples[0].id.encode())
 
 
@@ -426,7 +427,9 @@ def test_opening_many_shards_opens_no_file(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         path.unlink()
     named = [
-        dataclasses.replace(shard, name=f"b{k}", files={f"b{k}{n[1:]}": r for n, r in shard.files.items()})
+        dataclasses.replace(
+            shard, name=f"b{k}", files={f"b{k}{n[len(shard.name) :]}": r for n, r in shard.files.items()}
+        )
         for k in range(100)
     ]
     write_manifest(tmp_path, FORMS[0], named)
@@ -515,7 +518,7 @@ def everything(store: FeatureStore) -> None:
 def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path, file: str, way: Literal["map", "pread"]) -> None:
     """Not a crash of the process, as reading a mapping behind its file's end would be."""
     small_store(tmp_path)
-    path = tmp_path / f"train-00001.{file}"
+    path = shard_file(tmp_path, 1, file)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(StoreError, match=file):
         everything(FeatureStore(tmp_path, read=way))
@@ -527,7 +530,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path: Path, file: str, way: L
 def test_bytes_that_changed_are_found_and_do_not_crash(tmp_path: Path, file: str, value: int) -> None:
     """Nonsense in an index is refused by the reader, or read as such; verify names the file either way."""
     store = small_store(tmp_path)
-    path = tmp_path / f"train-00000.{file}"
+    path = shard_file(tmp_path, 0, file)
     path.write_bytes(bytes([value]) * path.stat().st_size)
     assert any(file in problem for problem in verify(tmp_path))
     # Contexts of no characters may be, and so may any numbers.
@@ -538,7 +541,7 @@ def test_bytes_that_changed_are_found_and_do_not_crash(tmp_path: Path, file: str
 
 def rewritten(folder: Path, file: str, array: np.ndarray[Any, Any]) -> None:
     """Change a file of the first shard, and the manifest with it, as a faulty writer would have."""
-    path = folder / f"train-00000.{file}"
+    path = shard_file(folder, 0, file)
     path.write_bytes(array.tobytes())
     record = {"bytes": path.stat().st_size, "xxh3": xxhash.xxh3_128(path.read_bytes()).hexdigest()}
     change_manifest(folder, lambda value: value["shards"][0]["files"].update({path.name: record}))
@@ -560,7 +563,7 @@ def rewritten(folder: Path, file: str, array: np.ndarray[Any, Any]) -> None:
 def test_verify_finds_positions_that_can_not_be(tmp_path: Path, place: int, value: int, problem: str) -> None:
     """Lengths, positions and segments outside their ranges, though all hashes are right."""
     small_store(tmp_path)
-    numbers = np.fromfile(tmp_path / "train-00000.numbers.bin", "<i4").reshape(-1, 9)
+    numbers = np.fromfile(shard_file(tmp_path, 0, "numbers.bin"), "<i4").reshape(-1, 9)
     numbers[1, place] = value
     rewritten(tmp_path, "numbers.bin", numbers)
     found = list(verify(tmp_path))
@@ -580,7 +583,7 @@ def test_verify_finds_wrong_tokens_ids_and_indexes(tmp_path: Path) -> None:
         ("first_window.bin", "<i8", 1, 0, "do not rise"),
     ]
     for file, dtype, place, value, problem in wrong:
-        array = np.fromfile(tmp_path / f"train-00000.{file}", dtype)
+        array = np.fromfile(shard_file(tmp_path, 0, file), dtype)
         array[place] = value
         rewritten(tmp_path, file, array)
         found = list(verify(tmp_path))

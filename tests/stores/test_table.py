@@ -38,11 +38,11 @@ def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Sche
     units = []
     for number, rows in enumerate(shards):
         key = f"{number:032x}"[::-1]
-        with TableShardWriter(folder, key, schema) as writer:
+        with TableShardWriter(folder, schema) as writer:
             for begin in range(0, len(rows), 7):
                 writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
             units.append(MadeUnit(key, len(rows), writer.commit()))
-    TableManifest(TableSchema.of(schema), {}, {}, {}, {}, tuple(units)).write(folder)
+    TableManifest(TableSchema.of(schema), {}, {}, {}, tuple(units)).write(folder)
     return Table(folder)
 
 
@@ -146,7 +146,7 @@ def test_to_hf_takes_no_anonymous_memory(tmp_path: Path) -> None:
 def test_record_batches_are_of_about_four_megabytes(tmp_path: Path) -> None:
     """Small batches are put together, large ones cut; a giant row stays whole."""
     schema = pa.schema([("x", pa.binary())])
-    with TableShardWriter(tmp_path, "a" * 32, schema) as writer:
+    with TableShardWriter(tmp_path, schema) as writer:
         for size in [1000] * 50 + [3 * BATCH_BYTES] + [BATCH_BYTES] * 8:
             writer.append(pa.RecordBatch.from_pylist([{"x": bytes(size)}], schema=schema))
         writer.append(pa.RecordBatch.from_pylist([{"x": bytes(BATCH_BYTES // 4)}] * 40, schema=schema))

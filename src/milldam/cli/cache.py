@@ -38,6 +38,7 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
             raise ResourceError(f"{chosen.path}: in use. It can be removed when what reads or makes it has ended.")
         click.echo(f"{chosen.path} is removed.", err=True)
     if clear:
+        tables.remove_leftovers()
         gone = [tables.remove(one) for one in tables.cached_tables()]
         rest = "" if all(gone) else "; the others are in use"
         click.echo(f"{sum(gone)} of {len(gone)} tables are removed{rest}.", err=True)
@@ -58,7 +59,11 @@ def _described(table: CachedTable) -> dict[str, object]:
     told: dict[str, object] = {"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used}
     try:
         manifest = TableManifest.read(table.path)
-        facts: dict[str, object] = {"function": manifest.function["name"], "rows": manifest.rows, "finished": True}
+        facts: dict[str, object] = {
+            "function": manifest.settings["function"]["name"],
+            "rows": manifest.rows,
+            "finished": True,
+        }
     except StoreError:
         facts = {"function": None, "rows": None, "finished": False}
     return told | facts | {"in_use": table.in_use}

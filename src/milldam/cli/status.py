@@ -71,21 +71,22 @@ def _is_silent(told: dict[str, Any]) -> bool:
     return bool(time.time() - heard > _STUCK_SECONDS)
 
 
-class _TokenRun:
+class _FrameRun:
     """A run of the frame, seen from another process."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, kind: Any) -> None:
         from milldam.run.folder import RunFolder
-        from milldam.stores.kinds import TOKENS
+        from milldam.stores.kinds import TABLE
 
-        self._run = RunFolder(out, TOKENS)
+        self._run = RunFolder(out, kind)
+        self._nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
         self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
         self.share_statuses = self._run.task_statuses
 
     def safe(self) -> dict[str, int]:
         from milldam.run.records import safe_counts
 
-        return {"documents": 0, "tokens": 0} | safe_counts(self._run.journal, "records.jsonl")
+        return self._nothing | safe_counts(self._run.journal, "records.jsonl")
 
     def planned_units(self) -> int | None:
         try:
@@ -96,21 +97,17 @@ class _TokenRun:
 
 def _run_of(out: Path) -> Any:
     """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run.folder import RUN_FOLDER, kind_in
-    from milldam.run.old_folder import TABLE_RECORDS, Run
+    from milldam.run.folder import kind_in
+    from milldam.run.old_folder import Run
     from milldam.stores.kinds import FEATURES, TABLE, TOKENS
 
     kind = kind_in(out)
-    if kind is TABLE or (out / RUN_FOLDER / TABLE_RECORDS).exists():
-        from milldam.mapping.map_run import MapRun
-
-        return MapRun(out)
-    if kind is TOKENS:
-        return _TokenRun(out)
+    if kind in (TOKENS, TABLE):
+        return _FrameRun(out, kind)
     run = Run(out)
     unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
     if not unfinished and kind is not FEATURES:
-        return _TokenRun(out)
+        return _FrameRun(out, TOKENS)
     from milldam.qa.job import QARun
 
     return QARun(out)

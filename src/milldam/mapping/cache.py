@@ -25,7 +25,7 @@ from milldam.errors import ConfigError
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
 from milldam.memory import parse_size
 from milldam.remote import default_bytes, default_folder
-from milldam.run.old_folder import RUN_FOLDER
+from milldam.run.folder import RUN_FOLDER
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
@@ -86,13 +86,22 @@ def _begin(out: Path) -> None:
     if newest is None:
         out.mkdir(exist_ok=True)
         return
-    new = out.with_name(f".{out.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    new = _hidden(out)
     try:
-        shutil.copytree(newest, new, copy_function=_link, ignore=shutil.ignore_patterns(*_OWN))
-        new.rename(out)
-    except OSError:  # it was removed meanwhile, or another process was faster
+        new.mkdir()
+        with _exclusive(new) as is_ours:
+            if not is_ours:
+                raise OSError("taken for a leftover")
+            shutil.copytree(newest, new, copy_function=_link, ignore=shutil.ignore_patterns(*_OWN), dirs_exist_ok=True)
+            new.rename(out)
+    except OSError:  # the old one was removed meanwhile, or another process was faster
         shutil.rmtree(new, ignore_errors=True)
         out.mkdir(exist_ok=True)
+
+
+def _hidden(table: Path) -> Path:
+    """A name for a folder that is not a table yet, or no longer."""
+    return table.with_name(f".{table.name}.{time.time_ns()}{TEMPORARY_SUFFIX}")
 
 
 def _link(source: str, target: str) -> None:
@@ -144,15 +153,15 @@ def _last_used(folder: Path) -> float:
 
 
 def _is_in_use(folder: Path) -> bool:
-    with _exclusive(folder) as is_free:
+    with _exclusive(folder / IN_USE) as is_free:
         return not is_free
 
 
 @contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[bool]:
-    """Whether nobody uses a table, and nobody begins to while the block runs."""
+def _exclusive(path: Path) -> Iterator[bool]:
+    """Whether nobody holds a lock on a file or folder, and nobody gets one while the block runs."""
     try:
-        descriptor = os.open(folder / IN_USE, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         yield True
         return
@@ -171,6 +180,7 @@ def _exclusive(folder: Path) -> Iterator[bool]:
 
 def make_room(limit: int) -> None:
     """Remove tables that were not used for longest, until the others have at most so many bytes or are in use."""
+    remove_leftovers()
     for table in reversed(cached_tables()):
         if sum(one.bytes for one in cached_tables()) <= limit:
             return
@@ -179,14 +189,22 @@ def make_room(limit: int) -> None:
 
 def remove(table: CachedTable) -> bool:
     """Whether it is gone; not when it is in use."""
-    with _exclusive(table.path) as is_free:
+    with _exclusive(table.path / IN_USE) as is_free:
         if is_free:
             # Under another name first: what has its own is whole.
-            gone = table.path.with_name(f".{table.key}.{time.time_ns()}{TEMPORARY_SUFFIX}")
+            gone = _hidden(table.path)
             with contextlib.suppress(FileNotFoundError):
                 table.path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
         return is_free
+
+
+def remove_leftovers() -> None:
+    """Remove what processes that were killed left half copied or half removed."""
+    for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
+        with _exclusive(path) as is_free:
+            if is_free:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def table_of(key: str) -> CachedTable:

@@ -6,6 +6,7 @@ fingerprint, and size and time of its files. A worker gets the table by path; th
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -98,6 +99,11 @@ class DataSetPlan:
         rows = self._table.num_rows
         return int(self._table.nbytes * len(self._dataset) / rows) if rows else 0
 
+    def moved_to(self, spool: Path) -> DataSetPlan:
+        moved = copy.copy(self)
+        moved._spool = spool
+        return moved
+
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:
             status = os.stat(cached["filename"])
@@ -151,15 +157,3 @@ def bytes_in_memory(table: Any) -> int:
     if isinstance(table, ConcatenationTable):
         return sum(bytes_in_memory(block) for line in table.blocks for block in line)
     return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
-
-
-def in_memory_rows(dataset: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a data set in memory, for the spool; a few megabytes at a time."""
-    table = dataset.data.select(columns)
-    if dataset._indices is None:
-        yield from table.to_batches()
-        return
-    for chunk in dataset._indices.column(0).chunks:
-        for at in range(0, len(chunk), _GATHERED):
-            numbers = chunk[at : at + _GATHERED].to_numpy().astype(np.int64)
-            yield from table.fast_gather(numbers).to_batches()

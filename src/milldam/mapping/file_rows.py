@@ -7,6 +7,7 @@ Standard input is copied to the spool first, since workers could not read it.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.pieces import Hashes, Piece, gather_evenly, pieces_of
-from milldam.mapping.plan import HASHES, Report, SourceOptions
+from milldam.mapping.plan import Report, SourceOptions
 from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.data_sets import resolve_data_set
@@ -135,7 +136,6 @@ class FilePlan:
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         self.has_indices = options.numbered
         self.left_out = ""
-        self._hashes = Hashes(spool / HASHES)
         self.columns = self._columns()
         self._counted: list[int] = []
 
@@ -172,6 +172,11 @@ class FilePlan:
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
         return list(wanted) if wanted is not None else there or None
+
+    def moved_to(self, spool: Path) -> FilePlan:
+        moved = copy.copy(self)
+        moved._spool = spool
+        return moved
 
     def _spool_folder(self) -> str:
         """Tables are unpacked into it."""
@@ -226,7 +231,7 @@ class FilePlan:
     def _groups(self) -> Iterator[list[Piece]]:
         options = self._options
         if options.shards is None:
-            pieces = self._pieces(options.shard_size, self._hashes)
+            pieces = self._pieces(options.shard_size, Hashes(self._spool))
             return gather(pieces, options.shard_size, lambda piece: piece.slice)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
         count = total = 0

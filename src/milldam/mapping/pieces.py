@@ -19,14 +19,15 @@ import xxhash
 from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
 from milldam.input_files import is_address, version_of
-from milldam.sealed import seal_line, unseal_line
+from milldam.mapping.plan import HASHES
+from milldam.run.journal import Journal
 from milldam.sources.batch import TextRules
-from milldam.sources.lines import LINE, boundary_of
+from milldam.sources.csv_files import csv_header, slice_csv
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes
+from milldam.sources.plain_text import LINE, boundary_of
 from milldam.sources.reading import can_cut, seen_format, slice_file
 from milldam.sources.records import Boundary
-from milldam.sources.table_text import csv_header, slice_csv
 from milldam.sources.units import Slice, by_bytes
 
 _BLOCK, _TAIL = 1 << 20, 1 << 16
@@ -48,37 +49,27 @@ class Piece:
 class Hashes:
     """The hashes of pieces, kept in a file by path, size and version. A line per large file is held in memory."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._known: dict[str, Cuts] | None = None
 
     def cuts(self, file: InputFile, how: str, find: Callable[[], Cuts]) -> Cuts:
         """As `find` gives them; it is asked only for what is not known."""
         if self._known is None:
-            self._known = dict(self._read())
+            lines = Journal(self._folder).read(HASHES)
+            self._known = {line["key"]: [tuple(cut) for cut in line["cuts"]] for line in lines}
         key = hash_bytes(json.dumps([file.path, file.size, file.version, how]).encode())
         if key not in self._known:
             found = find()
             if version_of(os.stat(file.path)) != file.version:
                 raise InputError(f"{file.path}: changed while it was read. Run the same call again.")
             self._known[key] = found
-            self._append(key, self._known[key])
+            with explain_os_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+            journal = Journal(self._folder)
+            journal.append(HASHES, {"key": key, "cuts": found})
+            journal.close()
         return self._known[key]
-
-    def _read(self) -> Iterator[tuple[str, Cuts]]:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as lines:
-            for line in lines:
-                known = unseal_line(line)
-                if known is not None:
-                    yield known["key"], [(start, stop, digest) for start, stop, digest in known["cuts"]]
-
-    def _append(self, key: str, cuts: Cuts) -> None:
-        with explain_os_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as lines:
-                lines.write(seal_line({"key": key, "cuts": cuts}))
 
 
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.mapping.units import RowUnit
@@ -106,6 +107,10 @@ class SourcePlan(Protocol):
 
     def files(self) -> Iterator[InputFile]:
         """What is read, with versions, so that a change can be named."""
+        ...
+
+    def moved_to(self, spool: Path) -> SourcePlan:
+        """The same, with another folder for the spool; nothing of it is identified again."""
         ...
 
     def spool(self, report: Report | None = None) -> None:

@@ -1,37 +1,47 @@
 """The probe: the first batches through the function, to find the columns it makes and the memory it takes.
 
 Reads units in order until every column has a type, and four at most once there are rows. What it finds depends on the
-input and the settings alone. In a process of its own (for inputs that are worth it) its peak is that of a worker.
+input and the settings alone. In a process of its own (for inputs that are worth it) its peak is that of a worker. What
+it found is kept for the next run.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.mapping.calling import Caller, CallRules, Results
+from milldam.errors import ConfigError, InputError
+from milldam.mapping.calling import ALL, Caller, CallRules, Results
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.memory_gate import PeakMeter, this_process
+from milldam.mapping.preparing import Prepared
 from milldam.mapping.room import Room
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
-from milldam.mapping.unit_list import read_units
+from milldam.mapping.units import RowUnit
 from milldam.mapping.working import FAILED, UnitCalls
 from milldam.memory import release, usage
+from milldam.run.planning import SMALL_INPUT
+from milldam.run.pools import Workers
+from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
+from milldam.run.units import UnitList
+from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.batch import Reject
 from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema
 
 MOST_UNITS = 4
 """Units that are looked at for a type of the last columns."""
+_PROBED = "probe.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +79,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    units: Path
-    """The list of units."""
+    units: tuple[Path, str]
+    """The folder and the name of the list of units."""
     carried: Carried
     rules: CallRules
     room: Room
@@ -81,6 +91,9 @@ class ProbeTask:
     kept: KeptResults | None = None
     """Takes what the calls return, where the work goes on in this process."""
 
+    def all_units(self) -> Iterator[RowUnit]:
+        return UnitList(*self.units).all(RowUnit.from_json)
+
     def start(self) -> Work:
         load = self.carried.open()
 
@@ -88,9 +101,9 @@ class ProbeTask:
             release()
             before = usage().anonymous
             with PeakMeter() as meter:
-                probe = _Probe(self, load, meter)
+                probe = _FirstBatches(self, load, meter)
                 schema, units = probe.run()
-            for unit in islice(read_units(self.units), units):
+            for unit in islice(self.all_units(), units):
                 require_unchanged(unit)
             release()
             found = Probed(
@@ -109,7 +122,91 @@ class ProbeTask:
         return work
 
 
-class _Probe:
+class Probe:
+    """The probe of a run."""
+
+    def __init__(
+        self, session: Session, prepared: Prepared, units: tuple[Path, str], held: contextlib.ExitStack
+    ) -> None:
+        """`units`: folder and name of the list; `held`: takes what is to be closed at the end."""
+        settings = prepared.settings
+        self._session, self._prepared, self._place, self._units = session, prepared, units, UnitList(*units)
+        self._path = session.folder.folder / _PROBED
+        load = Load(settings.function, settings.fn_kwargs, prepared.source.reader)
+        self.carried = Carried(load, settings.function_spec)
+        self.apart = self._wants_process() and self._can_travel()
+        """In a process of its own."""
+        self.kept = None if self.apart else held.enter_context(contextlib.closing(KeptResults(session.folder.folder)))
+        """What its calls return, where the work goes on in this process."""
+
+    def _wants_process(self) -> bool:
+        settings = self._prepared.settings
+        large = int(self._units.sizes().sum()) > SMALL_INPUT if settings.workers is None else settings.workers > 1
+        return large or settings.executor != "local"
+
+    def _can_travel(self) -> bool:
+        """Whether the function reaches other processes; without that one worker, this process, does it all."""
+        settings = self._prepared.settings
+        try:
+            self.carried.pack()
+        except ConfigError as error:
+            if (settings.workers or 1) > 1 or settings.executor != "local":
+                raise
+            self._session.observer.warn(f"One worker, in this process. {error}")
+            return False
+        return True
+
+    def result(self, *, anew: bool) -> Probed:
+        """As found before, if that is what would be found now. Raises InputError when nothing tells the columns."""
+        probed = (None if anew else self._known()) or self._run()
+        schema = probed.schema or self._schema_of_source(probed)
+        if schema is None:
+            raise InputError(nothing_left(self._prepared, probed.rows, probed.rejected))
+        return replace(probed, schema=schema)
+
+    def _schema_of_source(self, probed: Probed) -> TableSchema | None:
+        """Of a source without rows: the columns that it has, less those that are to be removed; None: it names none."""
+        found = self._prepared.source.schema
+        if probed.rows or probed.rejected or found is None:
+            return None
+        wanted, removed = self._prepared.settings.columns, self._prepared.settings.remove_columns
+        names = [name for name in wanted or found.names if removed != ALL and name not in removed]
+        return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
+
+    def _known(self) -> Probed | None:
+        known = read_sealed(self._path)
+        if known is None or known.pop("made_from") != self._identity(known["units"]):
+            return None
+        return Probed(**known | {"schema": TableSchema(**known["schema"])})
+
+    def _identity(self, units: int) -> list[Any]:
+        """What its figures depend on: those of this process say little of a worker."""
+        given, keys = self._prepared.schema, self._units.keys()
+        read = [keys[number] for number in range(min(units, len(keys)))]
+        executor = self._prepared.settings.executor
+        return [self._prepared.recipe, None if given is None else given.ipc, read, executor, self.apart]
+
+    def _run(self) -> Probed:
+        found: list[Probed] = []
+        prepared = self._prepared
+        facts = (prepared.call_rules, prepared.room, prepared.schema, this_process(), self.kept)
+        task = ProbeTask(self._place, self.carried, *facts)
+        workers = Workers(1, 1, apart=self.apart)
+        self._session.work(Stage("probe", task, iter([0]), lambda unit: unit, workers, found.append, total=1))
+        probed = found[0]
+        if probed.schema is not None and prepared.is_known:
+            write_sealed(self._path, asdict(probed) | {"made_from": self._identity(probed.units)})
+        return probed
+
+
+def nothing_left(prepared: Prepared, read: int, rejected: dict[str, int]) -> str:
+    """Why there is no table to make."""
+    what = f"No rows came out of {prepared.function.name}" if read else "No rows in the input"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+    return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
+
+
+class _FirstBatches:
     """The first batches, through the function."""
 
     def __init__(self, task: ProbeTask, load: Load, meter: PeakMeter) -> None:
@@ -127,7 +224,7 @@ class _Probe:
         """The columns, and how many units it took."""
         caller = Caller(self._load.function, self._task.rules, self._load.kwargs)
         looked_at = 0
-        for unit in read_units(self._task.units):
+        for unit in self._task.all_units():
             looked_at += 1
             calls = UnitCalls(unit, caller, self._load.reader, self._task.room)
             for rows in calls.batches(self._count_reject):

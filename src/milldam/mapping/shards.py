@@ -12,22 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.files import FileSink, NewFile
+from milldam.stores.kinds import shard_name
 from milldam.stores.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
-PREFIX, SUFFIX = "rows-", ".arrow"
-
-
-def shard_name(key: str) -> str:
-    """The file of the unit with this key."""
-    return f"{PREFIX}{key[:16]}{SUFFIX}"
+ROWS, ENDING = "rows", ".arrow"
 
 
 class TableShardWriter:
     """Use it as a context manager; left without a commit, nothing stays. No file is made before the first row."""
 
-    def __init__(self, folder: Path, key: str, schema: pa.Schema) -> None:
-        self._folder, self._name, self._schema = folder, shard_name(key), schema
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder, self._schema = folder, schema
         self._file: NewFile | None = None
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -62,7 +58,7 @@ class TableShardWriter:
             self._write(batch.slice(middle))
             return
         if self._writer is None:
-            self._file = NewFile(self._folder / self._name)
+            self._file = NewFile(self._folder / f"{ROWS}{ENDING}")
             self._writer = pa.ipc.new_stream(pa.PythonFile(FileSink(self._file), mode="w"), self._schema)
         self._writer.write_batch(batch)
 
@@ -72,8 +68,9 @@ class TableShardWriter:
         if self._file is None:
             return None
         self._writer.close()
-        record = self._file.commit()
-        return TableShard(self._name, self.rows, record["bytes"], record["xxh3"])
+        name = shard_name(ROWS, self._file.record) + ENDING
+        record = self._file.commit(name)
+        return TableShard(name, self.rows, record["bytes"], record["xxh3"])
 
     def __enter__(self) -> TableShardWriter:
         return self

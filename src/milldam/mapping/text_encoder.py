@@ -2,9 +2,9 @@
 
 The ids of HF tokenizers, whatever the size of a text: a document of many megabytes without a space is cut where that
 provably changes nothing (tokenizers/cutting.py), so that a call holds its texts twice (once as Arrow), their ids, and
-a few megabytes. The engine's word cache is dropped when it has grown by `CACHE_BYTES`. No Python object per token.
+a few megabytes. The encoder's word cache is dropped when it has grown by `CACHE_BYTES`. No Python object per token.
 
-Pickles with its tokenizer.json, a few megabytes, and loads the engine when it is first called.
+Pickles with its tokenizer.json, a few megabytes, and loads the encoder when it is first called.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.memory import release, usage
 from milldam.run.lean_arrow import keep_arrow_lean
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.tokenizers import engines
-    from milldam.tokenizers.encoder import Encoder
-    from milldam.tokenizers.engines import Engine
+    from milldam.tokenizers import encoders
+    from milldam.tokenizers.document_encoder import DocumentEncoder
+    from milldam.tokenizers.encoders import Encoder
     from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
 GIANT_CACHE_BYTES = 16 << 20
-"""While a giant document is cut: what the engine remembers of it, ten times its text, is of no use again."""
+"""While a giant document is cut: what the encoder remembers of it, ten times its text, is of no use again."""
 _ROOM = 1 << 20
 _SMALL = 4096
 _REMEMBERED = 3
-"""Bytes that the engine keeps for each byte of new text."""
+"""Bytes that the encoder keeps for each byte of new text."""
 
-Ids = np.ndarray[Any, np.dtype[Any]]
+Ids: TypeAlias = "npt.NDArray[np.uint16] | npt.NDArray[np.uint32]"
+Texts: TypeAlias = "Sequence[str | None] | npt.NDArray[np.object_] | pa.Array | pa.ChunkedArray"
 
 
 class TextEncoder:
@@ -47,55 +49,59 @@ class TextEncoder:
 
     `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
     "auto" (what the tokenizer has), or a token. `special_text`: "special" takes the text of a special token as that
-    token, "plain" as text like any other. `engine`: "auto" is the fast one where it gives the ids of HF tokenizers.
+    token, "plain" as text like any other. `encoder`: "auto" is the fast one where it gives the ids of HF tokenizers.
     """
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: str | Path | object,
         *,
         bos: str = "none",
         eos: str = "none",
-        special_text: str = "special",
-        engine: str = "auto",
+        special_text: Literal["special", "plain"] = "special",
+        encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.proof import choose_engine, expected_ids
+        from milldam.tokenizers.proof import choose_encoder, expected_ids
         from milldam.tokenizers.special import choose_special_tokens
 
         keep_arrow_lean()
         if special_text not in ("special", "plain"):
-            raise ConfigError(f'special_text: "{special_text}"; must be "special" or "plain".')
+            raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
         loaded = _load(tokenizer)
         self._json, self._plain = loaded.json, special_text == "plain"
         self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
         self.vocab_size = loaded.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
         expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        self._engine = choose_engine(engine, self._json, expected, plain_specials=self._plain).engine
-        self._encoder: Encoder | None = None
+        self._encoder = choose_encoder(encoder, self._json, expected, plain_specials=self._plain).encoder
+        self._document_encoder: DocumentEncoder | None = None
         del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoder": None}
+        return {**self.__dict__, "_document_encoder": None}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What the ids depend on, for a cache; not which engine makes them, which is the same."""
+        """What the ids depend on, for a cache; not which encoder makes them, which is the same."""
         return (self._json, self._plain, self._special.bos, self._special.eos)
 
-    def __call__(self, texts: str | Sequence[str | None] | Any) -> Any:
+    @overload
+    def __call__(self, texts: str) -> Ids: ...  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+    @overload
+    def __call__(self, texts: Texts) -> list[Ids]: ...
+    def __call__(self, texts: str | Texts) -> Ids | list[Ids]:
         """The ids of a text, or of each of several: a list, a numpy or an Arrow array. None has none."""
         if isinstance(texts, str):
             return self._encode([texts])[0]
         return self._encode(texts)
 
-    def _encode(self, texts: Any) -> list[Ids]:
+    def _encode(self, texts: Texts) -> list[Ids]:
         array = _as_arrow(texts)
-        encoder = self._encoder
+        encoder = self._document_encoder
         if encoder is None:
-            encoder = self._encoder = self._make_encoder()
+            encoder = self._document_encoder = self._make_document_encoder()
         found = [_Growing(self.dtype) for _ in range(len(array))]
         encoder.cancel()  # what an earlier call that failed has left
         for tokens in encoder.encode(array):
@@ -105,20 +111,22 @@ class TextEncoder:
                 found[position].add(tokens.flat[start:stop], room=tokens.open)
         return [one.ids() for one in found]
 
-    def _make_encoder(self) -> Encoder:
-        from milldam.tokenizers.encoder import Encoder, bare_form
-        from milldam.tokenizers.engines import HUGGINGFACE, make_engine
+    def _make_document_encoder(self) -> DocumentEncoder:
+        from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+        from milldam.tokenizers.encoders import HUGGINGFACE, make_encoder
 
-        make = partial(make_engine, plain_specials=self._plain, threads=1)
-        engine = _ForgettingEngine(make(self._engine, self._json))
-        return Encoder(engine, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE)))
+        make = partial(make_encoder, plain_specials=self._plain, threads=1)
+        encoder = _ForgettingEncoder(make(self._encoder, self._json))
+        return DocumentEncoder(
+            encoder, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE))
+        )
 
 
 class _Growing:
     """The ids of one text, piece by piece, in one array, which is never there twice."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._ids: Ids = np.empty(0, dtype)
+        self._ids: npt.NDArray[Any] = np.empty(0, dtype)
         self._size = 0
 
     def add(self, ids: Ids, *, room: bool) -> None:
@@ -135,31 +143,31 @@ class _Growing:
         return self._ids
 
 
-class _ForgettingEngine:
-    """An engine that drops its caches when calls to it have taken so much memory and not given it back.
+class _ForgettingEncoder:
+    """An encoder that drops its caches when calls to it have taken so much memory and not given it back.
 
     What the rest of the process takes does not count: inside a user's function nobody knows how much that may be.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
         self._taken = 0
-        self.name, self.batch_bytes = engine.name, engine.batch_bytes
-        self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
+        self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[engines.Ids, engines.Offsets]:
+    def encode(self, texts: pa.LargeStringArray) -> tuple[encoders.Ids, encoders.Offsets]:
         before = self._with_room(CACHE_BYTES)
-        ids, offsets = self._engine.encode(texts)
+        ids, offsets = self._encoder.encode(texts)
         self._taken += usage().anonymous - before
         return ids, offsets
 
-    def encode_text(self, text: bytes) -> engines.Ids:
+    def encode_text(self, text: bytes) -> encoders.Ids:
         """What cuts giant documents encodes texts one by one; a look at the memory takes as long as a small one."""
         if len(text) < _SMALL:
             self._taken += _REMEMBERED * len(text)
-            return self._engine.encode_text(text)
+            return self._encoder.encode_text(text)
         before = self._with_room(GIANT_CACHE_BYTES)
-        ids = self._engine.encode_text(text)
+        ids = self._encoder.encode_text(text)
         self._taken += usage().anonymous - before
         return ids
 
@@ -169,24 +177,18 @@ class _ForgettingEngine:
         return usage().anonymous
 
     def renew(self) -> None:
-        self._engine.renew()
+        self._encoder.renew()
         self._taken = 0
 
 
-def _load(tokenizer: Any) -> LoadedTokenizer:
-    from milldam.tokenizers.loading import load_tokenizer
+def _load(tokenizer: object) -> LoadedTokenizer:
+    """By its path or name; of an object a copy, without truncation, padding and dropout."""
+    from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
+    from milldam.tokenizers.special import NamedTokens
 
     if isinstance(tokenizer, str | Path):
         return load_tokenizer(str(tokenizer))
-    return _of_object(tokenizer)
-
-
-def _of_object(tokenizer: Any) -> LoadedTokenizer:
-    """A copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer
-    from milldam.tokenizers.special import NamedTokens
-
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         raise ConfigError(
             f"A {type(tokenizer).__name__} has no tokenizer.json in it. "

@@ -32,11 +32,13 @@ from milldam.mapping.units import RowUnit
 from milldam.memory import release, usage
 from milldam.pipeline.aside import RejectFile
 from milldam.pipeline.assignments import REPORT_SECONDS
+from milldam.run.folder import RUN_FOLDER
+from milldam.run.records import Files, Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.batch import OnReject, Reject
 from milldam.sources.places import Place, Places, shown
 from milldam.sources.rows import Rows, byte_size, column_names, row_count
-from milldam.stores.table.manifest import MadeUnit, TableSchema
+from milldam.stores.table.manifest import MadeUnit, TableSchema, TableShard
 
 FAILED = "function_failed"
 RELEASE_BYTES = 4 << 20
@@ -54,8 +56,6 @@ class Assigned:
 @dataclass(frozen=True, slots=True)
 class MapTask:
     out: Path
-    folder: Path
-    """Of the run."""
     carried: Carried
     rules: CallRules
     room: Room
@@ -80,8 +80,23 @@ class MapTask:
         return work
 
 
-def rejects_path(folder: Path, key: str) -> Path:
-    return folder / f"rejects-{key[:16]}.jsonl"
+def recorded(unit: MadeUnit, files: Files) -> Record:
+    """What the frame keeps of a finished unit. `files`: its rejects."""
+    shard = unit.shard
+    outputs = {} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}}
+    facts = {"read": unit.read, "rejected": unit.rejected}
+    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
+
+
+def made_of(record: Record) -> MadeUnit:
+    """The unit again, for the manifest."""
+    shards = [TableShard(name, record.counts["rows"], **file) for name, file in record.outputs.items()]
+    return MadeUnit(record.key, record.facts["read"], next(iter(shards), None), record.facts["rejected"])
+
+
+def rejects_name(key: str) -> str:
+    """Where the rejects of a unit are, below the output folder."""
+    return f"{RUN_FOLDER}/rejects-{key}.jsonl"
 
 
 @dataclass(slots=True)
@@ -173,8 +188,8 @@ class _Unit:
     def make(self, key: str) -> None:
         task, unit = self.task, self.calls.unit
         with (
-            TableShardWriter(task.out, key, self.schema) as writer,
-            RejectFile(rejects_path(task.folder, key)) as rejects,
+            TableShardWriter(task.out, self.schema) as writer,
+            RejectFile(task.out / rejects_name(key)) as rejects,
         ):
             begun = time.perf_counter()
             for rows in self.calls.batches(rejects.add):
@@ -190,12 +205,13 @@ class _Unit:
                 self._count(size)
                 begun = time.perf_counter()
             require_unchanged(unit)
-            rejects.commit()
+            files = {rejects_name(key): file for file in rejects.commit().values()}
             shard = writer.commit()
         release()
         self.shown["input_bytes"] = unit.size
         self._tell(force=True)
-        self.report(PART, MadeUnit(key, self.calls.rows, shard, dict(sorted(rejects.counts.items()))))
+        made = MadeUnit(key, self.calls.rows, shard, dict(sorted(rejects.counts.items())))
+        self.report(PART, recorded(made, files))
 
     def _call(self, rows: Rows, writer: TableShardWriter, rejects: RejectFile) -> None:
         kept, before = self.task.kept, self.calls.rows

@@ -1,8 +1,8 @@
 """What comes of packing: the figures alone, or the rows on disk.
 
 `plan_rows` reads indexes only. `write_rows` writes a folder that is itself a store (docs/format.md): its documents are
-the rows, and `np.memmap("train-00000.bin", dtype).reshape(-1, seq_len)` is the rows of a shard. Its manifest names
-the store it was made from by fingerprint, and is written last: a write that was killed starts again.
+the rows, and `np.memmap(folder / "train-….bin", dtype).reshape(-1, seq_len)` is the rows of a shard. Its
+manifest names the store it was made from by fingerprint, and is written last: a write that was killed starts again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from milldam.packing.rules import PackingRules
 from milldam.stores.tokens.format import MAX_SEQUENCE
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 
-_SHARD_FILE = re.compile(r"[A-Za-z]\w*-\d{5,}\.(bin|idx)")
+_SHARD_FILE = re.compile(r"[A-Za-z]\w*-[0-9a-f]{12}\.(bin|idx)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _finish(folder: Path, store: Store, settings: dict[str, Any], shards: list[S
         dtype=source.dtype,
         vocab_size=source.vocab_size,
         tokenizer=source.tokenizer,
-        engine=source.engine,
+        encoder=source.encoder,
         settings=settings,
         input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
         shards=tuple(shards),

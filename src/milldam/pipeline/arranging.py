@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.pipeline.shelf import FACTS, Facts, Shelf, facts_path
+from milldam.pipeline.shelf import FACTS, FACTS_ENDING, Facts, Shelf
 from milldam.pipeline.splitting import split_numbers
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
@@ -84,6 +84,11 @@ class Staged:
     def name(self) -> str:
         return str(self.shard["name"])
 
+    @property
+    def facts(self) -> str:
+        """The file with the facts of its documents."""
+        return next(name for name in self.record.files if name.endswith(FACTS_ENDING))
+
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
@@ -97,7 +102,7 @@ class _Chunk:
 def chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
     """Lengths and facts of the documents that the cap leaves, a bounded number at a time."""
     index = Index.map(out / f"{staged.name}.idx")
-    facts = np.memmap(facts_path(out, staged.name), dtype=FACTS, mode="r")
+    facts = np.memmap(out / staged.facts, dtype=FACTS, mode="r")
     documents = len(facts) if staged.cap is None else staged.cap.documents
     for first in range(0, documents, _CHUNK_DOCUMENTS):
         stop = min(documents, first + _CHUNK_DOCUMENTS)

@@ -22,6 +22,7 @@ from milldam.stores.tokens.writer import Tokens
 
 STAGED = "_staged"
 """No split can have this name."""
+FACTS_ENDING = ".facts"
 FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
 
 
@@ -56,11 +57,10 @@ class Shelf:
     """Use it as a context manager; left without a commit, nothing stays."""
 
     def __init__(self, folder: Path, name: str, splits: tuple[str, ...], dtype: str) -> None:
-        """`name`: of the part, unique among all. `splits`: their names by number."""
+        """`name`: of the part, for what is not named after its content. `splits`: their names by number."""
         self._folder, self._splits, self._dtype = folder, splits, dtype
-        self._name = name
         self._writers: dict[str, ShardWriter] = {}
-        self._facts = NewFile(facts_path(folder, f"{STAGED}-{name}")) if splits == (STAGED,) else None
+        self._facts = NewFile(folder / f"{STAGED}-{name}{FACTS_ENDING}") if splits == (STAGED,) else None
 
     @property
     def text_bytes(self) -> int:
@@ -69,7 +69,7 @@ class Shelf:
     def writer(self, split: int) -> ShardWriter:
         name = self._splits[split]
         if name not in self._writers:
-            self._writers[name] = ShardWriter(self._folder, f"{name}-{self._name}", name, self._dtype)
+            self._writers[name] = ShardWriter(self._folder, name, self._dtype)
         return self._writers[name]
 
     def add(self, tokens: Tokens, facts: Facts) -> None:
@@ -110,7 +110,3 @@ class Shelf:
             writer.__exit__(kind, error, trace)
         if self._facts is not None:
             self._facts.__exit__(kind, error, trace)
-
-
-def facts_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.facts"

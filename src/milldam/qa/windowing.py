@@ -95,7 +95,7 @@ class _Unit:
         task = self.task
         shard = None
         with (
-            FeatureShardWriter(task.out, f"{task.split}-{assigned.unit:05d}", task.form) as writer,
+            FeatureShardWriter(task.out, task.split, task.form) as writer,
             NewFile(answers_path(task.folder, assigned.unit)) as answers,
         ):
             for batch in _batches(self._examples(assigned.chunks), _most_characters(task)):

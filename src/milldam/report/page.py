@@ -48,7 +48,7 @@ def _byline(facts: Facts) -> str:
     manifest = facts.manifest
     said = [
         f"Tokenizer <b>{escape(shorten(manifest.tokenizer.get('name', '')))}</b>",
-        f"engine <b>{escape(shorten(manifest.engine))}</b>",
+        f"encoder <b>{escape(shorten(manifest.encoder))}</b>",
     ]
     if facts.summary.get("finished"):
         said.append(f"finished <b>{moment(facts.summary['finished'])}</b>")

@@ -169,7 +169,7 @@ def _yaml(value: dict[str, Any]) -> str:
 def versions(facts: Facts) -> Section:
     manifest, given = facts.manifest, facts.manifest.input
     told = facts.summary.get("versions", {})
-    body = f"<div><h3>Versions</h3>{facts_table([*told.items(), ('engine', manifest.engine)])}</div>"
+    body = f"<div><h3>Versions</h3>{facts_table([*told.items(), ('encoder', manifest.encoder)])}</div>"
     if facts.summary.get("machine"):
         body += f"<div><h3>Machine</h3>{facts_table(facts.summary['machine'].items())}</div>"
     store = [

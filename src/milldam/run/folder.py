@@ -18,17 +18,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError, TaskHeldError
 from milldam.files import (
     explain_os_errors,
     names_matching,
@@ -86,7 +88,7 @@ class RunFolder:
                 self._refuse_company()
             except Timeout:
                 if self.task is not None and not self._lock.is_locked:
-                    raise ShareHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
+                    raise TaskHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
                 self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
@@ -144,7 +146,9 @@ class RunFolder:
         if planned is None:
             raise StoreError(
                 f"{self.folder / PLAN}: damaged, so nobody can tell what this unfinished run was to make. "
-                "Start anew with --overwrite."
+                "Start anew with ",
+                Setting("overwrite", True),
+                ".",
             )
         return planned
 
@@ -165,11 +169,11 @@ class RunFolder:
 
     # ---- where to begin ----
 
-    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool) -> str:
+    def where_to_begin(self, identity: Identity, *, overwrite: bool, has_results: bool, adapts: bool = False) -> str:
         """NEW: from nothing. UNFINISHED: with what is recorded. FINISHED: nothing to do.
 
         Input that changed costs the units that it changed. What was made with other settings is refused, unless it is
-        to be replaced, or nothing has come of it.
+        to be replaced, or nothing has come of it; or `adapts`: its units have other keys, and are made again.
         """
         state = self.state()
         if state == NEW:
@@ -178,6 +182,8 @@ class RunFolder:
             return UNFINISHED if state == UNFINISHED and self._planned() == identity else NEW
         if identity == self._finished():
             return FINISHED
+        if adapts:
+            return UNFINISHED
         before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED
@@ -186,7 +192,9 @@ class RunFolder:
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))
         raise MismatchError(
-            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with --overwrite."
+            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with ",
+            Setting("overwrite", True),
+            ".",
         )
 
     def require_same(self, identity: Identity) -> None:
@@ -209,8 +217,11 @@ class RunFolder:
             write_file(self.out / name, content)
         self._take_staged(identity, time.time())
 
-    def replan(self, identity: Identity) -> None:
-        """Go on with the staged plan: the input has changed, or lies elsewhere."""
+    def replan(self, identity: Identity, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """Go on with the staged plan: the input has changed, or lies elsewhere. `files` are written where they miss."""
+        for name, content in files.items():
+            if not (self.out / name).exists():
+                write_file(self.out / name, content)
         started = time.time() if self.state() == FINISHED else self.plan().get("started", time.time())
         self._take_staged(identity, started)
 
@@ -250,7 +261,8 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove what processes that were killed left half written."""
+        """Remove what processes that were killed left half written, and what the last one told of itself."""
+        (self.own / "status.json").unlink(missing_ok=True)
         for folder in (self.out, self.folder, *(path for path in self.folder.iterdir() if path.is_dir())):
             remove_temporaries(folder)
 
@@ -299,16 +311,23 @@ def refuse_foreign(out: Path, kind: Kind) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
-    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists()
+        raise ConfigError(f"{out}: is a file. Name a folder for the store.")
+    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists() or _is_barely_begun(out)
     if out.is_dir() and any(names_matching(out, "*")) and not is_ours:
-        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = kind_in(out)
     if other is not None and other is not kind:
-        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
+
+
+def _is_barely_begun(out: Path) -> bool:
+    """Killed when it had made its folder, before it could lock it."""
+    names = list(itertools.islice(names_matching(out, "*"), 2))
+    return names == [RUN_FOLDER] and next(names_matching(out / RUN_FOLDER, "*"), None) is None
 
 
 def kind_in(out: Path) -> Kind | None:
     """The kind of store in a folder, finished or not."""
-    planned = (read_sealed(out / RUN_FOLDER / PLAN) or {}).get("kind")
+    plan = out / RUN_FOLDER / PLAN
+    planned = (read_sealed(plan) or {}).get("kind") if plan.is_file() else None
     return store_kind(out) or next((kind for kind in KINDS if kind.name == planned), None)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from milldam.errors import ConfigError, MilldamError, NotReadyError
+from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.array_task import FINISH, PREPARE, ArrayTask
-from milldam.run.folder import FINISHED, NEW, RunFolder, read_status
+from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder, read_status
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer, Quiet
@@ -65,8 +65,8 @@ class Job(Protocol[P, W, D, S_co]):
         """Gather what workers left, write the manifest last; the summary."""
         ...
 
-    def up_to_date(self, session: Session, prepared: P) -> S_co:
-        """The summary of a store that is what this job would make."""
+    def up_to_date(self, session: Session, prepared: P) -> S_co | None:
+        """The summary of a store that was made from the same; None: it is not whole, so that something is to do."""
         ...
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -87,20 +87,33 @@ class Options:
     """What messages call the result, when it is not the folder."""
     held_bytes: int = 0
     """Memory that the calling program holds already; the limit comes on top of it."""
+    adapts: bool = False
+    """What was made with other settings is not refused: its units have other keys, and are made again."""
 
 
 def run(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
     """Do a job, or what is left of it."""
     with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
         prepared = job.prepare(work)
-        overwrite = options.overwrite
-        begin = folder.where_to_begin(prepared.identity, overwrite=overwrite, has_results=job.has_results(folder))
+        begin = _where_to_begin(job, folder, prepared, options)
         if begin == FINISHED:
             folder.tidy()
-            return job.up_to_date(work, prepared)
+            summary = job.up_to_date(work, prepared)
+            if summary is not None:
+                return summary
+            begin = UNFINISHED
         plan = _planned(job, work, prepared, begin)
         done = _all_stages(job.stages(work, prepared, plan), work)
         return _finished(job, work, prepared, plan, done)
+
+
+def _where_to_begin(job: Job[P, W, D, S_co], folder: RunFolder, prepared: P, options: Options) -> str:
+    return folder.where_to_begin(
+        prepared.identity,
+        overwrite=options.overwrite,
+        has_results=job.has_results(folder),
+        adapts=options.adapts,
+    )
 
 
 def _at_work(folder: RunFolder, options: Options, observer: Observer | None) -> Any:
@@ -144,9 +157,7 @@ def prepare_array(job: Job[P, W, D, S_co], options: Options, observer: Observer 
     """Check and plan a job for array tasks to work on; what is there of it already stays."""
     with RunFolder(options.out, job.kind) as folder, _at_work(folder, options, observer) as work:
         prepared = job.prepare(work)
-        begin = folder.where_to_begin(
-            prepared.identity, overwrite=options.overwrite, has_results=job.has_results(folder)
-        )
+        begin = _where_to_begin(job, folder, prepared, options)
         if begin != FINISHED:
             plan = _planned(job, work, prepared, begin)
             # What stands before the first stage is settled once, for all tasks.
@@ -159,7 +170,7 @@ def run_array_task(
 ) -> None:
     """Do what is left of a task of a stage, beside others that do theirs.
 
-    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
+    Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is at
     work on this task.
     """
     with RunFolder(options.out, job.kind, task=task) as folder, _at_work(folder, options, observer) as work:
@@ -179,7 +190,8 @@ def run_array_task(
 def _one_stage(stages: Iterable[Stage], work: Session, task: ArrayTask, names: tuple[str, ...]) -> None:
     if task.stage not in names:
         raise ConfigError(
-            f"--stage {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after."
+            Setting("stage"),
+            f": {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after.",
         )
     for stage in stages:
         if stage.name == task.stage:
@@ -196,8 +208,9 @@ def _one_stage(stages: Iterable[Stage], work: Session, task: ArrayTask, names: t
 def _require_done(stage: Stage, wanted: str) -> None:
     if next(iter(stage.units), None) is not None:
         raise NotReadyError(
-            f"--stage {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
-            "`milldam preprocess` does all that is left on one machine."
+            Setting("stage"),
+            f": {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
+            "`milldam preprocess` does all that is left on one machine.",
         )
 
 
@@ -208,8 +221,8 @@ def finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer |
             raise NotReadyError(f"{options.out}: not prepared. First: milldam run-units CONFIG --stage {PREPARE}")
         prepared = job.prepare(work)
         folder.require_same(prepared.identity)
-        if folder.state() == FINISHED:
-            return job.up_to_date(work, prepared)
+        if folder.state() == FINISHED and (summary := job.up_to_date(work, prepared)) is not None:
+            return summary
         plan = _planned(job, work, prepared, folder.state())
         stages = job.stages(work, prepared, plan)
         while True:

@@ -193,7 +193,7 @@ def _worker_status(event: Event) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _thread_limit(workers: Workers) -> Iterator[None]:
-    """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
+    """Keep the encoders' thread pools to the workers asked for; a pool reads this when it is first used."""
     before = dict(os.environ)
     if workers.count == 1 and workers.threads < cores():
         os.environ.setdefault("RAYON_NUM_THREADS", str(workers.threads))

@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from milldam.checked import parse_json, read_json
 from milldam.errors import StoreError
+from milldam.files import hash_bytes
+
+_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,21 @@ KINDS = (TOKENS, FEATURES, TABLE)
 def store_kind(folder: str | Path) -> Kind | None:
     """The kind of store that a folder is; None: none, or not finished."""
     return next((kind for kind in KINDS if (Path(folder) / kind.manifest).is_file()), None)
+
+
+# ---- names of shards ----
+
+
+def shard_name(split: str, *files: dict[str, Any]) -> str:
+    """The name of a shard: its split, then a hash of its content (the records of its files).
+
+    So two shards share a name only when they share their bytes: a store can be updated while it is read
+    (docs/decisions/0023).
+
+    >>> shard_name("train", {"bytes": 2, "xxh3": "d0"}, {"bytes": 58, "xxh3": "9a"})
+    'train-bc274ec07b8e'
+    """
+    return f"{split}-{hash_bytes(''.join(file['xxh3'] for file in files).encode())[:_DIGITS]}"
 
 
 # ---- what several manifests have ----

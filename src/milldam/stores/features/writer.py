@@ -32,27 +32,28 @@ from milldam.stores.features.format import (
     hash_id,
 )
 from milldam.stores.features.manifest import FeatureShard
+from milldam.stores.kinds import shard_name
 
 _MOST_EXAMPLES = 2**31 - 1
 
 
 class FeatureShardWriter:
-    """Writes the files of one shard into a folder; use it as a context manager.
+    """Writes the files of one shard, `SPLIT-CONTENT.*`, into a folder; use it as a context manager.
 
-    with FeatureShardWriter(folder, "train-00000", form) as writer:
+    with FeatureShardWriter(folder, "train", form) as writer:
         writer.append(prepared.features, examples, prepared.chosen)
         shard = writer.commit()
     """
 
-    def __init__(self, folder: Path, name: str, form: FeatureForm) -> None:
-        self.name, self.form = name, form
+    def __init__(self, folder: Path, split: str, form: FeatureForm) -> None:
+        self.split, self.form = split, form
         self.windows = self.examples = 0
         self._context: str | None = None
         self._contexts = 0
         self._files: dict[str, NewFile] = {}
         try:
             for file in form.files:
-                self._files[file] = NewFile(folder / f"{name}.{file}")
+                self._files[file] = NewFile(folder / f"{split}.{file}")
             for file in (FIRST_WINDOW, TEXTS_INDEX, CONTEXTS_INDEX):
                 self._write(file, np.zeros(1, "<i8"))
         except BaseException:
@@ -122,8 +123,9 @@ class FeatureShardWriter:
 
     def commit(self) -> FeatureShard:
         """Make all files durable under their names."""
-        records = {f"{self.name}.{file}": new.commit() for file, new in self._files.items()}
-        return FeatureShard(self.name, self.windows, self.examples, records)
+        name = shard_name(self.split, *(new.record for new in self._files.values()))
+        records = {f"{name}.{file}": new.commit(f"{name}.{file}") for file, new in self._files.items()}
+        return FeatureShard(name, self.windows, self.examples, records)
 
     def _discard(self) -> None:
         for new in self._files.values():

@@ -93,10 +93,9 @@ class MadeUnit:
 @dataclass(frozen=True, slots=True)
 class TableManifest:
     schema: TableSchema
-    function: dict[str, Any]
-    """What the function's result depends on: its name, hash, and the hashes of its parts."""
     settings: dict[str, Any]
-    """Every setting that changes the rows or how they are cut into units."""
+    """Every setting that changes the rows or how they are cut into units; `function`: its name and hash, and the hashes
+    of its parts."""
     input: InputFacts
     """Number, size and fingerprint of what was read."""
     probe: dict[str, Any]
@@ -140,7 +139,6 @@ class TableManifest:
             "totals": {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)},
             "fingerprint": self.fingerprint,
             "schema": asdict(self.schema),
-            "function": self.function,
             "settings": self.settings,
             "input": self.input,
             "probe": self.probe,

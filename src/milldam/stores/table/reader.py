@@ -23,10 +23,11 @@ from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.stores.table.formats import FORMATS, columns_as
 from milldam.stores.table.manifest import IN_USE, NAME, TableManifest
-from milldam.stores.table.summary import MapSummary
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from milldam.run.summary import Summary
 
 _OPEN_SHARDS = 64
 _ROWS_AT_ONCE = 1000
@@ -75,7 +76,7 @@ class Table:
         self._open: OrderedDict[int, pa.Table] = OrderedDict()
         self._seen: dict[int, set[int]] = {}
         """Batches of each shard that were looked through."""
-        self.report: MapSummary | None = None
+        self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
     def __len__(self) -> int:

@@ -11,10 +11,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from milldam.files import NewFile, explain_os_errors
+from milldam.stores.kinds import shard_name
 from milldam.stores.tokens.format import IndexCounts, Int64s, count_sequences, write_index
 from milldam.stores.tokens.manifest import Shard
 
@@ -40,16 +42,16 @@ class Tokens:
 
 
 class ShardWriter:
-    """Writes `name.bin` and `name.idx` into a folder; use it as a context manager."""
+    """Writes a pair of files, `SPLIT-CONTENT.bin` and `.idx`, into a folder; use it as a context manager."""
 
-    def __init__(self, folder: Path, name: str, split: str, dtype: str) -> None:
-        self.name, self.split, self.dtype = name, split, dtype
+    def __init__(self, folder: Path, split: str, dtype: str) -> None:
+        self.split, self.dtype = split, dtype
         self.documents = self.tokens = self.text_bytes = self.characters = 0
         self._folder = folder
         self._sequences = 0
         self._open_length = 0
-        self._bin = NewFile(folder / f"{name}.bin")
-        with explain_os_errors(folder / f"{name}.idx"):
+        self._bin = NewFile(folder / f"{split}.bin")
+        with explain_os_errors(folder / f"{split}.idx"):
             self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
 
     def append(self, tokens: Tokens) -> None:
@@ -86,16 +88,15 @@ class ShardWriter:
 
     def commit(self) -> Shard:
         """Make both files durable under their names, the index last."""
-        bin_record = self._bin.commit()
-        with NewFile(self._folder / f"{self.name}.idx") as new:
+        with NewFile(self._folder / f"{self.split}.idx") as new:
             counts = IndexCounts(self._sequences, self.documents)
             with explain_os_errors(new.path):
                 self._lengths.flush()
             write_index(new, self._lengths, self.dtype, counts)
-            idx_record = new.commit()
+            name, bin_record, idx_record = commit_pair(self.split, self._bin, new)
         self._lengths.close()
         counted = (self.documents, self.tokens, self.text_bytes, self.characters)
-        return Shard(self.name, self.split, *counted, bin_record, idx_record)
+        return Shard(name, self.split, *counted, bin_record, idx_record)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -107,3 +108,9 @@ class ShardWriter:
         with contextlib.suppress(OSError):
             self._lengths.close()
         self._bin.__exit__(kind, error, trace)
+
+
+def commit_pair(split: str, tokens: NewFile, index: NewFile) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Make the files of a shard durable, the index last; its name, and the records of both."""
+    name = shard_name(split, tokens.record, index.record)
+    return name, tokens.commit(f"{name}.bin"), index.commit(f"{name}.idx")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError
-from milldam.mapping import text_encoder as tokenizing_function
+from milldam.mapping import text_encoder
 from milldam.mapping.identity import identify
 from milldam.mapping.text_encoder import TextEncoder
 from milldam.memory import usage
@@ -66,8 +66,8 @@ def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder
 
 
 def test_memory_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine remembers each run, ten times its bytes; what it took is given back again and again."""
-    monkeypatch.setattr(tokenizing_function, "GIANT_CACHE_BYTES", 8 << 20)
+    """The encoder remembers each run, ten times its bytes; what it took is given back again and again."""
+    monkeypatch.setattr(text_encoder, "GIANT_CACHE_BYTES", 8 << 20)
     encode = TextEncoder(GPT2)
     encode(letters(1_100_000))
     before = usage().anonymous
@@ -78,7 +78,7 @@ def test_memory_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_begin_and_end_tokens(encode: TextEncoder) -> None:
     """On demand, around each text that has tokens."""
-    around = TextEncoder(GPT2, eos="auto", bos="<|endoftext|>", engine="huggingface")
+    around = TextEncoder(GPT2, eos="auto", bos="<|endoftext|>", encoder="huggingface")
     assert around("some text").tolist() == [50256, *encode("some text").tolist(), 50256]
     assert around("").tolist() == []
 
@@ -86,7 +86,7 @@ def test_begin_and_end_tokens(encode: TextEncoder) -> None:
 def test_the_text_of_a_special_token(encode: TextEncoder) -> None:
     """Is that token, or plain text."""
     assert encode("<|endoftext|>").tolist() == [50256]
-    plain = TextEncoder(GPT2, special_text="plain", engine="huggingface")
+    plain = TextEncoder(GPT2, special_text="plain", encoder="huggingface")
     assert len(plain("<|endoftext|>")) > 1
     with pytest.raises(ConfigError, match="special_text"):
         TextEncoder(GPT2, special_text="none")
@@ -99,8 +99,8 @@ def test_tokenizers_as_objects(encode: TextEncoder, huggingface: Any) -> None:
     cut = tokenizers.Tokenizer.from_str(huggingface.to_str())
     cut.enable_truncation(1)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=cut, eos_token="<|endoftext|>")
-    assert TextEncoder(cut, engine="huggingface")("a text of five").tolist() == encode("a text of five").tolist()
-    assert TextEncoder(wrapped, eos="auto", engine="huggingface")("a text").tolist() == [
+    assert TextEncoder(cut, encoder="huggingface")("a text of five").tolist() == encode("a text of five").tolist()
+    assert TextEncoder(wrapped, eos="auto", encoder="huggingface")("a text").tolist() == [
         *encode("a text").tolist(),
         50256,
     ]
@@ -126,9 +126,9 @@ def test_it_pickles_and_is_identified(encode: TextEncoder) -> None:
     assert again("some text").tolist() == encode("some text").tolist()
     assert identify(lambda: encode).hash == identify(lambda: encode).hash
     fresh, used, other = (
-        TextEncoder(GPT2, engine="huggingface"),
+        TextEncoder(GPT2, encoder="huggingface"),
         encode,
-        TextEncoder(GPT2, eos="auto", engine="huggingface"),
+        TextEncoder(GPT2, eos="auto", encoder="huggingface"),
     )
     hashes = [identify(run, {"encode": one}) for run in (len,) for one in (fresh, used, again, other)]
     assert not hashes[0].unhashable

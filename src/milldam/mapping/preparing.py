@@ -1,0 +1,128 @@
+"""What a table is made from: the function and its identity, the source, and every setting that changes a row.
+
+Reads no more of the input than its identity takes. Equal recipes and equal units mean equal rows.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import ConfigError, Setting
+from milldam.files import hash_bytes
+from milldam.mapping.cache import ONCE
+from milldam.mapping.calling import CallRules
+from milldam.mapping.identity import FunctionIdentity, identify
+from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.room import Room
+from milldam.mapping.settings import MapSettings
+from milldam.mapping.sources import plan_source
+from milldam.run.identity import Identity
+from milldam.stores.table.manifest import TableSchema
+
+VERSION = 1
+"""Of the way from rows to rows: another one makes other keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    settings: MapSettings
+    function: FunctionIdentity
+    source: SourcePlan
+    schema: TableSchema | None
+    """The columns, where the user gave them."""
+    room: Room
+
+    @property
+    def call_rules(self) -> CallRules:
+        return CallRules(**_shared(CallRules, self.settings) | {"batch_bytes": self.settings.most_batch_bytes})
+
+    @property
+    def recipe(self) -> str:
+        """A hash of all that rows depend on besides what they are read from and the columns."""
+        return hash_bytes(json.dumps([VERSION, self.function.hash, self.settings.parameters]).encode())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether equal keys mean equal rows."""
+        return not self.function.unhashable and self.source.unidentified is None
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why equal keys need not mean equal rows, and what to do about it."""
+        found, nothing = [], "Nothing is reused from an earlier run."
+        if self.function.unhashable:
+            unhashable = "; ".join(self.function.unhashable)
+            name = 'Name it yourself by the setting "key", and change the name whenever it changes.'
+            found.append(f"What {self.function.name} depends on can't be hashed: {unhashable}. {nothing} {name}")
+        if self.source.unidentified is not None:
+            found.append(f"The source can't be identified: {self.source.unidentified}. {nothing}")
+        return found
+
+    @property
+    def identity(self) -> Identity:
+        """What the table is made from."""
+        columns = None if self.schema is None else asdict(self.schema)
+        function = {"rows_version": VERSION, **self.function.as_json()}
+        settings = {"function": function, **self.settings.parameters, **self.settings.cuts, "schema": columns}
+        return Identity(settings, self.source.identity)
+
+    def differences(self, before: Identity) -> list[str]:
+        """What made another table of the same input, a line each."""
+        now = self.identity.settings
+        old, new = (FunctionIdentity.from_json(settings["function"]) for settings in (before.settings, now))
+        found = [f"function {new.name}: {what}" for what in old.differences(new)]
+        names = [name for name in dict.fromkeys([*before.settings, *now]) if name != "function"]
+        return found + [
+            f"{name}: {_shown(now.get(name))} (was {_shown(before.settings.get(name))})"
+            for name in names
+            if before.settings.get(name) != now.get(name)
+        ]
+
+    @property
+    def cache_key(self) -> str:
+        """The table's name in the cache: its function and settings, then its input. What can't be identified is
+        never found again."""
+        if not self.is_known:
+            return f"{ONCE}{uuid.uuid4().hex[:16]}"
+        how = [self.recipe, self.settings.cuts, None if self.schema is None else self.schema.ipc]
+        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, self.source.identity))
+
+    def moved_to(self, spool: Path) -> Prepared:
+        """The same, with another folder for what must go through the disk."""
+        return replace(self, source=self.source.moved_to(spool))
+
+
+def prepare(settings: MapSettings, room: Room, spool: Path) -> Prepared:
+    """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
+    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+    source = plan_source(settings.source, source_options(settings, room), spool)
+    if settings.with_indices and not source.has_indices:
+        raise ConfigError(Setting("with_indices"), ": the rows of this source have no numbers. Leave it out.")
+    return Prepared(settings, function, source, _given_schema(settings), room)
+
+
+def source_options(settings: MapSettings, room: Room) -> SourceOptions:
+    own = {**settings.cuts, "numbered": settings.with_indices, "room": room}
+    return SourceOptions(**_shared(SourceOptions, settings) | own)
+
+
+def _shared(kind: Any, settings: MapSettings) -> dict[str, Any]:
+    """The settings that another dataclass has under the same names."""
+    return {one.name: getattr(settings, one.name) for one in fields(kind) if hasattr(settings, one.name)}
+
+
+def _given_schema(settings: MapSettings) -> TableSchema | None:
+    if settings.schema is None:
+        return None
+    from milldam.mapping.schema import given_schema
+
+    return TableSchema.of(given_schema(settings.schema))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

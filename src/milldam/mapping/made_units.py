@@ -48,7 +48,7 @@ def rejects_name(key: str) -> str:
 
 
 def records_of(folder: RunFolder, recipe: str, *, anew: bool) -> Records:
-    """What is done, by keys of what each unit reads and the recipe, all else that its rows depend on. `anew`: nothing."""
+    """What is done, by keys of what a unit reads and of the recipe, all else that rows depend on. `anew`: nothing."""
     if anew:
         folder.journal.close()
         for path in folder.journal.paths(RECORDS):

@@ -437,9 +437,9 @@ def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
     assert len(read(plan(both, tmp_path, split="test"))) == 3
     assert len(read(plan(both, tmp_path, split="train+test"))) == 103
     assert [row["n"] for row in read(plan(both, tmp_path, split="train[2:4]"))] == [2, 3]
-    with pytest.raises(ConfigError, match=r'Which split\? There are "train", "test"'):
-        plan(both, tmp_path)
-    with pytest.raises(ConfigError, match='No split "dev"'):
+    with pytest.raises(InputError, match=r'which split\? There are "one", "two"'):
+        plan(datasets.DatasetDict({"one": saved, "two": saved}), tmp_path)
+    with pytest.raises(InputError, match='no split "dev"'):
         plan(both, tmp_path, split="dev")
     with pytest.raises(ConfigError, match="transform"):
         plan(saved.with_transform(lambda rows: rows), tmp_path)
@@ -478,7 +478,6 @@ def test_a_generator_is_spooled_and_cut(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
-    monkeypatch.setattr("milldam.mapping.spooling.PART_BYTES", 300_000)
     monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 50_000)
     made = plan(functools.partial(count_to, 5000), tmp_path, numbered=True, **options)
     assert read(made) == list(count_to(5000))
@@ -669,7 +668,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     from milldam.sources.listing import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    monkeypatch.setattr("milldam.sources.lines.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places, None)

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import Result, read, small_blocks
 
-from milldam.sources import arrays, decoding, giant, lines
+from milldam.sources import arrays, decoding, giant_line
 from milldam.sources.batch import TextRules
 
 LINE = TextRules("line", invalid_utf8="drop")
@@ -36,9 +36,9 @@ JSON_PIECES = st.sampled_from(
 def small_head(characters: int) -> Iterator[None]:
     """So few characters decide whether a text can be mended."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrays, decoding, giant):
+        for module in (arrays, decoding, giant_line):
             patch.setattr(module, "HEAD_CHARACTERS", characters)
-        for module in (decoding, lines):
+        for module in (decoding, arrays):
             patch.setattr(module, "HEAD_BYTES", 4 * characters)
         yield
 
@@ -251,7 +251,7 @@ def test_units_do_not_matter(tmp_path: Path, texts: list[bytes], shard_size: int
 
 @pytest.mark.parametrize("mode", ["reject", "replace", "drop"])
 def test_a_short_text_with_half_a_pair_in_a_giant_line_is_no_crash(tmp_path: Path, mode: str) -> None:
-    """A long field elsewhere makes the line giant, not the text."""
+    """A long field elsewhere makes the line giant_line, not the text."""
     line = b'{"other": "' + b"x" * 500 + b'", "text": "ab\\ud800cd"}'
     expected = {"reject": [], "replace": ["ab\ufffdcd"], "drop": ["abcd"]}
     with small_blocks(64, 128):

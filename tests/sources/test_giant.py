@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from milldam.sources import arrays, giant, json_stream
+from milldam.sources import arrays, giant_line, json_stream
 from milldam.sources.batch import Batch, MalformedError, TextRules
 from milldam.sources.compression import DamagedError
-from milldam.sources.giant import GiantLine
+from milldam.sources.giant_line import GiantLine
 from milldam.sources.jsonl import text_of_line
 
 RULES = TextRules()
@@ -323,6 +323,6 @@ def test_the_outline_of_a_line_that_breaks_off_has_what_was_there() -> None:
 
 def test_the_outline_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line may have any number of fields."""
-    monkeypatch.setattr(giant, "_OUTLINE", 100)
+    monkeypatch.setattr(giant_line, "_OUTLINE", 100)
     outline = outline_of(json.dumps({f"key {k}": "text" for k in range(1000)}).encode())
     assert 5 < len(outline) < 20

@@ -6,13 +6,13 @@ Written as `input_ids`, a plain list of integers; read by its name, a document a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from milldam.errors import InputError, Setting
+from milldam.formats.reading import ReadRules, SourceFile, choose_column
 from milldam.stores.tokens.blocks import cut_blocks
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
@@ -37,7 +37,7 @@ def batches(rows: FileRows) -> Iterator[pa.RecordBatch]:
     """About a million tokens each, or one row that has more."""
     import pyarrow as pa
 
-    form = schema(rows.part.dtype)
+    form = schema(rows.dtype)
     for start, lengths in rows.blocks():
         # offsets: (rows + 1,)
         offsets = np.concatenate((np.zeros(1, np.int64), lengths.cumsum()))
@@ -46,7 +46,19 @@ def batches(rows: FileRows) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([lists], schema=form)
 
 
-def tokens_of(column: pa.Array, path: Path) -> Iterator[Tokens]:
+def read_column(source: SourceFile, rules: ReadRules, format: str) -> Iterator[Tokens]:
+    """The column of token ids of a parquet or Arrow file, a few megabytes at a time."""
+    from milldam.sources.tables import table_batches
+    from milldam.sources.units import Slice
+
+    def choose(schema: pa.Schema) -> list[str]:
+        return [choose_column(schema.names, rules.column, source.path)]
+
+    for _, batch in table_batches(Slice(str(source.path), format, None), choose):
+        yield from _tokens_of(batch.column(0), source.path)
+
+
+def _tokens_of(column: pa.Array, path: Path) -> Iterator[Tokens]:
     """The rows of a column of lists, in blocks."""
     import pyarrow as pa
 
@@ -63,13 +75,3 @@ def tokens_of(column: pa.Array, path: Path) -> Iterator[Tokens]:
     begins = np.concatenate((np.zeros(1, np.int64), lengths.cumsum()))
     for first, stop in cut_blocks(lengths):
         yield Tokens(flat[begins[first] : begins[stop]], lengths[first:stop])
-
-
-@contextmanager
-def explain_arrow_errors(path: Path) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: can't be read ({error}).") from None

@@ -8,44 +8,35 @@ tokens before compression. Read: the column of any Parquet file, a few rows at a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from milldam.files import FileSink, NewFile
 from milldam.formats import rows
-from milldam.formats.columns import OFFSET_BYTES, batches, explain_arrow_errors, schema, tokens_of
-from milldam.formats.reading import ReadRules, SourceFile, choose_column
-from milldam.formats.rows import FileRows, RowFormat, write_rows
+from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.writer import Tokens
-
-if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
 
 SUFFIXES = (".parquet", ".pq")
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
-_ROWS_READ = 1000
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
+    return read_column(source, rules, "parquet")
+
+
+def files(export: Export) -> Iterator[OutputFile]:
+    return row_files(export, RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES))
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_rows(writing, _write_row_groups)
+
+
+def _write_row_groups(new: NewFile, rows: FileRows) -> None:
     import pyarrow.parquet as pq
 
-    with explain_arrow_errors(source.path), pq.ParquetFile(source.path, memory_map=True, pre_buffer=False) as file:
-        name = choose_column(file.schema_arrow.names, rules.column, source.path)
-        for batch in file.iter_batches(batch_size=_ROWS_READ, columns=[name], use_threads=False):
-            yield from tokens_of(batch.column(0), source.path)
-
-
-def write(export: Export) -> dict[str, Any]:
-    # A Parquet file says all about itself: there is no index.
-    form = RowFormat(
-        lambda number, files: f"part-{number:05d}.parquet", _write_file, lambda part, made: None, row_bytes=OFFSET_BYTES
-    )
-    return write_rows(export, form)
-
-
-def _write_file(new: NewFile, rows: FileRows) -> None:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetWriter(FileSink(new), schema(rows.part.dtype), compression="zstd") as writer:
+    with pq.ParquetWriter(FileSink(new), schema(rows.dtype), compression="zstd") as writer:
         for batch in batches(rows):
             # A row group for each: nothing is held from one to the next.
             writer.write_batch(batch, row_group_size=max(1, batch.num_rows))

@@ -156,15 +156,3 @@ def bytes_in_memory(table: Any) -> int:
     if isinstance(table, ConcatenationTable):
         return sum(bytes_in_memory(block) for line in table.blocks for block in line)
     return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
-
-
-def in_memory_rows(dataset: Any, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a data set in memory, for the spool; a few megabytes at a time."""
-    table = dataset.data.select(columns)
-    if dataset._indices is None:
-        yield from table.to_batches()
-        return
-    for chunk in dataset._indices.column(0).chunks:
-        for at in range(0, len(chunk), _GATHERED):
-            numbers = chunk[at : at + _GATHERED].to_numpy().astype(np.int64)
-            yield from table.fast_gather(numbers).to_batches()

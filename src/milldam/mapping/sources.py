@@ -24,12 +24,12 @@ import xxhash
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes
-from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_in_memory, in_memory_rows
+from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_in_memory
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
 from milldam.mapping.plan import Report, RowReader, RowUnit, SourceOptions, SourcePlan
 from milldam.mapping.spooling import SpooledPlan, Stream
-from milldam.sources.data_sets import split_names
+from milldam.sources.data_sets import choose_splits, split_names
 from milldam.sources.rows import Rows
 from milldam.sources.splits import ALL, parse_split
 
@@ -176,7 +176,11 @@ def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePl
     if bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
         return plan
     columns = plan.columns or []
-    rows = functools.partial(in_memory_rows, source, columns)
+    everything = RowUnit(0, "", 0, {"range": [0, len(source)]})
+
+    def rows() -> Iterator[Rows]:
+        return plan.reader.read(everything, lambda reject: None)
+
     fingerprint = hash_bytes(repr([plan.identity["fingerprint"], columns]).encode())
     return SpooledPlan(Stream("the data set", rows, fingerprint, columns=tuple(columns)), options, spool)
 
@@ -185,14 +189,7 @@ def _choose_split(source: Any, split: str | None) -> Any:
     """A data set of a dict of them, or of the one there is, with the slice that is asked for."""
     asked = None if split is None else parse_split(split)
     if isinstance(source, dict):
-        there = ", ".join(f'"{name}"' for name in source)
-        if asked is None and len(source) != 1:
-            raise ConfigError(f"Which split? There are {there}. Set split.")
-        names = list(source) if asked is None or asked.names == (ALL,) else list(asked.names)
-        missing = next((name for name in names if name not in source), None)
-        if missing is not None:
-            raise ConfigError(f'No split "{missing}"; there are {there}. Set split.')
-        chosen = [source[name] for name in names]
+        chosen = [source[name] for name in choose_splits(asked, source, "the data set")]
         source = chosen[0] if len(chosen) == 1 else _concatenated(chosen)
     elif asked is not None and asked.names not in ((ALL,), (str(source.split),)):
         raise ConfigError(f'split "{split}": the data set is split "{source.split}" alone. Leave split out.')

@@ -1,8 +1,8 @@
 """Rows that can be read only once -> Arrow files in the run folder, from which units are read.
 
-    part-00000.arrows   frames of about a megabyte, one after the other; each is an Arrow IPC stream with its own schema
-    parts.jsonl         a line per finished part: where its frames lie, how many rows each has, its hash
-    complete.json       rows, bytes and frames in all, written last; without it the rows are spooled anew
+    rows.arrows     frames of about a megabyte, one after the other; each is an Arrow IPC stream with its own schema
+    frames.jsonl    a line per frame: its bytes, its rows, its hash
+    complete.json   rows, bytes and frames in all, written last; without it the rows are spooled anew
 
 A unit is a run of frames, known by their hashes: so it is the same unit when the same rows are spooled again. Holds one
 frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
@@ -11,7 +11,6 @@ frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
 from milldam.mapping.pieces import Piece, gather_evenly
 from milldam.mapping.plan import Report, RowUnit, SourceOptions
-from milldam.sealed import is_whole, read_sealed, seal_line, unseal_line, write_sealed
+from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
@@ -33,8 +32,7 @@ from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, row
 from milldam.sources.units import Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
-PART_BYTES = 64 << 20
-_PARTS, _COMPLETE = "parts.jsonl", "complete.json"
+_ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"
 _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -128,50 +126,28 @@ def _listed(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-# ---- frames to parts ----
+# ---- frames to disk ----
 
 
-class _Spooler:
-    def __init__(self, folder: Path, report: Report | None) -> None:
-        self._folder, self._report = folder, report
-        self._part: NewFile | None = None
-        self._frames: list[tuple[int, int, str]] = []
-        self.rows = self.bytes = self.frames = self.parts = 0
-        self._digest = xxhash.xxh3_128()
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        frame = _frame(batch)
-        digest = xxhash.xxh3_128_hexdigest(frame)
-        if self._part is None:
-            self._part = NewFile(self._folder / f"part-{self.parts:05d}.arrows")
-        self._part.write(frame)
-        self._frames.append((len(frame), batch.num_rows, digest))
-        self._digest.update(digest.encode())
-        self.rows, self.bytes, self.frames = self.rows + batch.num_rows, self.bytes + len(frame), self.frames + 1
-        if self._part.size >= PART_BYTES:
-            self._end_part()
-        if self._report is not None:
-            self._report(self.rows, self.bytes)
-
-    def _end_part(self) -> None:
-        if self._part is None:
-            return
-        line = {"name": self._part.path.name, "frames": self._frames, "file": self._part.commit()}
-        with explain_os_errors(self._folder), (self._folder / _PARTS).open("ab") as lines:
-            lines.write(seal_line(line))
-            lines.flush()
-            os.fsync(lines.fileno())
-        self._part, self._frames, self.parts = None, [], self.parts + 1
-
-    def finish(self, identity: str | None) -> None:
-        """Everything is on disk; this says so."""
-        self._end_part()
-        facts = {"rows": self.rows, "bytes": self.bytes, "frames": self.frames, "identity": identity}
-        write_sealed(self._folder / _COMPLETE, facts | {"content": self._digest.hexdigest()})
-
-    def discard(self) -> None:
-        if self._part is not None:
-            self._part.discard()
+def _write_frames(folder: Path, stream: Stream, report: Report | None) -> None:
+    """Go through the rows once; when everything is on disk, `complete.json` says so."""
+    content = xxhash.xxh3_128()
+    rows = frames = 0
+    with NewFile(folder / _ROWS) as data, NewFile(folder / _FRAMES) as lines:
+        for batch in frames_of(stream.rows(), stream.name):
+            if not row_count(batch):
+                continue
+            frame = _frame(batch)
+            digest = xxhash.xxh3_128_hexdigest(frame)
+            data.write(frame)
+            lines.write(json.dumps([len(frame), batch.num_rows, digest]).encode() + b"\n")
+            content.update(digest.encode())
+            rows, frames = rows + batch.num_rows, frames + 1
+            if report is not None:
+                report(rows, data.size)
+        facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": stream.fingerprint}
+        files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
+    write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})
 
 
 def _frame(batch: pa.RecordBatch) -> memoryview:
@@ -181,7 +157,7 @@ def _frame(batch: pa.RecordBatch) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-# ---- parts to rows ----
+# ---- disk to rows ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,43 +237,22 @@ class SpooledPlan:
     def spool(self, report: Report | None = None) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
         wanted = self._stream.fingerprint
-        if self._done or (wanted is not None and self._facts().get("identity") == wanted and self._has_parts()):
+        if self._done or (wanted is not None and self._facts().get("identity") == wanted and self._is_whole()):
             self._done = True
             return
-        self._clear()
-        spooler = _Spooler(self._folder, report)
-        try:
-            for batch in frames_of(self._stream.rows(), self._stream.name):
-                if row_count(batch):
-                    spooler.add(batch)
-            spooler.finish(wanted)
-        finally:
-            spooler.discard()
-        self._done = True
-
-    def _clear(self) -> None:
         with explain_os_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-        for path in (self._folder / _COMPLETE, self._folder / _PARTS, *self._folder.glob("part-*.arrows")):
-            path.unlink(missing_ok=True)
+        (self._folder / _COMPLETE).unlink(missing_ok=True)
         remove_temporaries(self._folder)
+        _write_frames(self._folder, self._stream, report)
+        self._done = True
 
     def _facts(self) -> dict[str, Any]:
         return read_sealed(self._folder / _COMPLETE) or {}
 
-    def _has_parts(self) -> bool:
-        """Whether all parts are as they were written; else they are spooled again."""
-        parts = list(self._parts())
-        frames = sum(len(part["frames"]) for part in parts)
-        return frames == self._facts()["frames"] and all(
-            is_whole(self._folder / part["name"], part["file"]) for part in parts
-        )
-
-    def _parts(self) -> Iterator[dict[str, Any]]:
-        path = self._folder / _PARTS
-        if path.exists():
-            with path.open("rb") as lines:
-                yield from (part for line in lines if (part := unseal_line(line)) is not None)
+    def _is_whole(self) -> bool:
+        """Whether the rows are as they were written; else they are spooled again."""
+        return all(is_whole(self._folder / name, record) for name, record in self._facts()["files"].items())
 
     def units(self) -> Iterator[RowUnit]:
         facts = self._facts()
@@ -317,8 +272,8 @@ class SpooledPlan:
             first_row += rows
 
     def _pieces(self) -> Iterator[Piece]:
-        for part in self._parts():
-            at = 0
-            for size, rows, digest in part["frames"]:
-                yield Piece(Slice(part["name"], "spool", None, at, at + size, size), [rows, digest])
+        at = 0
+        with (self._folder / _FRAMES).open("rb") as lines:
+            for size, rows, digest in map(json.loads, lines):
+                yield Piece(Slice(_ROWS, "spool", None, at, at + size, size), [rows, digest])
                 at += size

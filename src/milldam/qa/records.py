@@ -21,7 +21,7 @@ from milldam.input_files import is_address, kind_of
 from milldam.sources.batch import MalformedError
 from milldam.sources.compression import DamagedError, compression_of, read_blocks
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.giant import parts_of_line
+from milldam.sources.giant_line import parts_of_line
 from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.jsonl import json_blocks
 from milldam.sources.listing import InputFile, list_inputs

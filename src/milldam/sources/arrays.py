@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, Reject, TextRules
+from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
 from milldam.text.arrays import text_offsets
@@ -160,26 +160,19 @@ def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]
     yield Batch(waiting, bytes_read=waiting.nbytes if waiting is not None else 0)
 
 
-def text_in_parts(document: pa.LargeBinaryArray, reading: Reading, make_reject: MakeReject) -> Iterator[Batch]:
-    """One large document in open batches; taken back when the rest of it is no UTF-8."""
-    try:
-        yield from open_batches(_decoded_parts(document, reading.rules))
-    except MalformedError as error:
-        begin, end = map(int, text_offsets(document))
-        shown = document.buffers()[2][begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
-        reading.reject(make_reject(0, error.reason, error.detail, shown))
-
-
-def _decoded_parts(document: pa.LargeBinaryArray, rules: TextRules) -> Iterator[pa.LargeStringArray]:
-    begin, end = map(int, text_offsets(document))
-    data = document.buffers()[2]  # not by as_buffer, which copies it
-    head = data[begin : min(end, begin + HEAD_BYTES)].to_pybytes()
-    while begin < end:
-        part = data[begin : min(end, begin + max(BATCH_BYTES, HEAD_BYTES))].to_pybytes()
-        if begin + len(part) < end:
-            part = part[: whole_characters(part)]
-        begin += len(part)
-        yield require_array(part, rules, head)
+def decoded_parts(parts: Iterable[bytes], rules: TextRules) -> Iterator[pa.LargeStringArray]:
+    """The parts of one document as text by the rules, cut between characters; raises MalformedError."""
+    head = held = b""
+    for part in parts:
+        held += part
+        if rules.invalid_utf8 == "drop" and not head and len(held) < HEAD_BYTES:
+            continue  # its head, which decides, is not complete
+        head = head or held[:HEAD_BYTES]
+        cut = whole_characters(held)
+        yield require_array(held[:cut], rules, head)
+        held = held[cut:]
+    if held or not head:
+        yield require_array(held, rules, head or held)
 
 
 def require_array(data: bytes, rules: TextRules, head: bytes) -> pa.LargeStringArray:

@@ -50,7 +50,7 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     rows = None if asked is None else asked.rows
     if _may_be_on_hub(path):
         splits = _hub_splits(path, subset)
-        files = tuple(file for name in _choose(asked, splits, path) for file in splits[name])
+        files = tuple(file for name in choose_splits(asked, splits, path) for file in splits[name])
         if input_format is None:
             _require_known(path, files)
         return Resolved(files, input_format, rows)
@@ -60,13 +60,13 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
         )
     saved = _saved_splits(path)
     if saved is not None:
-        chosen = _choose(asked, saved, path)
+        chosen = choose_splits(asked, saved, path)
         return Resolved(tuple(file for name in chosen for file in _saved_files(saved[name])), "arrow", rows)
     if asked is None:
         return Resolved((path,), input_format)
     groups = _ordinary_splits(path, input_format)
     # A name may carry two splits: its file is taken once.
-    wanted = dict.fromkeys(file for name in _choose(asked, groups, path) for file in groups[name])
+    wanted = dict.fromkeys(file for name in choose_splits(asked, groups, path) for file in groups[name])
     return Resolved(tuple(wanted), input_format, rows)
 
 
@@ -77,7 +77,7 @@ def split_names(path: str, subset: str | None) -> list[str]:
     return list(_saved_splits(path) or ())
 
 
-def _choose(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
+def choose_splits(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
     """The names of the wanted splits, as they are called there. None asked for: train, or the only one there is."""
     if asked is None:
         if TRAIN not in there and len(there) != 1:

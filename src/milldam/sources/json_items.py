@@ -19,14 +19,26 @@ _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 # Sets of what may come, not of what may not: those are looked up in a table, three times as fast.
 _INNER = rb"[\x00-\x09\x0b-!#-\[\]-\xff]*+"
-_CHARACTERS = _INNER + rb'(?:(?:\\.|\n(?![ \t\r\n]*+["{}\[\]]))' + _INNER + rb")*+"
+_OUTER = rb"[\x00-!#-Z\\^-z|~-\xff]*+"
+_BETWEEN = rb"[\x00-!#-+\--Z\\^-z|~-\xff]++"
+
+
+def _all_of(pattern: bytes) -> bytes:
+    """Repeated as often as it goes, and never taken back.
+
+    Not by "*+", which Python before 3.11.5 does wrong where what is repeated is more than a set (gh-106052).
+    """
+    return rb"(?>(?:" + pattern + rb")*)"
+
+
+_CHARACTERS = _INNER + _all_of(rb'(?:\\.|\n(?![ \t\r\n]*+["{}\[\]]))' + _INNER)
 _STRING = rb'"' + _CHARACTERS + rb'["\n]'
-_PLAIN = rb"[\x00-!#-Z\\^-z|~-\xff]*+(?:" + _STRING + rb"[\x00-!#-Z\\^-z|~-\xff]*+)*+"
+_PLAIN = _OUTER + _all_of(_STRING + _OUTER)
 _LEAF = rb"(?:\{" + _PLAIN + rb"\}|\[" + _PLAIN + rb"\])"
 # Up to the next bracket, or a string that goes on beyond the block; past brackets that hold no others.
-_IN_ITEM = re.compile(_PLAIN + rb"(?:" + _LEAF + _PLAIN + rb")*+", re.DOTALL)
-_IN_ARRAY = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb"|" + _LEAF + rb")*+", re.DOTALL)
-_OUTSIDE = re.compile(rb"(?:[\x00-!#-+\--Z\\^-z|~-\xff]++|" + _STRING + rb")*+", re.DOTALL)
+_IN_ITEM = re.compile(_PLAIN + _all_of(_LEAF + _PLAIN), re.DOTALL)
+_IN_ARRAY = re.compile(_all_of(_BETWEEN + rb"|" + _STRING + rb"|" + _LEAF), re.DOTALL)
+_OUTSIDE = re.compile(_all_of(_BETWEEN + rb"|" + _STRING), re.DOTALL)
 _IN_STRING = re.compile(_CHARACTERS, re.DOTALL)
 _INDENT = re.compile(rb"\n[ \t\r]+")
 _LONGEST_INDENT = 1 << 10

@@ -1,8 +1,8 @@
 """A unit of files -> its texts, or its rows, by the format of each slice; the same ones however often it is read.
 
-    txt             what a document is, `documents` and `separator` say      lines.py
+    txt             what a document is, `documents` and `separator` say      plain_text.py
     jsonl, json     an object a line, or the items of an array               jsonl.py
-    csv, tsv        as the header names its columns                          table_text.py
+    csv, tsv        as the header names its columns                          csv_files.py
     parquet, arrow  record batches                                           tables.py
 
 Texts are those of one column, in batches of about two megabytes; a larger one comes in parts. Rows are Arrow record
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from milldam.input_files import without_secrets
-from milldam.sources import jsonl, lines, table_text, tables
+from milldam.sources import csv_files, jsonl, plain_text, tables
 from milldam.sources.batch import Batch, OnReject, Reading, TextRules
 from milldam.sources.json_items import HEAD_BYTES, is_json_lines
 from milldam.sources.large_rows import Room
@@ -30,11 +30,11 @@ from milldam.sources.units import Slice, Unit, by_bytes, whole
 
 _TABLES = ("parquet", "arrow")
 _READERS: dict[str, ModuleType] = {
-    "txt": lines,
+    "txt": plain_text,
     "jsonl": jsonl,
     "json": jsonl,
-    "csv": table_text,
-    "tsv": table_text,
+    "csv": csv_files,
+    "tsv": csv_files,
     "parquet": tables,
     "arrow": tables,
 }
@@ -52,7 +52,7 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
     elif file.format == "arrow":
         yield from tables.slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
-        yield from table_text.slice_csv(file, shard_size)
+        yield from csv_files.slice_csv(file, shard_size)
     elif can_cut(file, rules):
         yield from by_bytes(file, shard_size)
     else:
@@ -73,7 +73,7 @@ def can_cut(file: InputFile, rules: TextRules) -> bool:
         return False
     if file.format != "txt":
         return True
-    boundary = lines.boundary_of(rules)
+    boundary = plain_text.boundary_of(rules)
     return boundary is not None and boundary.splittable
 
 
@@ -82,8 +82,8 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
     if slice.format in ("jsonl", "json"):
         return jsonl.json_columns(slice)
     if slice.format in ("csv", "tsv"):
-        return table_text.csv_columns(slice.path, slice.compression, slice.format)
-    return list(tables.open_schema(slice, spool).names if slice.format in _TABLES else lines.TEXT_COLUMNS)
+        return csv_files.csv_columns(slice.path, slice.compression, slice.format)
+    return list(tables.open_schema(slice, spool).names if slice.format in _TABLES else plain_text.TEXT_COLUMNS)
 
 
 # ---- texts ----
@@ -92,8 +92,8 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk."""
     reading = Reading(rules, on_reject, spool)
-    if unit.slices[0].format == "txt" and lines.boundary_of(rules) is None:
-        yield from lines.read_whole_files(unit.slices, reading)
+    if unit.slices[0].format == "txt" and plain_text.boundary_of(rules) is None:
+        yield from plain_text.read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:
         yield from _READERS[slice.format].read_texts(slice, reading)

@@ -22,8 +22,16 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, text_in_parts
-from milldam.sources.batch import Batch, Reading, Reject, no_such_column, require_columns
+from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, decoded_parts, open_batches
+from milldam.sources.batch import (
+    KEPT_RECORD_CHARS,
+    Batch,
+    MalformedError,
+    Reading,
+    Reject,
+    no_such_column,
+    require_columns,
+)
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import decode_text
 from milldam.sources.large_rows import Room
@@ -33,6 +41,7 @@ from milldam.sources.places import Place
 from milldam.sources.rows import cut_by_size
 from milldam.sources.units import Slice, by_parts, whole
 from milldam.sources.unpacking import batch_sizes, dearest_page
+from milldam.text.arrays import text_offsets
 
 FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
 Choose = Callable[[pa.Schema], Sequence[str] | None]
@@ -380,10 +389,17 @@ def _rejects_at(row: int, slice: Slice) -> MakeReject:
 def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject) -> Iterator[Batch]:
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
     raw = part.cast(pa.large_binary())
-    if len(part) == 1 and part.nbytes > BATCH_BYTES:
-        yield from text_in_parts(raw, reading, make_reject)
-    else:
+    if len(part) > 1 or part.nbytes <= BATCH_BYTES:
         yield Batch(checked_text(raw, reading, make_reject), bytes_read=part.nbytes)
+        return
+    begin, end = map(int, text_offsets(raw))
+    data = raw.buffers()[2]  # not by as_buffer, which copies it
+    try:
+        pieces = (data[at : min(end, at + BATCH_BYTES)].to_pybytes() for at in range(begin, end, BATCH_BYTES))
+        yield from open_batches(decoded_parts(pieces, reading.rules))
+    except MalformedError as error:
+        shown = data[begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
+        reading.reject(make_reject(0, error.reason, error.detail, shown))
 
 
 # ---- rows ----

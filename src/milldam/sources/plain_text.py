@@ -7,6 +7,7 @@ parts of it have been handed on, a cancelled batch takes them back.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,26 +18,26 @@ from milldam.sources.arrays import (
     batches_of,
     bytes_of,
     checked_text,
-    decode_array,
+    decoded_parts,
     one_text,
+    open_batches,
     split_at,
     split_lines,
     split_paragraphs,
-    whole_characters,
     without_blank,
 )
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError, raising, read_blocks
-from milldam.sources.decoding import HEAD_BYTES
 from milldam.sources.large_rows import LargeRow, TextWeight
 from milldam.sources.opening import open_bytes
-from milldam.sources.records import BLOCK_BYTES, LAST, PART, BlankLine, Block, Boundary, record_blocks
+from milldam.sources.records import BLOCK_BYTES, LAST, PART, WHOLE, BlankLine, Block, Boundary, record_blocks
 from milldam.sources.units import Slice
 
 BOM = codecs.BOM_UTF8
 LINE = Boundary(b"\n")
 PARAGRAPH = BlankLine()
 TEXT_COLUMNS = ("text", "file")
+_BLANK = "blank"
 
 
 def boundary_of(rules: TextRules) -> Boundary | None:
@@ -58,20 +59,20 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
 
 def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Iterator[Batch]:
-    giant = _Giant(slice, reading)
     with open_bytes(slice.path) as file:
         blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop)
         try:
             for number, block in enumerate(blocks):
                 if number == 0 and slice.start == 0:
                     block = replace(block, data=block.data.removeprefix(BOM))
-                if block.kind in (PART, LAST):
-                    yield from giant.read(block, boundary)
-                    continue
-                texts = _split(block, slice, reading, boundary)
-                yield from batches_of(without_blank(texts), len(block.data))
+                if block.kind == WHOLE:
+                    texts = _split(block, slice, reading, boundary)
+                    yield from batches_of(without_blank(texts), len(block.data))
+                else:
+                    parts = _parts_of_giant(block, blocks, boundary)
+                    place = Reject(slice.path, "", "", line=block.line, origin=block.origin)
+                    yield from _in_parts(parts, reading, place, may_be_blank=False)
         except DamagedError as error:
-            yield from giant.cancel()
             reading.reject(make_damage_reject(slice, error))
 
 
@@ -128,54 +129,37 @@ def _without_end(data: bytes, boundary: Boundary) -> bytes:
     return data.rstrip(b" \t\r\n") if boundary is PARAGRAPH else data.removesuffix(boundary.separators[0])
 
 
-class _Giant:
-    """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8."""
+def _parts_of_giant(first: Block, blocks: Iterator[Block], boundary: Boundary) -> Iterator[bytes]:
+    """The bytes of the giant document that a block begins; what follows it stays in `blocks`."""
+    for block in itertools.chain([first], blocks):
+        yield block.data if block.kind == PART else _without_end(block.data, boundary)
+        if block.kind == LAST:
+            return
 
-    def __init__(self, slice: Slice, reading: Reading) -> None:
-        self._slice, self._reading, self._rules = slice, reading, reading.rules
-        self._reset()
 
-    def _reset(self) -> None:
-        self._head = self._held = b""
-        self._started = self._failed = self._ink = False
+def _in_parts(parts: Iterator[bytes], reading: Reading, place: Reject, *, may_be_blank: bool) -> Iterator[Batch]:
+    """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8, or no document.
 
-    def read(self, block: Block, boundary: Boundary) -> Iterator[Batch]:
-        data, last = block.data, block.kind == LAST
-        if last:
-            data = _without_end(data, boundary)
-        for batch in self.feed(data, block.line, block.origin, last=last):
-            self._ink = self._ink or len(without_blank(batch.texts)) > 0
-            if self._ink or batch.open or batch.cancel:
-                yield batch
-            else:
-                # Nothing but white space from end to end: no document, as everywhere.
-                yield from self.cancel()
+    `place`: the reject that it would be.
+    """
+    texts = decoded_parts(parts, reading.rules)
+    try:
+        yield from open_batches(texts if may_be_blank else _with_ink(texts))
+    except MalformedError as error:
+        for _ in parts:
+            pass
+        if error.reason != _BLANK:
+            reading.reject(replace(place, reason=error.reason, detail=error.detail))
 
-    def feed(self, data: bytes, line: int = 1, origin: int = 0, *, last: bool) -> Iterator[Batch]:
-        if not self._failed:
-            data = self._held + data
-            if self._rules.invalid_utf8 == "drop" and len(data) < HEAD_BYTES and not (last or self._started):
-                self._held = data  # its head, which decides, is not complete
-                return
-            self._head = self._head or data[:HEAD_BYTES]
-            cut = len(data) if last else whole_characters(data)
-            data, self._held = data[:cut], data[cut:]
-            text, problem = decode_array(data, self._rules, self._head)
-            if text is not None:
-                yield Batch(text, open=not last, bytes_read=len(data))
-                self._started = True
-            else:
-                yield from self.cancel()
-                self._failed = True
-                self._reading.reject(Reject(self._slice.path, "not_utf8", problem, line=line, origin=origin))
-        if last:
-            self._reset()
 
-    def cancel(self) -> Iterator[Batch]:
-        """Take back what has been handed on of an unfinished document."""
-        if self._started:
-            yield Batch(pa.array([], pa.large_string()), cancel=True)
-        self._reset()
+def _with_ink(texts: Iterator[pa.LargeStringArray]) -> Iterator[pa.LargeStringArray]:
+    """Raises MalformedError of what is nothing but white space from end to end: no document, as everywhere."""
+    has_ink = False
+    for text in texts:
+        has_ink = has_ink or len(without_blank(text)) > 0
+        yield text
+    if not has_ink:
+        raise MalformedError(_BLANK, "")
 
 
 # ---- rows ----
@@ -268,14 +252,9 @@ def _flush(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
 
 
 def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
-    giant = _Giant(slice, reading)
     try:
-        held = first
-        for block in rest:
-            yield from giant.feed(held, last=False)
-            held = block
-        yield from giant.feed(held, last=True)
+        parts = itertools.chain([first], rest)
+        yield from _in_parts(parts, reading, Reject(slice.path, "", "", line=1), may_be_blank=True)
     except DamagedError as error:
-        yield from giant.cancel()
         error.cut = b""  # the document: nobody knows where it would have ended
         reading.reject(make_damage_reject(slice, error))

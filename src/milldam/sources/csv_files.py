@@ -33,11 +33,11 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text
-from milldam.sources.giant_row import GiantRow
+from milldam.sources.giant_record import GiantRow
 from milldam.sources.large_rows import LargeRow, TextWeight
-from milldam.sources.lines import make_damage_reject
 from milldam.sources.listing import InputFile
 from milldam.sources.opening import open_bytes, open_head
+from milldam.sources.plain_text import make_damage_reject
 from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
 from milldam.sources.units import Slice, whole
 

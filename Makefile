@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 # they do not need for that: so they are installed without what they ask for, and with this.
 READERS := brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
 
-.PHONY: demo test test-slow check install clean
+.PHONY: demo test test-all check install clean
 
 demo: $(VENV)/installed
 	$(BIN)/milldam demo
@@ -17,8 +17,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-slow: $(VENV)/installed-peers
-	$(BIN)/pytest -m slow
+test-all: $(VENV)/installed-peers check
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow" --hypothesis-profile all
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Contender:
 # ---- milldam ----
 
 
-def milldam_batches(task: Task, *, read: str = "auto", **options: Any) -> Any:
+def milldam_batches(task: Task, *, read: Literal["auto", "map", "pread"] = "auto", **options: Any) -> Any:
     import milldam
 
     windows = milldam.open(task.store).windows(task.seq_len, read=read)

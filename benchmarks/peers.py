@@ -4,7 +4,7 @@ In: a peer's name, a corpus, a tokenizer.json. Out: one JSON line with `seconds`
 own work took, its imports not counted), `text_bytes` (UTF-8 of the texts alone), `documents` and
 `tokens`. A fresh process each time, so that no cache is warm and no memory is left from before.
 
-- gigatoken: the engine alone, from memory. Texts are read in chunks of 64 MB, untimed; only its
+- gigatoken: the encoder alone, from memory. Texts are read in chunks of 64 MB, untimed; only its
   `encode_batch`, with its default parallelism, is on the clock. Nothing is written.
 - datasets: what many people do. load_dataset, map in processes, save_to_disk, all on the clock.
 """
@@ -75,7 +75,7 @@ def run_gigatoken(corpus: Path, tokenizer_path: Path) -> Figures:
     import gigatoken
 
     tokenizer = gigatoken.Tokenizer(str(tokenizer_path))
-    # The first call imports awkward and starts the threads: not the engine's rate.
+    # The first call imports awkward and starts the threads: not the encoder's rate.
     tokenizer.encode_batch(["warm"])
     figures = Figures()
     for chunk in chunks(read_texts(corpus), figures):

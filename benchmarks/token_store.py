@@ -125,7 +125,7 @@ def write_manifest(folder: Path, shards: list[Shard]) -> None:
         dtype=DTYPE,
         vocab_size=VOCABULARY,
         tokenizer={"name": "random", "eos": END},
-        engine="none",
+        encoder="none",
         settings={},
         input={},
         shards=tuple(shards),

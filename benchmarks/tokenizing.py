@@ -1,10 +1,10 @@
-"""Tokenizing a corpus, side by side on one machine: milldam, its engine alone, and HF datasets.
+"""Tokenizing a corpus, side by side on one machine: milldam, its encoder alone, and HF datasets.
 
 In: a .jsonl or .txt corpus (see corpus.py) and a tokenizer.json. Out: a Markdown table with the
 median MB/s of text of each, the ratios, and with --json every single figure.
 
 - milldam: the wall time of the whole `milldam tokenize` command: start, reading, encoding, writing.
-- gigatoken: the engine alone, from memory, writing nothing: the rate milldam can come near to.
+- gigatoken: the encoder alone, from memory, writing nothing: the rate milldam can come near to.
 - datasets: load_dataset, map(encode_batch_fast) in processes, save_to_disk, on the first
   --peer-size of the corpus, since it is slow. jsonl only.
 

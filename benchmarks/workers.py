@@ -3,7 +3,7 @@
     python benchmarks/workers.py CORPUS --tokenizer FOLDER
 
 Prints the wall time and the peak of anonymous memory of each; `docs/decisions/0003` rests on it. The threads share one
-interpreter, each with an engine of its own, as the processes have.
+interpreter, each with an encoder of its own, as the processes have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milldam.run.tasks import DONE, Event, Executor, Task
 
 
 class ThreadExecutor:
-    """Two threads of this process, an engine each."""
+    """Two threads of this process, an encoder each."""
 
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]

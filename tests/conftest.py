@@ -19,15 +19,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).parents[1]
 
-settings.register_profile(
-    "milldam",
-    deadline=None,
-    database=None,
-    derandomize=True,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("milldam")
+# `make test` looks at fewer examples of each property than `make test-all` does.
+for profile, examples in {"quick": 30, "all": 100}.items():
+    settings.register_profile(
+        profile,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")

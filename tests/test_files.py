@@ -121,14 +121,17 @@ def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, code: int) -> None:
     """A refusal names the folder and the way out."""
-    with pytest.raises(ResourceError, match=r"is not writable .*with -o"), files.explain_os_errors(tmp_path / "a.bin"):
+    with (
+        pytest.raises(ResourceError, match=r"not writable .*Choose another"),
+        files.explain_os_errors(tmp_path / "a.bin"),
+    ):
         raise OSError(code, os.strerror(code))
 
 
 def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> None:
     """As in /proc, or one that was removed; an input that is gone is not mistaken for it."""
     place = tmp_path / "gone" / "a.bin"
-    with pytest.raises(ResourceError, match=r"its folder takes no files.*with -o"):
+    with pytest.raises(ResourceError, match=r"its folder takes no files.*Choose another"):
         files.NewFile(place)
     with pytest.raises(ResourceError, match="takes no files"), files.explain_os_errors(Path("/proc/x")):
         Path("/proc/x").mkdir()

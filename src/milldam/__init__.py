@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         MismatchError,
         NotReadyError,
         ResourceError,
-        ShareHeldError,
         StoreError,
+        TaskHeldError,
         WorkerError,
     )
     from milldam.formats import export, import_tokens
@@ -63,11 +63,11 @@ __all__ = [
     "PackedRows",
     "Part",
     "ResourceError",
-    "ShareHeldError",
     "Store",
     "StoreError",
     "Streams",
     "Table",
+    "TaskHeldError",
     "TextEncoder",
     "TokenPair",
     "Windows",
@@ -89,7 +89,7 @@ __version__ = _version("milldam")
 
 _HOMES = {
     "api": "open preprocess tokenize",
-    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError ShareHeldError StoreError "
+    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError TaskHeldError StoreError "
     "WorkerError",
     "formats": "export import_tokens",
     "hub": "pull push",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
@@ -16,19 +16,41 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+    from milldam.formats.foreign import ForeignFile
+    from milldam.qa import FeatureStore
+    from milldam.stores.table import Table
 
 log = logging.getLogger("milldam")
 
 
+@overload
 def open(
     path: str | Path,
     *,
+    kind: Literal["tokens"] | None = None,
+    split: str | None = None,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> Store: ...
+@overload
+def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
+@overload
+def open(path: str | Path, *, kind: Literal["features"]) -> FeatureStore: ...
+@overload
+def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None = None) -> ForeignFile: ...
+@overload
+def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
+def open(
+    path: str | Path,
+    *,
+    kind: Literal["tokens", "table", "features", "file"] | None = None,
     split: str | None = None,
     dtype: npt.DTypeLike | None = None,
     cache: str | int | None = None,
     cache_dir: str | Path | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Any:
+    storage_options: Mapping[str, object] | None = None,
+) -> Store | Table | FeatureStore | ForeignFile:
     """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
 
     a folder with milldam.json      a store
@@ -40,6 +62,9 @@ def open(
     corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are touched, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
+
+    `kind`: what it must be, else it is refused; for type checkers too, which take anything for a store that is not said
+    to be a "table", "features" or a "file" of another tool.
 
     What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
     refused. Nothing is tokenized.
@@ -53,19 +78,23 @@ def open(
     remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
     asked: dict[str, Any] = {name: value for name, value in remote.items() if value is not None}
     asked |= {} if dtype is None else {"dtype": dtype}
-    kind = store_kind(path)
-    if kind is TOKENS and not asked:
-        return Store(path, split=split)
-    if kind in (TABLE, FEATURES):
+    opened: Any
+    found = store_kind(path)
+    if found is TOKENS and not asked:
+        opened = Store(path, split=split)
+    elif found in (TABLE, FEATURES):
         for name in asked if split is None else ("split", *asked):
-            raise ConfigError(f"{path}: {kind.phrase} has no {name} to choose. Leave it out.")
-        return _open_other(kind, path)
-    from milldam.loader.opening import open_data
+            raise ConfigError(f"{path}: {found.phrase} has no {name} to choose. Leave it out.")
+        opened = _open_other(found, path)
+    else:
+        from milldam.loader.opening import open_data
 
-    return open_data(path, split=split, **asked)
+        opened = open_data(path, split=split, **asked)
+    _require_kind(opened, kind)
+    return opened  # type: ignore[no-any-return]
 
 
-def _open_other(kind: Kind, path: str | Path) -> Any:
+def _open_other(kind: Kind, path: str | Path) -> Table | FeatureStore:
     if kind is TABLE:
         from milldam.stores.table import Table
 
@@ -73,6 +102,19 @@ def _open_other(kind: Kind, path: str | Path) -> Any:
     from milldam.qa import FeatureStore
 
     return FeatureStore(path)
+
+
+_KINDS = {"Store": "tokens", "Table": "table", "FeatureStore": "features"}
+"""Others are files of other tools."""
+
+
+def _require_kind(opened: object, kind: str | None) -> None:
+    found = _KINDS.get(type(opened).__name__, "file")
+    if kind is None or kind == found:
+        return
+    if kind not in (*_KINDS.values(), "file"):
+        raise ConfigError(f'kind: "{kind}"; use tokens, table, features or file.')
+    raise StoreError(f'{opened!r}: its kind is "{found}", and "{kind}" is asked for.')
 
 
 def tokenize(

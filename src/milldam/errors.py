@@ -3,8 +3,8 @@
     MilldamError                exit code 1
     ├── ConfigError                       2   a setting is wrong or contradicts another
     │   ├── MismatchError                 2   the folder was made from other settings or input
-    │   ├── NotReadyError                 2   what comes before a share of a job is not done
-    │   └── ShareHeldError                2   another task is at work on the same share
+    │   ├── NotReadyError                 2   what comes before an array task is not done
+    │   └── TaskHeldError                 2   the same array task is running already
     ├── InputError                        3   a file, column or tokenizer can't be used
     ├── StoreError                        3   the folder is no store, or it is damaged
     ├── ResourceError                     4   memory or disk is not enough
@@ -71,7 +71,7 @@ class NotReadyError(ConfigError):
     pass
 
 
-class ShareHeldError(ConfigError):
+class TaskHeldError(ConfigError):
     pass
 
 

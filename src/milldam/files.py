@@ -242,14 +242,12 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 "Everything finished so far is safe. Free some space and run the same command again."
             ) from None
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place with -o.") from None
+            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place.") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise ResourceError(
-                f"{path.parent} is not writable ({error.strerror}). Choose another folder with -o."
-            ) from None
+            raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder.") from None
         if error.errno == errno.ENOENT and (str(error.filename) == str(path) or not path.parent.exists()):
             # As in /proc, or when somebody removes the folder meanwhile; not when the input is gone.
             raise ResourceError(
-                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place with -o."
+                f"{path}: can't be made: its folder takes no files, or was removed. Choose another place."
             ) from None
         raise

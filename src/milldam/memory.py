@@ -1,7 +1,7 @@
 """Memory: how much there is, how much we may use, how much is used.
 
 `Budget` is the limit for the whole process tree: given, or half of what the cgroup or the machine
-leaves. `Monitor` samples the tree into a CSV timeline and keeps start, peak and final per stage.
+leaves. How it is kept to is measured in run/monitor.py.
 
 What counts against the budget is anonymous and shared memory: what the kernel can't take back.
 File-backed pages (memory-mapped files, libraries) are clean, are reclaimed at will, and are reported apart.
@@ -10,26 +10,18 @@ A page shared by two processes counts twice, so the figures err on the safe side
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
 import sys
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NotRequired, TypedDict
 
 from milldam.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-SAMPLE_SECONDS = 0.2
-_SILENT_SECONDS = 5.0
-"""After so long without a word, a process on another machine is taken to be gone."""
 
 
 def parse_size(text: str | int) -> int:
@@ -214,184 +206,3 @@ def release() -> None:
         pyarrow.default_memory_pool().release_unused()
     if _malloc_trim is not None:
         _malloc_trim(0)
-
-
-class MemoryUse(TypedDict):
-    """Bytes of anonymous memory of the whole process tree; of several machines, the one that held most."""
-
-    start: int
-    peak: int
-    final: int
-    peak_file_backed: int
-    """Beside these, and not counted against the budget."""
-    stages: dict[str, dict[str, int]]
-    """Start, peak and final of each stage."""
-    budget: int
-    machines: NotRequired[dict[str, int]]
-    """The peak of each machine, where there are several."""
-
-
-@dataclass(slots=True)
-class StageMemory:
-    """Memory of the tree while one stage ran."""
-
-    start: Usage
-    peak: Usage
-    final: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """What a process elsewhere told."""
-
-    time: float
-    now: int
-    peak: int
-    """Since the last sample."""
-
-
-_HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
-
-
-@dataclass
-class Monitor:
-    """Samples the process tree a few times a second; use it as a context manager.
-
-    Writes `time,stage,pid,anonymous_bytes,file_bytes`, a row a process, to the timeline. After five
-    minutes only one sample a second is written (the peak is still kept from all of them), which
-    bounds a day's run to some tens of megabytes of disk. Holds no history in memory.
-
-    Of processes that are not in the tree it knows what is noted; a row's pid is then `machine:pid`. The budget holds
-    for each machine: what counts is the one that holds most.
-    """
-
-    timeline: Path
-    stage: str = "start"
-    stages: dict[str, StageMemory] = field(default_factory=dict)
-    now: Usage = Usage()
-    peak: Usage = Usage()
-    machines: dict[str, int] = field(default_factory=dict)
-    """Peak of anonymous memory on each machine of which something is noted."""
-    here: str = ""
-    """What notes call this machine: its own processes count there, too."""
-
-    def __post_init__(self) -> None:
-        self._elsewhere: dict[tuple[str, int], _Noted] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="milldam-monitor", daemon=True)
-        self._started = time.monotonic()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Monitor:
-        self._file: IO[str] = self.timeline.open("a", encoding="utf-8")
-        if self._file.tell() == 0:
-            # A full disk must not end the watch: the work itself will say so.
-            with contextlib.suppress(OSError):
-                self._file.write(_HEADER)
-                self._file.flush()
-        self._begun = self.timeline.stat().st_size
-        self.sample()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.sample()
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def enter_stage(self, stage: str) -> None:
-        """Book what follows under another stage."""
-        self.sample()
-        self.stage = stage
-        self.sample()
-
-    def restart(self) -> None:
-        """Forget the timeline of what was here before; keep what this one has measured."""
-        with self._lock, contextlib.suppress(OSError):
-            kept = self.timeline.read_bytes()[self._begun :]
-            self._file.truncate(0)
-            self._file.write(_HEADER + kept.decode())
-            self._file.flush()
-
-    def note(self, machine: str, pid: int, anonymous: int) -> None:
-        """A process that is not of this tree told what it holds; 0: it has ended."""
-        with self._lock:
-            before = self._elsewhere.pop((machine, pid), None)
-            if anonymous:
-                # Between two samples the largest counts.
-                peak = max(anonymous, before.peak if before is not None else 0)
-                self._elsewhere[machine, pid] = _Noted(time.monotonic(), anonymous, peak)
-
-    def _heard_of(self) -> dict[tuple[str, int], Usage]:
-        """Processes elsewhere that told something lately."""
-        silent = time.monotonic() - _SILENT_SECONDS
-        lately = {who: noted for who, noted in self._elsewhere.items() if noted.time > silent}
-        self._elsewhere = {who: replace(noted, peak=noted.now) for who, noted in lately.items()}
-        return {who: Usage(noted.peak) for who, noted in lately.items()}
-
-    def _largest_machine(self, here: Usage, elsewhere: dict[tuple[str, int], Usage]) -> Usage:
-        totals: dict[str, Usage] = {}
-        for (machine, _), one in elsewhere.items():
-            # What this process holds is on one of the machines.
-            totals[machine] = totals.get(machine, here if machine == self.here else Usage()) + one
-        for machine, total in totals.items():
-            self.machines[machine] = max(self.machines.get(machine, 0), total.anonymous)
-        return max((here, *totals.values()), key=lambda total: total.anonymous)
-
-    def sample(self, write: bool = True) -> Usage:
-        """Measure the tree once, now."""
-        with self._lock:
-            # A cluster may run below this process: its workers tell of themselves, and what else it takes is not ours.
-            tree = [os.getpid()] if self.here else process_tree()
-            each: list[tuple[int | str, Usage]] = [(pid, usage(pid)) for pid in tree]
-            elsewhere = self._heard_of()
-            self.now = self._largest_machine(sum((one for _, one in each), Usage()), elsewhere)
-            self._book(self.now)
-            if write:
-                now = time.time()
-                each += [(f"{machine}:{pid}", one) for (machine, pid), one in elsewhere.items()]
-                rows = (f"{now:.2f},{self.stage},{pid},{one.anonymous},{one.file}\n" for pid, one in each)
-                # A full disk must not end the watch: the work itself will say so.
-                with contextlib.suppress(OSError):
-                    self._file.writelines(rows)
-                    self._file.flush()
-            return self.now
-
-    def _book(self, total: Usage) -> None:
-        booked = self.stages.setdefault(self.stage, StageMemory(total, total, total))
-        booked.final = total
-        booked.peak = _larger(booked.peak, total)
-        self.peak = _larger(self.peak, total)
-
-    def _watch(self) -> None:
-        written = 0.0
-        while not self._stop.wait(SAMPLE_SECONDS):
-            elapsed = time.monotonic() - self._started
-            due = elapsed < 300 or elapsed - written >= 1
-            self.sample(write=due)
-            if due:
-                written = elapsed
-
-    def use(self, budget_bytes: int) -> MemoryUse:
-        """What was measured, of a budget."""
-        first = next(iter(self.stages.values())).start
-        use: MemoryUse = {
-            "start": first.anonymous,
-            "peak": self.peak.anonymous,
-            "final": self.now.anonymous,
-            "peak_file_backed": self.peak.file,
-            "stages": {
-                name: {"start": s.start.anonymous, "peak": s.peak.anonymous, "final": s.final.anonymous}
-                for name, s in self.stages.items()
-            },
-            "budget": budget_bytes,
-        }
-        if self.machines:
-            use["machines"] = dict(sorted(self.machines.items()))
-        return use
-
-
-def _larger(one: Usage, other: Usage) -> Usage:
-    return Usage(max(one.anonymous, other.anonymous), max(one.file, other.file))

@@ -236,7 +236,7 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     done = invoke(*job(lines, tmp_path / "s"))
     assert done.exit_code == 0
     assert re.search(r"^Memory: 4 GB \(given\) = 1 worker x .* GB", done.stderr)
-    assert "in 1 unit of about 64 MB" in done.stderr and "Engine: gigatoken" in done.stderr
+    assert "in 1 unit of about 64 MB" in done.stderr and "Encoder: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
     assert f"from {size} B of text, {characters} characters (" in done.stdout
@@ -304,7 +304,7 @@ def test_live_lines_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     assert code == 0
     shown = [line.strip() for line in re.split(r"\r|\n|\x1b\[[?\d]*[A-Za-z]", seen.decode()) if line.strip()]
     assert max(map(len, shown)) < columns
-    plan = next(k for k, line in enumerate(shown) if line.startswith("Engine: "))
+    plan = next(k for k, line in enumerate(shown) if line.startswith("Encoder: "))
     assert [line for line in shown[plan:] if "reading the input" in line] == []
     # How many of them come depends on the machine; the first one does not.
     assert [line for line in shown if line.startswith("tokenize")]

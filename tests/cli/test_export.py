@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from tests.kit.jobs import wait_until
 from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.cli.export import export, summary_lines
+from milldam.cli.export import export
+from milldam.cli.summaries import summary_lines
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats.exporting import ExportSummary
 from milldam.loader.stores import Store
+from milldam.run.summary import Summary
 
 
 @pytest.fixture
@@ -31,15 +32,15 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(export, [str(argument) for argument in arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def test_export_says_what_it_made_and_then_that_it_is_up_to_date(store: Store, tmp_path: Path) -> None:
     """Counts, size and rate; a second call says that there is nothing to do."""
     arguments = (store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
     first = run(*arguments).splitlines()
-    assert first[0] == f"{tmp_path / 'train.bin'}: 3 documents, 1,005 tokens, as nanogpt"
-    assert first[1].startswith("1 file, 2 KB, ")
+    assert first[0] == f"{tmp_path / 'train.bin'}: 3 documents, 1,005 tokens, 2 KB on disk"
+    assert first[1].startswith("nanogpt: 1 file, ")
     assert first[1].endswith(" MB/s")
     assert run(*arguments) == f"{tmp_path / 'train.bin'} is up to date: 3 documents, 1,005 tokens.\n"
     np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
@@ -49,8 +50,8 @@ def test_export_prints_json(store: Store, tmp_path: Path) -> None:
     """For programs: the whole summary in one line."""
     printed = json.loads(run(store.path, "--to", "megatron", "-o", tmp_path / "pair", "--dtype", "int32", "--json"))
     assert printed["out"] == str(tmp_path / "pair")
-    assert printed["counts"] == {"dtype": "int32", "sequences": 3}
-    assert (printed["documents"], printed["tokens"], printed["files"], printed["up_to_date"]) == (3, 1005, 2, False)
+    assert printed["facts"] == {"to": "megatron", "dtype": "int32"}
+    assert printed["counts"] == {"documents": 3, "tokens": 1005, "files": 2} and printed["up_to_date"] is False
 
 
 def test_export_takes_one_split(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="milldam import"):
         run(tmp_path / "a.npy", "--to", "nanogpt", "-o", tmp_path / "a.bin")
     other = write_store(tmp_path / "other", [[7]])
-    with pytest.raises(MismatchError, match="--overwrite"):
+    with pytest.raises(MismatchError, match="overwrite"):
         run(other.path, "--to", "npy", "-o", tmp_path / "a.npy")
     run(other.path, "--to", "npy", "-o", tmp_path / "a.npy", "--overwrite")
     with pytest.raises(click.BadParameter, match="tfrecord"):
@@ -81,12 +82,12 @@ SLOW = """
 import sys, time
 from milldam.cli.export import export
 from milldam.formats import flat
-from milldam.formats.exporting import Ledger
+from milldam.run.records import Records
 from milldam.stores.tokens import blocks
 
 blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
-add = Ledger.add
-Ledger.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
+add = Records.add
+Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()
 """
 
@@ -96,12 +97,12 @@ def test_interrupted_export_says_how_to_go_on(store: Store, tmp_path: Path, numb
     """What is done is kept, and the command to run again is printed."""
     command = [sys.executable, "-c", SLOW, str(store.path), "--to", "nanogpt", "-o", str(tmp_path / "train.bin")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / ".train.bin.milldam-export" / "records.jsonl"
+    ledger = tmp_path / ".train.bin.milldam-export" / "run" / "records.jsonl"
     wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 1)
     process.send_signal(number)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert "Interrupted. What is written so far is safe." in said
+    assert "Interrupted. Everything finished is safe." in said
     assert f"--to nanogpt -o {tmp_path / 'train.bin'}" in said
     printed = run(store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
     assert "MB/s" not in printed  # of a part, no rate is told
@@ -111,8 +112,9 @@ def test_interrupted_export_says_how_to_go_on(store: Store, tmp_path: Path, numb
 def test_summary_tells_of_rows_and_of_what_is_left_out() -> None:
     """Formats of rows say how many there are, and what filled none."""
     counts = {"rows": 12, "tokens_left_out": 7}
-    lines = summary_lines(ExportSummary(Path("out"), "hf", False, 3, 1000, 4_000, 4, counts, seconds=2.0))
-    assert lines[1] == "4 files, 4 KB, 2.0 s, 0 MB/s"
+    counts |= {"documents": 3, "tokens": 1000, "files": 4}
+    lines = summary_lines(Summary("export", "out", {"to": "hf"}, counts=counts, output_bytes=4_000, seconds=2.0))
+    assert lines[1] == "hf: 4 files, 2.0 s, 0 MB/s"
     assert lines[2:] == ["12 rows", "7 tokens at the end fill no row and are left out"]
 
 

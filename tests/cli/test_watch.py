@@ -54,12 +54,21 @@ def test_the_limit_is_compared(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("out", "code", "said"), [("{file}", 2, "Not a directory"), ("/proc/w", 4, "takes no files")])
+@pytest.mark.parametrize(("out", "code", "said"), [("{file}", 2, "can't be made"), ("/proc/w", 4, "takes no files")])
 def test_a_place_that_can_not_be_written_is_said(tmp_path: Path, out: str, code: int, said: str) -> None:
     """A file in place of the folder, or a file system that takes none, is the user's to change."""
     (tmp_path / "figures.csv").write_text("a,b\n")
     found = run_milldam("watch", "-o", out.format(file=tmp_path / "figures.csv"), "true", code=code)
     assert said in found.stderr and "bug" not in found.stderr
+
+
+def test_only_an_earlier_watch_is_written_over(tmp_path: Path) -> None:
+    """The memory.csv of a run is not touched."""
+    (tmp_path / "memory.csv").write_text("time,stage,pid,anonymous_bytes,file_bytes,name\n1,a,1,1,1,job\n")
+    assert "not written by" in run_milldam("watch", "-o", tmp_path, "true", code=2).stderr
+    (tmp_path / "memory.csv").unlink()
+    for _ in range(2):
+        assert run_milldam("watch", "-o", tmp_path, "true").returncode == 0
 
 
 def test_figures_as_json(tmp_path: Path) -> None:

@@ -28,13 +28,14 @@ from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
-from milldam.cli.pull import pull as pull_command
-from milldam.cli.push import push as push_command
+from milldam.cli.hub import pull as pull_command
+from milldam.cli.hub import push as push_command
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
 from milldam.files import hash_bytes, hash_file
 from milldam.hub import card, client, contents, pull, push, pushing
 from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
+from milldam.loader.stores import Store
 from milldam.stores.features.verify import verify as verify_features
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.stores.table.verify import verify as verify_table
@@ -134,7 +135,7 @@ def test_a_store_goes_there_and_comes_back_byte_by_byte(hub: HubServer, tmp_path
     hub.page_size = 3
     folder = make(tmp_path / "made")
     summary = push(folder, REPO)
-    assert summary.private and summary.kind == kind and summary.uploaded == len(stored(folder))
+    assert summary.facts["private"] and summary.facts["kind"] == kind and summary.counts["sent"] == len(stored(folder))
     assert without_card(hub.contents(REPO)) == stored(folder)
     opened = pull(REPO, tmp_path / "back")
     assert stored(tmp_path / "back") == stored(folder)
@@ -163,6 +164,7 @@ def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Pat
     """Its manifest names its shards alone, so that it is whole; the other shards are not fetched."""
     push(tokens(tmp_path / "made"), REPO)
     store = pull(REPO, tmp_path / "val", split="val")
+    assert isinstance(store, Store)
     assert store.splits == ("val",) and store.tokens == 80_000
     assert list(verify_tokens(tmp_path / "val")) == []
     assert hub.count(r"/cdn/.*train-") == 0
@@ -183,20 +185,21 @@ def test_a_branch_is_made_and_pulled_from(hub: HubServer, tmp_path: Path) -> Non
     push(token_store(tmp_path / "two", [[9]]), REPO, revision="v2")
     assert hub.contents(REPO) == before
     assert without_card(hub.contents(REPO, "v2")) == stored(tmp_path / "two")
-    assert pull(REPO, tmp_path / "back", revision="v2").tokens == 9
+    store = pull(REPO, tmp_path / "back", revision="v2")
+    assert isinstance(store, Store) and store.tokens == 9
 
 
 def test_a_dry_run_changes_nothing(hub: HubServer, tmp_path: Path) -> None:
     """It says what would be sent, for a repository that is there and for one that is not, and only reads."""
     folder = tokens(tmp_path / "made")
     before = set(stored(folder))
-    assert push(folder, REPO, dry_run=True).uploaded == 8 and hub.repos == {}
+    assert push(folder, REPO, dry_run=True).counts["sent"] == 8 and hub.repos == {}
     push(folder, REPO)
     shutil.rmtree(folder)
     changed = token_store(folder, [[5, 6], [8]])
     hub.requests.clear()
     told = push(changed, REPO, dry_run=True)
-    assert told.uploaded == 3 and set(told.deleted) == before - set(stored(changed))
+    assert told.counts["sent"] == 3 and set(told.facts["removed"]) == before - set(stored(changed))
     assert hub.count("^(POST|PUT)") == 0
 
 
@@ -222,7 +225,7 @@ def test_private_unless_public_is_asked_for(hub: HubServer, tmp_path: Path) -> N
 def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: Path) -> None:
     """No run folder, no rejects, nothing that lies beside it, and no path of this machine in the card."""
     folder = tokens(tmp_path / "made")
-    notes = push(folder, REPO).notes
+    notes = push(folder, REPO).warnings
     assert set(hub.contents(REPO)) == read_contents(folder).names | {card.NAME}
     text = hub.contents(REPO)[card.NAME].decode()
     assert "/home/anna" not in text and ".../clean.py:fix" in text
@@ -234,7 +237,7 @@ def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: 
 
 def start(hub: HubServer, command: str, *arguments: str | Path) -> subprocess.Popen[str]:
     """`milldam push` or `pull` in a process of its own, with one stream."""
-    code = f"import milldam.hub.pulling as q; q.STREAMS = 1; from milldam.cli.{command} import {command}; {command}()"
+    code = f"import milldam.hub.pulling as q; q.STREAMS = 1; from milldam.cli.hub import {command}; {command}()"
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -269,7 +272,7 @@ def test_a_push_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert committed == read_contents(folder).names - {MANIFEST}
     hub.requests.clear()
     summary = push(folder, REPO)
-    assert (summary.present, summary.uploaded) == (7, 1) and hub.count("PUT /lfs") == 0
+    assert (summary.counts["present"], summary.counts["sent"]) == (7, 1) and hub.count("PUT /lfs") == 0
     assert without_card(hub.contents(REPO)) == stored(folder)
 
 
@@ -286,7 +289,7 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
         push(tokens(tmp_path / "other"), "anna/other")
         pull("anna/other", out)
     summary = pulled(REPO, out)
-    assert summary.kept == len(there) and summary.fetched == 8 - len(there)
+    assert summary.counts["kept"] == len(there) and summary.counts["fetched"] == 8 - len(there)
     assert stored(out) == stored(folder)
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), "run"])
 
@@ -312,7 +315,7 @@ def test_a_changed_store_replaces_the_one_before(hub: HubServer, tmp_path: Path)
     pull(REPO, tmp_path / "back")
     new = token_store(tmp_path / "new", [[3], [7], [4]])
     summary = push(new, REPO)
-    assert set(summary.deleted) == set(stored(old)) - set(stored(new)) and len(summary.deleted) == 6
+    assert set(summary.facts["removed"]) == set(stored(old)) - set(stored(new)) and summary.counts["removed"] == 6
     assert without_card(hub.contents(REPO)) == stored(new)
     for files in hub.repos[REPO].commits.values():
         if MANIFEST in files:
@@ -320,7 +323,7 @@ def test_a_changed_store_replaces_the_one_before(hub: HubServer, tmp_path: Path)
             assert all(hash_bytes(files[f"{one['name']}.bin"].data) == one["bin"]["xxh3"] for one in named)
     again = pulled(REPO, tmp_path / "back")
     # The tokenizer alone: the index of a shard of the same lengths has another name, as its tokens differ.
-    assert again.removed == 6 and again.kept == 1
+    assert again.counts["removed"] == 6 and again.counts["kept"] == 1
     assert stored(tmp_path / "back") == stored(new)
 
 
@@ -544,7 +547,7 @@ def test_a_download_that_breaks_off_goes_on_by_range(
     folder = tokens(tmp_path / "made")
     push(folder, REPO)
     hub.mishap("GET /cdn/.*val-.*bin", None, partial=True, times=2)
-    assert pulled(REPO, tmp_path / "back").fetched == 8
+    assert pulled(REPO, tmp_path / "back").counts["fetched"] == 8
     assert stored(tmp_path / "back") == stored(folder)
     assert hub.count("GET /cdn/.*val-.*bin") == 3
     assert [asked for asked in hub.ranges if asked] == ["bytes=80000-", "bytes=120000-"]
@@ -562,7 +565,7 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
 def test_the_commands_load_nothing_heavy() -> None:
     """Until something is asked of the Hub."""
     heavy = "{'huggingface_hub', 'numpy', 'pyarrow'} & set(sys.modules)"
-    code = f"import sys, milldam.hub, milldam.cli.push, milldam.cli.pull; print({heavy})"
+    code = f"import sys, milldam.hub, milldam.cli.hub; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -689,7 +692,7 @@ def test_what_was_sent_is_not_read_again(hub: HubServer, tmp_path: Path, monkeyp
     hub.requests.clear()
     assert push(tmp_path / "made", REPO).up_to_date
     again = token_store(tmp_path / "again", [[5, 6], [7], [8]], ["train", "train", "val"])
-    assert push(again, REPO).uploaded == 3
+    assert push(again, REPO).counts["sent"] == 3
     assert read == [shard_file(again, 2, kind).name for kind in ("bin", "idx")] and hub.count("PUT /lfs/p") == 2
 
 
@@ -700,12 +703,12 @@ def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None
     sent = run(push_command, [str(folder), REPO, "--public"])
     assert "Sent 8 files" in sent.stdout and "milldam pull anna/corpus" in sent.stdout
     assert "Sending 7 files" in sent.stderr
-    assert "is up to date: 8 files, public" in run(push_command, [str(folder), REPO, "--public"]).stdout
+    assert "is up to date: 8 files" in run(push_command, [str(folder), REPO, "--public"]).stdout
     told = json.loads(run(push_command, [str(folder), REPO, "--public", "--json", "--dry-run"]).stdout)
-    assert told["up_to_date"] and told["dry_run"] and told["url"].endswith("/datasets/anna/corpus")
+    assert told["up_to_date"] and told["facts"]["dry_run"] and told["out"].endswith("/datasets/anna/corpus")
     out = tmp_path / "back"
     fetched = run(pull_command, [REPO, "-o", str(out)])
     assert "Fetched 8 files" in fetched.stdout and "8 of" not in fetched.stdout
     assert "is up to date" in run(pull_command, [REPO, "-o", str(out)]).stdout
     told = json.loads(run(pull_command, [REPO, "-o", str(out), "--json"]).stdout)
-    assert told["up_to_date"] and told["files"] == 8 and Manifest.read(out).tokens == 80_018
+    assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).tokens == 80_018

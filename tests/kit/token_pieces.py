@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 
 from milldam.tokenizers import cutting
-from milldam.tokenizers.encoder import Encoder, bare_form
-from milldam.tokenizers.engines import HUGGINGFACE, Engine, make_engine
+from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, make_encoder
 from milldam.tokenizers.special import SpecialTokens
 
 NO_SPECIAL = SpecialTokens(None, None)
@@ -39,18 +39,20 @@ class TokenizerJson(str):
 
 
 @cache
-def small_engine(tokenizer_json: str, name: str = HUGGINGFACE) -> Engine:
-    """An engine that takes a document of more than 300 bytes for a giant."""
-    engine = make_engine(name, tokenizer_json, plain_specials=True, threads=1)
-    engine.document_bytes, engine.piece_bytes, engine.batch_bytes = 300, 200, 600
-    return engine
+def small_encoder(tokenizer_json: str, name: str = HUGGINGFACE) -> Encoder:
+    """An encoder that takes a document of more than 300 bytes for a giant."""
+    encoder = make_encoder(name, tokenizer_json, plain_specials=True, threads=1)
+    encoder.document_bytes, encoder.piece_bytes, encoder.batch_bytes = 300, 200, 600
+    return encoder
 
 
-def make_encoder(
-    engine: Engine, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL, *, bare: str = HUGGINGFACE
-) -> Encoder:
-    """An encoder as a worker makes it; the bare form runs on the engine named."""
-    return Encoder(engine, special, "uint32", bare=bare_form(tokenizer_json, lambda text: small_engine(text, bare)))
+def document_encoder(
+    encoder: Encoder, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL, *, bare: str = HUGGINGFACE
+) -> DocumentEncoder:
+    """An encoder as a worker makes it; the bare form runs on the encoder named."""
+    return DocumentEncoder(
+        encoder, special, "uint32", bare=bare_form(tokenizer_json, lambda text: small_encoder(text, bare))
+    )
 
 
 @cache
@@ -69,7 +71,7 @@ def texts_of(*texts: str) -> pa.LargeStringArray:
     return pa.array(texts, pa.large_string())
 
 
-def encode_in_parts(encoder: Encoder, parts: Sequence[str]) -> list[int]:
+def encode_in_parts(encoder: DocumentEncoder, parts: Sequence[str]) -> list[int]:
     """The ids of one document that comes in open batches."""
     found: list[int] = []
     for number, part in enumerate(parts, start=1):
@@ -79,7 +81,7 @@ def encode_in_parts(encoder: Encoder, parts: Sequence[str]) -> list[int]:
     return found
 
 
-def encode_documents(encoder: Encoder, batches: Sequence[Sequence[str]]) -> list[list[int]]:
+def encode_documents(encoder: DocumentEncoder, batches: Sequence[Sequence[str]]) -> list[list[int]]:
     """The ids of each document of some batches, joined where a giant comes in parts."""
     documents: list[list[int]] = []
     inside = False

@@ -40,7 +40,7 @@ def write_store(
         dtype=dtype,
         vocab_size=60_001,
         tokenizer={"name": "counting", "eos": EOS},
-        engine="none",
+        encoder="none",
         settings={},
         input={},
         shards=tuple(written),

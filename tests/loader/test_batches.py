@@ -459,12 +459,13 @@ def test_threads_end_with_their_loader(numbered: Store) -> None:
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
     """A file that is gone is an error where the batch would come, also from the thread that reads ahead."""
+    before = reading_threads()
     store = write_store(tmp_path / "s.milldam", [[30], [20]])
     loader = store.windows(1, read="pread").batches(4, shuffle=False, prefetch=prefetch)
     shard_file(store.path, 1, "bin").unlink()
     with pytest.raises(StoreError, match=r"train-\w+\.bin: can't be read"):
         list(loader)
-    assert not reading_threads()
+    assert set(reading_threads()) <= set(before)
 
 
 @pytest.mark.parametrize("error", [StoreError, KeyboardInterrupt])

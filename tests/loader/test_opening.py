@@ -803,3 +803,22 @@ def test_a_multimodal_pair_is_named_as_one(tmp_path: Path) -> None:
     builder.finalize(str(tmp_path / "x.idx"))
     with pytest.raises(StoreError, match=r"x\.idx: a multimodal index of Megatron-LM"):
         milldam.open(tmp_path / "x")
+
+
+def test_what_is_opened_is_of_the_kind_that_was_asked_for(tmp_path: Path) -> None:
+    """So a script that says what it needs gets that or a sentence, whatever lies there."""
+    write_store(tmp_path / "tokens", [[3, 4]])
+    small_store(tmp_path / "features")
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "file")
+    (tmp_path / "file").rename(tmp_path / "file.bin")
+    there: dict[Any, Path] = {"tokens": tmp_path / "tokens", "features": tmp_path / "features"}
+    there["file"] = tmp_path / "file.bin"
+    for found, path in there.items():
+        for kind in ("tokens", "table", "features", "file"):
+            if kind == found:
+                assert type(milldam.open(path, kind=kind)) is type(milldam.open(path))
+            else:
+                with pytest.raises(StoreError, match=f'its kind is "{found}", and "{kind}" is asked for'):
+                    milldam.open(path, kind=kind)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="use tokens, table, features or file"):
+        milldam.open(there["tokens"], kind="rows")  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import leftovers
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, ResourceError, StoreError
 from milldam.mapping import map as map_rows
@@ -644,7 +645,10 @@ def run_script(script: Path, *arguments: object, code: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("death", "workers"), [("unit", 2), ("record", 1), ("manifest", 1), ("cleaning", 1)])
+@pytest.mark.parametrize(
+    ("death", "workers"),
+    first_quick([("unit", 2), ("record", 1), ("manifest", 1), ("cleaning", 1)]),
+)
 def test_killed_anywhere_the_rerun_makes_the_same_bytes(corpus: Path, tmp_path: Path, death: str, workers: int) -> None:
     """SIGKILL for the whole group: in a unit, between a shard and its record, at the manifest, before clearing up."""
     script = tmp_path / "script.py"
@@ -789,7 +793,7 @@ print("peak", meter.peak)
 LARGE_TEXT = "words as they come, " * 3_000_000
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "numbers", "wide", "txt", "parquet", "arrow"])
+@pytest.mark.parametrize("kind", first_quick(["jsonl", "numbers", "wide", "txt", "parquet", "arrow"]))
 def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str, tmp_path: Path) -> None:
     """File, row, its size and the memory that would do, which then does."""
     text = LARGE_TEXT + ("\N{CJK UNIFIED IDEOGRAPH-4E00}" if kind == "wide" else "")

@@ -66,7 +66,7 @@ def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder
 
 
 def test_memory_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine remembers each run, ten times its bytes; what it took is given back again and again."""
+    """The encoder remembers each run, ten times its bytes; what it took is given back again and again."""
     monkeypatch.setattr(text_encoder, "GIANT_CACHE_BYTES", 8 << 20)
     encode = TextEncoder(GPT2)
     encode(letters(1_100_000))

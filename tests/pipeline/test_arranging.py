@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ def stage(out: Path, shards: list[list[Document]], datasets: list[int] | None = 
         with Shelf(out, f"{unit:05d}", (STAGED,), "uint16") as shelf:
             shelf.add(Tokens(flat, lengths), facts)
             made = [asdict(shard) for shard in shelf.commit()]
+            files = shelf.files(made)[1]
         facts_ = {"shards": made, "dropped": {}, "dataset": datasets[unit] if datasets else 0}
-        staged.append(Staged(unit, Record(f"{unit:016x}", facts=facts_), key=f"{unit:016x}"))
+        staged.append(Staged(unit, Record(f"{unit:016x}", files=files, facts=facts_), key=f"{unit:016x}"))
     return staged
 
 
@@ -171,14 +172,14 @@ def test_splits_are_taken_from_what_a_cap_leaves(documents: list[Document], cap:
         (staged,) = stage(Path(folder), [documents])
         limit, _ = find_cap(Path(folder), staged, cap)
         # Tokens count up from 0: those behind the cap are the last ones.
-        assert_arranged(Path(folder), [Staged(staged.record, limit)], [kept], {"val": wanted})
+        assert_arranged(Path(folder), [replace(staged, cap=limit)], [kept], {"val": wanted})
 
 
 def test_a_cap_of_no_documents_gives_no_shard(tmp_path: Path) -> None:
     """A data set that is full before a unit leaves nothing of it."""
     (staged,) = stage(tmp_path, [[(5, 1), (6, 2)]])
     assert find_cap(tmp_path, staged, 0) == (Cap(0), 0)
-    assert arrange(tmp_path, [Staged(staged.record, Cap(0))], {}) == {}
+    assert arrange(tmp_path, [replace(staged, cap=Cap(0))], {}) == {}
 
 
 def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +193,8 @@ def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.M
     task = ArrangeTask(tmp_path, ("val",), tuple(boundaries))
     records: list[Any] = []
     task.start()(staged, lambda kind, value: records.append(value))
-    assert {shard["split"]: shard["tokens"] for shard in records[0].shards} == {"val": 20, "train": 25}
-    assert {shard["split"]: shard["documents"] for shard in records[0].shards} == {"val": 3, "train": 1}
+    assert {shard["split"]: shard["tokens"] for shard in records[0].facts["shards"]} == {"val": 20, "train": 25}
+    assert {shard["split"]: shard["documents"] for shard in records[0].facts["shards"]} == {"val": 3, "train": 1}
 
 
 # ---- in a job ----

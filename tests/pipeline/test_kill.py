@@ -56,7 +56,7 @@ class Job:
 
 
 def make_job(folder: Path, *, compressed: bool) -> Job:
-    # The slow engine leaves time to be killed in.
+    # The slow encoder leaves time to be killed in.
     options = ("--tokenizer", TOKENIZER, "--encoder", "huggingface", "--workers", 2, "--memory", "1GB")
     corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 4_000_000, broken_every=200)
     path = corpus.path
@@ -82,15 +82,22 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return make_job(tmp_path_factory.mktemp("stream"), compressed=True)
 
 
-@pytest.mark.parametrize("kind", ["plain", "stream"])
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("plain", 2),
+        pytest.param("plain", KILLS, marks=pytest.mark.slow),
+        pytest.param("stream", KILLS, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_again_and_again_the_result_is_the_same(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, most: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""
     job: Job = request.getfixturevalue(kind)
     rng = random.Random(f"kill {kind}")
     out, rounds, kills, progressed = tmp_path / "0", 1, 0, 0
-    while kills < KILLS:
+    while kills < most:
         before = recorded(out)
         with started(*job.command(out)) as process:
             if kills % 2:
@@ -110,7 +117,7 @@ def test_killed_again_and_again_the_result_is_the_same(
         progressed += recorded(out) > before
     run_milldam(*job.command(out))
     job.assert_finished(out)
-    assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
+    assert progressed > most // 3, "too few kills fell into the work: the test has lost its point"
 
 
 def has_progressed(out: Path, before: int) -> bool:
@@ -121,7 +128,7 @@ def has_progressed(out: Path, before: int) -> bool:
     ("kind", "number"),
     [
         ("plain", signal.SIGINT),
-        ("stream", signal.SIGTERM),
+        pytest.param("stream", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("plain", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("stream", signal.SIGINT, marks=pytest.mark.slow),
     ],
@@ -168,6 +175,7 @@ def _group_of(pid: int) -> int | None:
         return None
 
 
+@pytest.mark.slow
 def test_ctrl_c_for_the_whole_group_is_one_message(plain: Job, tmp_path: Path) -> None:
     """A terminal sends SIGINT to workers too: they leave the talking to the parent."""
     out = tmp_path / "s"
@@ -209,6 +217,7 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
     plain.assert_finished(out)
 
 
+@pytest.mark.slow
 def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
     """When the parent alone is killed no worker stays, and the folder can be used at once."""
     out = tmp_path / "s"
@@ -223,6 +232,7 @@ def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
     plain.assert_finished(out)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_process_1_has_its_workers(plain: Job, tmp_path: Path) -> None:
     """As in a container: a worker whose parent has the id 1 is no orphan."""
     alone = ["unshare", "--fork", "--pid", "--mount-proc"]
@@ -260,6 +270,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "stream"])
 def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -299,7 +310,12 @@ def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, room: bo
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [("plain", "1200k"), ("stream", "1200k"), pytest.param("plain", "200k", marks=pytest.mark.slow)]
+    ("kind", "size"),
+    [
+        ("plain", "1200k"),
+        pytest.param("stream", "1200k", marks=pytest.mark.slow),
+        pytest.param("plain", "200k", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(
     kind: str, size: str, tmp_path: Path, request: pytest.FixtureRequest

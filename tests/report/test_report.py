@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
@@ -25,22 +26,23 @@ from hypothesis import strategies as st
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
 from milldam import markup
-from milldam.cli import progress, terminal
+from milldam.cli import progress, summaries, terminal
 from milldam.config import settings as config
 from milldam.errors import StoreError
 from milldam.markup import escape, escape_plain
-from milldam.report import lengths, write_report
-from milldam.report.charts import Column, column_chart, memory_chart
+from milldam.report import documents, timeline, write_report
+from milldam.report.documents import Lengths, count_lengths, sample_dropped
+from milldam.report.drawing import Column, column_chart, memory_chart, memory_picture
 from milldam.report.facts import gather
-from milldam.report.lengths import Lengths, count_lengths
-from milldam.report.samples import sample_dropped
-from milldam.report.timeline import POINTS, read_timeline
+from milldam.report.timeline import POINTS, growth_of, read_timeline
+from milldam.run import process_tree, summary
+from milldam.sealed import write_sealed
 from milldam.stores.tokens import ShardWriter, format
 from milldam.stores.tokens.manifest import Manifest, Shard
 from milldam.stores.tokens.tally import Tally
 from milldam.stores.tokens.writer import Tokens
 
-HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
+HEADER = "time,stage,pid,anonymous_bytes,file_bytes,name\n"
 MB = 10**6
 SECTIONS = ("memory", "throughput", "flow", "lengths", "splits", "samples", "configuration", "versions")
 ALL_SECTIONS = {*SECTIONS, "packing", "duplicates", "sources"}
@@ -73,7 +75,7 @@ def write_manifest(folder: Path, shards: list[Shard], **changed: Any) -> None:
         "dtype": "uint16",
         "vocab_size": 4096,
         "tokenizer": {"name": "demo", "xxh3": "", "eos_token": "<|endoftext|>", "bos_token": None},
-        "engine": "gigatoken 0.10.1",
+        "encoder": "gigatoken 0.10.1",
         "settings": {"eos": "<|endoftext|>", "datasets": [{"weight": 1.0, "split": None}], "seed": 0},
         "input": {"files": 3, "bytes": 1_234_567, "fingerprint": "ab12"},
         "sources": (),
@@ -87,8 +89,8 @@ def make_store(folder: Path, texts: dict[str, list[str]], **changed: Any) -> Pat
     tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
     shutil.copy(TOKENIZER, folder / "tokenizer.json")
     shards = []
-    for split, documents in texts.items():
-        ids = [encoding.ids for encoding in tokenizer.encode_batch(documents, add_special_tokens=False)]
+    for split, some in texts.items():
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(some, add_special_tokens=False)]
         shards.append(write_shard(folder, f"{split}-00000", split, ids))
     write_manifest(folder, shards, **changed)
     return folder
@@ -96,7 +98,7 @@ def make_store(folder: Path, texts: dict[str, list[str]], **changed: Any) -> Pat
 
 def write_run(out: Path, summary: dict[str, Any], rows: Iterable[str] = ()) -> None:
     (out / "run").mkdir(exist_ok=True)
-    (out / "run" / "summary.json").write_text(json.dumps(summary))
+    write_sealed(out / "run" / "summary.json", {"job": "preprocess", **summary})
     with (out / "run" / "memory.csv").open("w") as file:
         file.write(HEADER)
         file.writelines(rows)
@@ -114,10 +116,10 @@ def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
             rise = 1 - math.exp(-step / 20)
             wave = 1 + 0.06 * math.sin(at * 1.7) + 0.03 * math.sin(at * 5.3)
             main = (38 + 14 * rise + (24 if stage == "dedup" else 0)) * MB
-            yield f"{begin + at:.2f},{stage},100,{main * wave:.0f},{(40 + at / 9) * MB:.0f}\n"
+            yield f"{begin + at:.2f},{stage},100,{main * wave:.0f},{(40 + at / 9) * MB:.0f},milldam\n"
             for worker in range(4 if stage in ("read and clean", "dedup", "encode") else 0):
                 used = (30 + (14 + 8 * number) * rise * wave) * MB
-                yield f"{begin + at:.2f},{stage},{200 + worker},{used:.0f},{55 * MB}\n"
+                yield f"{begin + at:.2f},{stage},{200 + worker},{used:.0f},{55 * MB},worker\n"
 
 
 def full_summary() -> dict[str, Any]:
@@ -161,14 +163,16 @@ def full_summary() -> dict[str, Any]:
                 "clusters": {"2": 30_100, "3": 9_000},
             },
             "packing": {
-                "strategy": "best_fit",
-                "seq_len": 2048,
-                "rows": 310_441,
-                "tokens": 634_201_120,
-                "padding": 1_582_048,
-                "tail": 0,
-                "cut_documents": 10_223,
-                "efficiency": 0.99751,
+                "train": {
+                    "strategy": "best_fit",
+                    "seq_len": 2048,
+                    "rows": 310_441,
+                    "tokens": 634_201_120,
+                    "padding": 1_582_048,
+                    "tail": 0,
+                    "cut_documents": 10_223,
+                    "efficiency": 0.99751,
+                }
             },
             "config": {
                 "datasets": ["data/*.jsonl.zst"],
@@ -310,10 +314,11 @@ def test_a_summary_as_tokenize_writes_it_gives_a_page(tmp_path: Path) -> None:
 
 
 def test_rows_are_shown_by_split(tmp_path: Path) -> None:
-    """A run may tell its rows for each split; what it did not count is worked out."""
+    """Each split with its own figures."""
     out = make_store(tmp_path / "s", {"train": ["one"], "val": ["two"]})
     rows = {"strategy": "wrapped", "seq_len": 100, "rows": 8, "padding": 200, "tail": 0, "cut_documents": 31}
-    write_run(out, {"facts": {"packing": {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows}}})
+    told = {"train": rows | {"efficiency": 1.0, "tail": 77}, "val": rows | {"efficiency": 0.75}}
+    write_run(out, {"facts": {"packing": told}})
     text = read_page(out).text
     assert "train 100.00 % 8 200 77 31" in text and "val 75.00 % 8 200 0 31" in text
 
@@ -321,7 +326,7 @@ def test_rows_are_shown_by_split(tmp_path: Path) -> None:
 def test_a_peak_above_the_budget_is_marked(tmp_path: Path) -> None:
     """Whoever broke the promise is told."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
-    summary = {"memory": {"peak": 600 * MB, "budget": 512 * MB}}
+    summary = {"memory": {"peak": 600 * MB, "budget": 512 * MB, "stages": {}}}
     write_run(out, summary)
     assert 'class="alarm">117.2 % of the 512 MB budget' in write_report(out).read_text(encoding="utf-8")
 
@@ -329,7 +334,7 @@ def test_a_peak_above_the_budget_is_marked(tmp_path: Path) -> None:
 def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
     """The summary knows the last session only; rates must not be taken from that."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
-    rows = [f"{t},a,1,5,5\n" for t in range(101)] + [f"{7000 + t},a,2,5,5\n" for t in range(51)]
+    rows = [f"{t},a,1,5,5,job\n" for t in range(101)] + [f"{7000 + t},a,2,5,5,job\n" for t in range(51)]
     write_run(out, {"seconds": 50.0}, rows)
     facts = gather(out)
     assert (facts.seconds, facts.sessions) == (150.0, 2)
@@ -341,23 +346,15 @@ def test_a_store_of_next_to_nothing_gives_a_page(tmp_path: Path, texts: dict[str
     assert read_page(make_store(tmp_path / "s", texts)).ids == set(SECTIONS)
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [
-        "not json",
-        "[]",
-        '{"stages": [], "memory": {"stages": {"a": null}, "peak": "x"}, "facts": {"packing": {"rows": "many"}}}',
-        '{"facts": {"packing": {"train": {"rows": 5}, "val": 3}, "near": {"clusters": 1}, "dedup": {"dropped": 1e9}}}',
-        '{"seconds": 0, "workers": 0, "facts": {"dedup": {"clusters": {"x": 1, "2": -1}}}, "started": 1e300}',
-        '{"seconds": NaN, "finished": 1e99, "memory": {"budget": 0, "peak": -5}, "machine": {"\\ud800": "\\udfff"}}',
-    ],
-)
-def test_a_summary_of_another_shape_costs_only_what_it_lacks(tmp_path: Path, summary: str) -> None:
-    """A damaged or foreign summary never costs the page."""
-    out = make_store(tmp_path / "s", {"train": ["one"]})
-    write_run(out, {}, ["broken\n", "1,2,3\n", "nan,a,1,2,3\n", "x" * 5000 + "\n"])
-    (out / "run" / "summary.json").write_text(summary)
-    assert set(SECTIONS) <= read_page(out).ids
+@pytest.mark.parametrize("damage", [("402000000", "402000001"), ("{", ""), ("", "x" * 5000), ("}", "")])
+def test_a_damaged_summary_costs_only_itself(full: Path, tmp_path: Path, damage: tuple[str, str]) -> None:
+    """What is not as it was written is not believed; the page is made without it."""
+    out = shutil.copytree(full, tmp_path / "s")
+    path = out / "run" / "summary.json"
+    path.write_text(path.read_text().replace(*damage, 1))
+    (out / "run" / "memory.csv").write_text(HEADER + "broken\n1,2,3\nnan,a,1,2,3,job\n" + "x" * 5000 + "\n")
+    page = read_page(out)
+    assert set(SECTIONS) <= page.ids and "packing" not in page.ids and "not recorded" in page.text
 
 
 def test_equal_files_give_equal_pages(full: Path) -> None:
@@ -383,7 +380,7 @@ def make_hostile_store(folder: Path) -> Path:
         folder,
         {"train": list(HOSTILE), "val": [evil]},
         sources=tuple(Tally(one, 9, {one: 1}, {"filter": {one: k + 1}}) for k, one in enumerate(HOSTILE)),
-        engine=evil,
+        encoder=evil,
         settings={evil: [evil, {"a": evil}]},
         tokenizer={"name": evil},
         input={"files": 1, "bytes": 1, "fingerprint": evil},
@@ -393,13 +390,13 @@ def make_hostile_store(folder: Path) -> Path:
     manifest["shards"][1]["split"] = HOSTILE[2]
     (out / "milldam.json").write_text(json.dumps(manifest))
     summary = full_summary()
-    summary["facts"]["packing"]["strategy"] = evil
+    summary["facts"]["packing"] = {evil: summary["facts"]["packing"]["train"] | {"strategy": evil}}
     summary["facts"]["config"] = {evil: evil}
     summary |= {"machine": {evil: evil}, "versions": {evil: evil}}
     summary["work"] = summary["stages"] = {evil: 4.0}
     summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
     stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
-    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB}\n" for k, s in enumerate(stages)])
+    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB},job\n" for k, s in enumerate(stages)])
     write_dropped(out / "dropped.jsonl.zst", [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
     return out
 
@@ -439,7 +436,9 @@ def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
     assert escape_plain(character) == f"⟨U+{ord(character):04X}⟩"
 
 
-@pytest.mark.parametrize("module", [lengths, markup, terminal, progress, config])
+@pytest.mark.parametrize(
+    "module", [documents, timeline, markup, terminal, summaries, summary, process_tree, progress, config]
+)
 def test_examples_in_docstrings_hold(module: ModuleType) -> None:
     """What a docstring shows is what comes out."""
     failed, attempted = doctest.testmod(module)
@@ -463,7 +462,7 @@ def timeline_of(tmp_path: Path, rows: Iterable[str], **limits: float) -> Any:
 
 def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
     """A point is the whole tree at a moment; two samples of one moment are kept apart by their processes."""
-    rows = ["10,a,1,100,10\n", "10,a,2,50,5\n", "10,b,1,300,1\n", "10,b,1,7,1\n", "12,b,1,20,2\n"]
+    rows = ["10,a,1,100,10,job\n", "10,a,2,50,5,job\n", "10,b,1,300,1,job\n", "10,b,1,7,1,job\n", "12,b,1,20,2,job\n"]
     timeline = timeline_of(tmp_path, rows)
     assert [(point.anonymous, point.file) for point in timeline.points] == [(300, 15), (20, 2)]
     assert [(span.stage, span.start, span.stop) for span in timeline.spans] == [("a", 0, 0), ("b", 0, 2)]
@@ -473,7 +472,7 @@ def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
 @given(samples=st.lists(st.integers(0, 1000), min_size=1, max_size=300), step=st.sampled_from([0.2, 1.0, 9.0]))
 def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: list[int], step: float) -> None:
     """However many samples, the points are few, in order, and none is lost that was the highest."""
-    timeline = timeline_of(tmp_path, (f"{k * step:.2f},a,1,{n},{n}\n" for k, n in enumerate(samples)))
+    timeline = timeline_of(tmp_path, (f"{k * step:.2f},a,1,{n},{n},job\n" for k, n in enumerate(samples)))
     times = [point.seconds for point in timeline.points]
     assert len(times) <= POINTS and times == sorted(times) and times[-1] <= timeline.seconds
     assert timeline.peak.anonymous == timeline.peak_file == max(samples)
@@ -481,7 +480,7 @@ def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: list[int
 
 def test_a_long_run_keeps_few_points(tmp_path: Path) -> None:
     """A run of days is drawn by as many points as one of minutes, its one high moment among them."""
-    rows = (f"{k},a,1,{10**9 if k == 77_777 else 5},5\n" for k in range(100_000))
+    rows = (f"{k},a,1,{10**9 if k == 77_777 else 5},5,job\n" for k in range(100_000))
     timeline = timeline_of(tmp_path, rows)
     assert POINTS // 2 < len(timeline.points) <= POINTS
     assert timeline.peak.anonymous == 10**9 and abs(timeline.peak.seconds - 77_777) < 200
@@ -489,16 +488,16 @@ def test_a_long_run_keeps_few_points(tmp_path: Path) -> None:
 
 def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
     """A run that was ended and resumed an hour later took the time of its two sessions."""
-    rows = [f"{t},a,1,5,5\n" for t in range(10)] + [f"{3600 + t},a,2,5,5\n" for t in range(5)]
+    rows = [f"{t},a,1,5,5,job\n" for t in range(10)] + [f"{3600 + t},a,2,5,5,job\n" for t in range(5)]
     timeline = timeline_of(tmp_path, rows)
     assert (timeline.restarts, timeline.seconds) == ((9.0,), 13.0)
 
 
 def test_rows_of_other_runs_are_not_shown(tmp_path: Path) -> None:
     """What was written before the run was planned, or after it was finished, belongs to another."""
-    old = [f"{t},old,1,99,5\n" for t in range(10)]
-    mine = [f"{100 + t},mine,2,5,5\n" for t in range(5)]
-    later = [f"{200 + t},later,3,77,5\n" for t in range(5)]
+    old = [f"{t},old,1,99,5,job\n" for t in range(10)]
+    mine = [f"{100 + t},mine,2,5,5,job\n" for t in range(5)]
+    later = [f"{200 + t},later,3,77,5,job\n" for t in range(5)]
     timeline = timeline_of(tmp_path, old + mine + later, begin=102, end=110)
     assert [span.stage for span in timeline.spans] == ["mine"]
     assert (timeline.peak.anonymous, timeline.seconds, timeline.restarts) == (5, 4.0, ())
@@ -506,14 +505,77 @@ def test_rows_of_other_runs_are_not_shown(tmp_path: Path) -> None:
 
 def test_a_row_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     """Half a line is no sample."""
-    assert len(timeline_of(tmp_path, ["1,a,1,5,5\n", "2,a,1", "3,a,1,9,9\n", "8,a,1,5\n"]).points) == 1
+    assert len(timeline_of(tmp_path, ["1,a,1,5,5,job\n", "2,a,1", "3,a,1,9,9,job\n", "8,a,1,5,job\n"]).points) == 1
     assert timeline_of(tmp_path, []) is None
     assert read_timeline(tmp_path / "nowhere.csv") is None
 
 
+@given(st.floats(-1e6, 1e6), st.lists(st.integers(0, 99), max_size=15, unique=True))
+def test_growth_is_found_below_spikes(slope: float, spikes: list[int]) -> None:
+    """A steady slope is found whatever a seventh of the points are."""
+    points = [(float(k), 1e9 + slope * k + (5e9 if k in spikes else 0.0)) for k in range(100)]
+    growth = growth_of(points)
+    assert growth is not None
+    assert growth / 60 == pytest.approx(slope, abs=abs(slope) * 0.35 + 1)
+
+
+def test_a_leak_is_told_from_a_start(tmp_path: Path) -> None:
+    """Memory that is filled and then kept is no leak; memory that rises to the end may be one."""
+    leaking = timeline_of(tmp_path, (f"{k * 0.2},a,1,{100 * MB + k * MB // 2},5,job\n" for k in range(600)))
+    assert leaking.grows_to_the_end and leaking.growth == pytest.approx(150 * MB, rel=0.05)
+    filled = timeline_of(tmp_path, (f"{k * 0.2},a,1,{min(k, 100) * 4 * MB},5,job\n" for k in range(600)))
+    assert not filled.grows_to_the_end
+
+
+def test_over_too_short_a_time_there_is_no_growth() -> None:
+    """Nobody can tell from a few samples."""
+    assert growth_of([(0.0, 1.0), (9.0, 2.0)]) is None
+    assert growth_of([(k / 100, float(k)) for k in range(100)]) is None
+    assert growth_of([(k / 10, float(k)) for k in range(299)]) is None
+    assert growth_of([(k / 10, float(k)) for k in range(302)]) == pytest.approx(600)
+
+
+def test_what_was_given_back_is_no_growth() -> None:
+    """A process that grew for a while and fell back has no rate; one that only ends falls, too, and keeps its own."""
+    rising = [(k * 0.2, 1e8 + k * 1e7) for k in range(500)]
+    assert growth_of(rising) == pytest.approx(3e9)
+    assert growth_of([*rising, *((100 + k * 0.2, 1e7) for k in range(50))]) is None
+    assert growth_of([*rising, (100.0, 1e7), (100.2, 1e6)]) == pytest.approx(3e9)
+
+
+def test_processes_are_told_apart(tmp_path: Path) -> None:
+    """The largest first; the kernel gives a process number away again."""
+    rows = ["0,a,1,5,1,main\n", "0,a,7,90,2,old\n", "1,a,1,6,3,main\n", "2,a,1,4,1,main\n", "2,a,7,70,1,new\n"]
+    processes = timeline_of(tmp_path, rows).processes
+    assert [(one.name, one.first_seen, one.peak) for one in processes] == [
+        ("old", 0, 90),
+        ("new", 2, 70),
+        ("main", 0, 6),
+    ]
+    main = processes[2]
+    assert (main.start, main.final, main.peak_file, main.last_seen) == (5, 4, 3, 2.0)
+
+
+def test_a_limit_is_compared_over_time(tmp_path: Path) -> None:
+    """How long it was exceeded, and the mean by time, not by samples."""
+    rows = [f"{t},a,1,{size},{size},job\n" for t, size in ((0, 10), (1, 90), (4, 10), (5, 10))]
+    timeline = timeline_of(tmp_path, rows)
+    assert timeline.seconds_over(50) == pytest.approx(3, abs=0.1) and timeline.seconds_over(90) == 0
+    assert timeline.mean == (pytest.approx(58, abs=3), pytest.approx(58, abs=3))
+
+
+def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
+    """A parser reads it, the limit is drawn, and a hostile command stays text."""
+    timeline = timeline_of(tmp_path, [f"{t},watch,1,{100 * MB},5,job\n" for t in range(10)])
+    root = ET.fromstring(memory_picture(timeline, 300 * MB, '"><script>', "peak 100 MB"))
+    names = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert "script" not in names and "polyline" in names
+    assert "limit 300 MB" in "".join(root.itertext()) and "><script>" in "".join(root.itertext())
+
+
 def test_the_budget_is_drawn_unless_it_is_far_above(tmp_path: Path) -> None:
     """A budget near the use is a line; one many times as high is only named."""
-    timeline = timeline_of(tmp_path, [f"{t},a,1,{100 * MB},5\n" for t in range(10)])
+    timeline = timeline_of(tmp_path, [f"{t},a,1,{100 * MB},5,job\n" for t in range(10)])
     assert "budget-line" in memory_chart(timeline, 200 * MB)
     far = memory_chart(timeline, 8000 * MB)
     assert "budget-line" not in far and "budget 8 GB" in far
@@ -614,7 +676,7 @@ def test_memory_does_not_grow_with_documents_or_samples(tmp_path: Path) -> None:
             writer.append(Tokens(np.ones(10**6, np.uint16), np.ones(10**6, np.int64)))
         shard = writer.commit()
     write_manifest(large, [shard])
-    write_run(large, {}, (f"{k * 0.2:.2f},a,1,5,5\n" for k in range(500_000)))
+    write_run(large, {}, (f"{k * 0.2:.2f},a,1,5,5,job\n" for k in range(500_000)))
     assert peak_of_report(large) - peak_of_report(small) < 60 * MB
 
 
@@ -625,7 +687,7 @@ def peak_of_report(out: Path) -> int:
         "from milldam.report import write_report; peak = [0]; done = threading.Event();\n"
         "def watch():\n"
         "    while not done.wait(0.005): peak[0] = max(peak[0], usage().anonymous)\n"
-        "thread = threading.Thread(target=watch); thread.start()\n"
+        "thread = threading.Thread(target=watch, daemon=True); thread.start()\n"
         "write_report(Path(sys.argv[1])); done.set(); thread.join(); print(peak[0])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)

@@ -24,7 +24,7 @@ from milldam.cli.progress import QuietDisplay
 from milldam.cli.status import read_status
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, ShareHeldError
+from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.memory import Budget
 from milldam.pipeline.job import finish_job, plan_job, prepare_job, run_task
 from milldam.run.array_jobs import ArraySettings, slurm_script
@@ -231,7 +231,7 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
             first.__exit__()
         RunFolder(prepared.out, TOKENS, task=share).__enter__().__exit__()
 
-    with pytest.raises(ShareHeldError, match="another task is at work on tokenize-0-of-2"):
+    with pytest.raises(TaskHeldError, match="another task is at work on tokenize-0-of-2"):
         run_task(prepared.config(), share)
     run_units._patiently(second, QuietDisplay(), 0)
     assert len(tries) == 3
@@ -346,7 +346,7 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
         (("--stage", "prepare", "--set", 'datasets="-"'), "other machines can't read it"),
     ],
 )
-def test_what_can_not_be_done_in_shares_is_said(prepared: Job, options: tuple[object, ...], message: str) -> None:
+def test_what_can_not_be_done_in_arrays_is_said(prepared: Job, options: tuple[object, ...], message: str) -> None:
     """A stage that there is not, one that is no array's, an index too high, a job that one process must do."""
     result = invoke("run-units", prepared.path, *options)
     assert result.exit_code == 2 and message in result.output
@@ -462,7 +462,7 @@ def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
 
 def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> None:
     """prepare, arrays of at most as many shares as there are pieces, finish; --parsable's cluster is left out."""
-    settings = ArraySettings(4, shares=16, options=("--mem=4G",))
+    settings = ArraySettings(4, tasks=16, options=("--mem=4G",))
     script = slurm_script(Path("/c.yaml"), tmp_path / "jobs", (), PIECES, settings)
     jobs = submitted(tmp_path, script)
     names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]

@@ -74,7 +74,7 @@ def test_assignments_are_made_when_they_are_handed_out() -> None:
 
 
 def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's engine is told its share of the cores; the folder is that of the command."""
+    """A worker's encoder is told its share of the cores; the folder is that of the command."""
     monkeypatch.chdir(tmp_path)
     (seen,) = values(run(LocalExecutor(1, threads=3), Environment(), 1))
     assert seen == {"threads": "3", "cwd": str(tmp_path), "parent": os.getpid()}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,10 @@ from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
 
 from milldam import memory
 from milldam.errors import ConfigError, ResourceError
-from milldam.memory import Budget, Monitor, format_size, parse_size, usage
+from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.report.timeline import read_timeline
+from milldam.run import monitor as monitoring
+from milldam.run.monitor import Monitor
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES, fit_workers
 
 MB = 10**6
@@ -172,7 +175,7 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
-        time.sleep(3 * memory.SAMPLE_SECONDS)
+        time.sleep(3 * monitoring.SAMPLE_SECONDS)
         monitor.enter_stage("two")
         child.communicate(b"\n")
     summary = monitor.use(10**9)
@@ -181,7 +184,7 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
     assert list(summary["stages"]) == ["one", "two"]
     with timeline.open() as file:
         rows = list(csv.DictReader(file))
-    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes"}
+    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes", "name"}
     of_child = [row for row in rows if int(row["pid"]) == child.pid]
     assert max(int(row["anonymous_bytes"]) for row in of_child) >= 80 << 20
     assert {row["stage"] for row in rows} == {"one", "two"}
@@ -213,12 +216,27 @@ def test_monitor_can_forget_what_was_measured_before_it(tmp_path: Path) -> None:
     assert list(monitor.use(10**9)["stages"]) == ["prepare", "tokenize"]
 
 
+def test_the_timeline_of_a_day_is_small_and_has_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After five minutes samples are thinned out; the highest of each stretch of time stays."""
+    clock = SimpleNamespace(monotonic=lambda: now, time=lambda: now)
+    monkeypatch.setattr(monitoring, "time", clock)
+    now = 0.0
+    timeline = monitoring._Timeline(tmp_path / "memory.csv")
+    for second in range(24 * 3600):
+        now = float(second)
+        total = 10**9 if second == 54_321 else 10**6
+        timeline.add("a", total, [("1", memory.Usage(total), "job")], last=False)
+    timeline.close()
+    lines = (tmp_path / "memory.csv").read_text().splitlines()
+    assert len(lines) < 10_000 and any(f",{10**9}," in line for line in lines)
+
+
 def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Monitor(Path("/dev/full")) as monitor:
-        time.sleep(3 * memory.SAMPLE_SECONDS)
+        time.sleep(3 * monitoring.SAMPLE_SECONDS)
         assert monitor._thread.is_alive()
     assert monitor.use(10**9)["peak"] > 0
 
@@ -239,7 +257,7 @@ def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: in
     """The size in the refusal is enough, and little more than the smallest that is."""
     with pytest.raises(ResourceError) as caught:
         fit_workers(Budget(MB, "given"), parent, tokenizer, wanted)
-    smallest = parse_size(str(caught.value).rsplit("--memory ", 1)[1].rstrip("."))
+    smallest = parse_size(str(caught.value).rsplit("memory=", 1)[1].strip("'."))
     assert fit_workers(Budget(smallest, "given"), parent, tokenizer, wanted) >= 1
     with pytest.raises(ResourceError):
         fit_workers(Budget(smallest * 96 // 100 - 2 * MB, "given"), parent, tokenizer, wanted)
@@ -265,6 +283,6 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
         assert monitor.sample().anonymous == 7 * here
     assert monitor.use(10**9)["machines"] == {"a": 2 * here, "b": 7 * here}
     rows = (tmp_path / "memory.csv").read_text()
-    assert f",b:8,{4 * here},0\n" in rows
+    assert f",b:8,{4 * here},0,\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")
     assert timeline is not None and timeline.peak.anonymous == 7 * here

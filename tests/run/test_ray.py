@@ -210,7 +210,7 @@ def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
 
 def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
     """Ray would wait for ever for memory that no node has."""
-    with pytest.raises(ResourceError, match="Use --memory 2000MB or less"):
+    with pytest.raises(ResourceError, match="Use memory='2000MB' or less"):
         ray_cluster.RayPool(cluster.address, NODE["memory"] + 1)
 
 
@@ -240,17 +240,17 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
     """Nothing is made, here or there; the message says what to do."""
     monkeypatch.chdir(tmp_path)
-    done = tokenize(tmp_path, "--executor", engine, out="s3://bucket/corpus")
+    done = tokenize(tmp_path, "--executor", executor, out="s3://bucket/corpus")
     assert done.exit_code == 2 and "`milldam push`" in done.stderr, done.stderr
     for make in (
-        lambda: milldam.map("c.jsonl", len, "gs://bucket/t", executor=engine),
-        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, engine=engine),
+        lambda: milldam.map("c.jsonl", len, "gs://bucket/t", executor=executor),
+        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, executor=executor),
         lambda: milldam.preprocess(
-            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "executor": engine}
+            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "executor": executor}
         ),
     ):
         with pytest.raises(ConfigError, match="`milldam push`"):
@@ -260,7 +260,8 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
     """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
-    from milldam.memory import Monitor, usage
+    from milldam.memory import usage
+    from milldam.run.monitor import Monitor
 
     with Monitor(tmp_path / "memory.csv", here="a") as monitor:
         monitor.note("a", 1, 10**9)

@@ -182,10 +182,10 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster: Any, local: Path) -> N
 # ---- stopped, and gone on with ----
 
 
-@pytest.mark.parametrize("engine", ["ray", "local"])
-def test_interrupted_it_is_cancelled_and_goes_on_anywhere(cluster: Any, local: Path, engine: str) -> None:
-    """Ctrl-C ends every task and exits with 130; Ray or the local engine goes on with the run folder."""
-    out = local / f"stopped-{engine}"
+@pytest.mark.parametrize("executor", ["ray", "local"])
+def test_interrupted_it_is_cancelled_and_goes_on_anywhere(cluster: Any, local: Path, executor: str) -> None:
+    """Ctrl-C ends every task and exits with 130; Ray or the local executor goes on with the run folder."""
+    out = local / f"stopped-{executor}"
     config = settings(local, out.name) | on(cluster)
     path = write_config(local / "stopped.yaml", config)
     with started("preprocess", path) as process:
@@ -197,7 +197,7 @@ def test_interrupted_it_is_cancelled_and_goes_on_anywhere(cluster: Any, local: P
     assert wait_until(lambda: not hands())
     done = parts_recorded(out)
     assert len(done) >= 2
-    milldam.preprocess(config | (on(cluster) if engine == "ray" else {"executor": "local", "address": None}))
+    milldam.preprocess(config | (on(cluster) if executor == "ray" else {"executor": "local", "address": None}))
     assert_equal(out, local / "local")
 
 

@@ -415,7 +415,7 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
     """A file is not overwritten by a store."""
     (tmp_path / "s").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file; -o names a folder"), run_in(tmp_path / "s"):
+    with pytest.raises(ConfigError, match=r"is a file\. Name a folder"), run_in(tmp_path / "s"):
         pass
     assert (tmp_path / "s").read_text() == "mine"
 

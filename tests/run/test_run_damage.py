@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.kit.damage import BYTES, not_utf8
 from tests.kit.jobs import BROKEN_LINES, TOKENIZER, make_texts, write_lines
+from tests.kit.quick import first_quick
 from tests.qa.test_job import write_examples
 from tests.stores.test_features import some_folder
 
@@ -175,7 +176,7 @@ def damage_and_resume(name: str, source: Path, share: float, rng: random.Random,
     return found
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", first_quick(JOBS))
 def test_a_damaged_run_folder_gives_the_same_bytes_or_is_refused_by_name(name: str, source: Path) -> None:
     """What a resume reads is as it was written, made anew, or refused: never believed."""
     assert damage_and_resume(name, source, 0.6, random.Random(name), most=12) == []

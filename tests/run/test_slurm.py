@@ -131,7 +131,7 @@ def test_every_stage_through_the_script_while_tasks_are_killed(tmp_path: Path, s
         'if [ "${SLURM_ARRAY_TASK_ID:-}" = 0 ] && mkdir "$STAND_IN_FOLDER/killed-$SLURM_JOB_ID"; then\n'
         '  (sleep "1.$((RANDOM % 9))"; pkill -9 -P $$) &\nfi'
     )
-    script = write_script(job.path, tmp_path / "job.sh", "--nodes", 2, "--shares", 3, "--setup", setup)
+    script = write_script(job.path, tmp_path / "job.sh", "--nodes", 2, "--tasks", 3, "--setup", setup)
     jobs = stand_in.queue(script)
     assert set(states(jobs).values()) == {"COMPLETED"}, stand_in.messages()
     assert any(len(runs) > 1 for one in jobs for runs in one["tasks"].values())

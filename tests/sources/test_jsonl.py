@@ -254,7 +254,7 @@ def test_strict_names_the_line_in_the_file_from_any_unit(tmp_path: Path) -> None
 @pytest.mark.parametrize("line", [b"bad", b"{}", b'{"text": null}', b'{"text": "\xff"}'])
 def test_strict_stops_at_any_flaw(tmp_path: Path, line: bytes) -> None:
     """And says how to go on without it."""
-    with pytest.raises(InputError, match=r"a\.jsonl:2: .*\n.*--strict"):
+    with pytest.raises(InputError, match=r"a\.jsonl:2: .*\n.*strict=True"):
         read_lines(tmp_path, GOOD + b"\n" + line, TextRules(text_column="text", strict=True))
 
 

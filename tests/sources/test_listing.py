@@ -127,7 +127,7 @@ def test_a_missing_file_in_a_missing_folder_is_still_a_short_error(tmp_path: Pat
 def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
     """A file named on its own is never left out in silence."""
     make(tmp_path, "corpus.dat")
-    with pytest.raises(InputError, match=r"--input-format txt\|jsonl"):
+    with pytest.raises(InputError, match=r"input_format='txt\|jsonl"):
         listed(tmp_path / "corpus.dat")
 
 
@@ -285,7 +285,7 @@ def test_files_of_other_kinds_at_an_address_are_counted(memory: fsspec.AbstractF
 def test_a_folder_of_nothing_but_other_kinds_says_what_there_is(tmp_path: Path) -> None:
     """And how to read it."""
     (tmp_path / "a.md").write_text("x")
-    with pytest.raises(InputError, match=r"(?s)no input files in it.*1 file .*a\.md.*--input-format txt"):
+    with pytest.raises(InputError, match=r"(?s)no input files in it.*1 file .*a\.md.*input_format='txt'"):
         list(list_inputs([str(tmp_path)]))
 
 

@@ -14,23 +14,24 @@ import sentencepiece
 import tokenizers
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.kit.quick import first_quick
 from tests.kit.token_pieces import (
     NO_SPECIAL,
     TokenizerJson,
     cut_at,
+    document_encoder,
     encode_in_parts,
     encode_whole,
-    make_encoder,
     reference,
-    small_engine,
+    small_encoder,
     small_windows,
     texts_of,
 )
 from tests.kit.token_runs import LLAMA3, O200K, RULES, small_links, with_rule
 
 from milldam.tokenizers import cutting
-from milldam.tokenizers.encoder import Encoder, bare_form
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, make_engine
+from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, make_encoder
 from milldam.tokenizers.loading import load_tokenizer
 from milldam.tokenizers.runs import Runs, Words, find_runs
 
@@ -95,8 +96,8 @@ def _small_windows() -> Iterator[None]:
         yield
 
 
-def check(tokenizer_json: str, engine: str, text: str, places: list[int]) -> None:
-    encoder = make_encoder(small_engine(tokenizer_json, engine), tokenizer_json, bare=engine)
+def check(tokenizer_json: str, encoder: str, text: str, places: list[int]) -> None:
+    encoder = document_encoder(small_encoder(tokenizer_json, encoder), tokenizer_json, bare=encoder)
     ids = encode_in_parts(encoder, cut_at(text, places))
     counted = encoder.take_inexact_cuts()
     if '"BPE"' in tokenizer_json:
@@ -108,11 +109,11 @@ def check(tokenizer_json: str, engine: str, text: str, places: list[int]) -> Non
 # ---- every kind of tokenizer ----
 
 
-@pytest.mark.parametrize("engine", [GIGATOKEN, HUGGINGFACE])
+@pytest.mark.parametrize("encoder", [GIGATOKEN, HUGGINGFACE])
 @given(text=documents(*ALL), places=PLACES)
-def test_bpe_in_pieces_is_bpe_of_the_whole(demo_tokenizer: Path, engine: str, text: str, places: list[int]) -> None:
-    """The demo tokenizer by both engines, over text that has words and text that has none."""
-    check(demo_tokenizer.read_text(encoding="utf-8"), engine, text, places)
+def test_bpe_in_pieces_is_bpe_of_the_whole(demo_tokenizer: Path, encoder: str, text: str, places: list[int]) -> None:
+    """The demo tokenizer by both encoders, over text that has words and text that has none."""
+    check(demo_tokenizer.read_text(encoding="utf-8"), encoder, text, places)
 
 
 # Not "one letter" and "spaces": how a run of one sign is divided among equal scores depends on all of it, and
@@ -137,7 +138,7 @@ def test_unigram_in_pieces_is_unigram_of_the_whole(unigram_json: str, text: str,
     ],
     ids=lambda recipe: ", ".join(kind for kind, _, _ in recipe),
 )
-@pytest.mark.parametrize("part", [137, 700, 100_000])
+@pytest.mark.parametrize("part", first_quick([137, 700, 100_000]))
 def test_words_behind_a_long_run_keep_their_marks(
     unigram_json: str, recipe: list[tuple[str, int, int]], part: int
 ) -> None:
@@ -152,7 +153,7 @@ def test_unigram_in_pieces_across_line_ends_is_unigram_of_the_whole(
     unigram_json: str, text: str, places: list[int]
 ) -> None:
     """Lines without spaces: there is no word start between them. Never wrong in silence."""
-    encoder = make_encoder(small_engine(unigram_json), unigram_json)
+    encoder = document_encoder(small_encoder(unigram_json), unigram_json)
     ids = encode_in_parts(encoder, cut_at(text, places))
     # Equal scores are settled by rounding, which depends on all the text before: such a cut must at least be counted.
     expected = encode_whole(reference(unigram_json), text)
@@ -179,7 +180,7 @@ def test_wordpiece_in_pieces_is_right_also_where_it_cannot_know(
     wordpiece_json: str, text: str, places: list[int]
 ) -> None:
     """A cut in a long stretch of spaces may be counted as inexact, though it is not."""
-    encoder = make_encoder(small_engine(wordpiece_json), wordpiece_json)
+    encoder = document_encoder(small_encoder(wordpiece_json), wordpiece_json)
     ids = encode_in_parts(encoder, cut_at(text, places))
     assert ids == encode_whole(reference(wordpiece_json), text)
 
@@ -218,7 +219,7 @@ def sentencepiece_json(demo_texts: list[str], tmp_path_factory: pytest.TempPathF
     return made
 
 
-@pytest.mark.parametrize("name", SENTENCEPIECE)
+@pytest.mark.parametrize("name", first_quick(SENTENCEPIECE))
 @FEW
 @given(text=documents("words", "glued words", "hex", "chinese", "lines", "spaces"), places=PLACES)
 def test_sentencepiece_in_pieces_is_sentencepiece_of_the_whole(
@@ -233,7 +234,7 @@ def test_sentencepiece_in_pieces_is_sentencepiece_of_the_whole(
 def test_sentencepiece_in_pieces_by_gigatoken_is_sentencepiece_of_the_whole(
     sentencepiece_json: dict[str, str], text: str, places: list[int]
 ) -> None:
-    """The bare form runs on the fast engine too."""
+    """The bare form runs on the fast encoder too."""
     check(sentencepiece_json["bpe, as Llama 2"], GIGATOKEN, text, places)
 
 
@@ -249,11 +250,11 @@ def test_characters_that_normalise_to_spaces_are_marks_in_every_piece(sentencepi
 def test_a_document_really_is_cut(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the tests above: a text of 5 KB is encoded in many pieces, none much larger than asked for."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    engine = small_engine(tokenizer_json)
+    encoder = small_encoder(tokenizer_json)
     sizes: list[int] = []
-    encode = engine.encode
-    monkeypatch.setattr(engine, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1])
-    encode_in_parts(make_encoder(engine, tokenizer_json), ["word by word " * 400])
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1])
+    encode_in_parts(document_encoder(encoder, tokenizer_json), ["word by word " * 400])
     assert len(sizes) > 15
     assert max(sizes) < 500
 
@@ -262,12 +263,12 @@ def test_a_document_really_is_cut(demo_tokenizer: Path, monkeypatch: pytest.Monk
 def test_a_run_without_any_word_is_cut_too(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Where ids(left) + ids(right) = ids(both); no piece grows with the run."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    engine = small_engine(tokenizer_json)
+    encoder = small_encoder(tokenizer_json)
     sizes: list[int] = []
-    encode = engine.encode
-    monkeypatch.setattr(engine, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1])
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1])
     text = stretch(kind, 12_000, random.Random(1))
-    ids = encode_in_parts(make_encoder(engine, tokenizer_json), cut_at(text, list(range(0, 12_000, 500))))
+    ids = encode_in_parts(document_encoder(encoder, tokenizer_json), cut_at(text, list(range(0, 12_000, 500))))
     assert ids == encode_whole(reference(tokenizer_json), text)
     assert max(sizes) < 3000
 
@@ -278,13 +279,13 @@ def test_a_word_that_is_one_unknown_token_is_one_at_any_size(wordpiece_json: str
     check(wordpiece_json, HUGGINGFACE, text, list(range(0, 50_000, 700)))
 
 
-@pytest.mark.parametrize("extra", [1, 5, 9])
+@pytest.mark.parametrize("extra", first_quick([1, 5, 9]))
 def test_a_cut_that_later_text_could_move_is_counted_as_inexact(unigram_json: str, extra: int) -> None:
     """Never wrong in silence."""
     tokenizer = reference(unigram_json)
     sign = next(c for c in "-\n=*.#" if any(t == c * len(t) and len(t) > 3 for t in tokenizer.get_vocab()))
     text = sign * (6000 + extra)
-    encoder = make_encoder(small_engine(unigram_json), unigram_json)
+    encoder = document_encoder(small_encoder(unigram_json), unigram_json)
     ids = encode_in_parts(encoder, cut_at(text, list(range(0, 6000, 450))))
     assert ids == encode_whole(tokenizer, text) or encoder.take_inexact_cuts()
 
@@ -293,23 +294,23 @@ def test_a_cut_that_cannot_be_proved_is_made_and_counted(demo_tokenizer: Path, m
     """Rather a cut that is told than a run that fills the memory."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
     monkeypatch.setattr("milldam.tokenizers.cutting._TRIES", 0)
-    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json)
+    encoder = document_encoder(small_encoder(tokenizer_json), tokenizer_json)
     ids = encode_in_parts(encoder, cut_at("x" * 60_000, list(range(0, 60_000, 900))))
     assert encoder.take_inexact_cuts() > 0
     assert encoder.take_inexact_cuts() == 0
     assert reference(tokenizer_json).decode(ids) == "x" * 60_000
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "t5", "xlnet-base-cased"])
-@pytest.mark.parametrize("engine", [GIGATOKEN, HUGGINGFACE])
-def test_real_text_in_pieces_is_the_whole_for_real_tokenizers(shared_data: Path, name: str, engine: str) -> None:
+@pytest.mark.parametrize("name", first_quick(["gpt2", "qwen2.5", "t5", "xlnet-base-cased"]))
+@pytest.mark.parametrize("encoder", [GIGATOKEN, HUGGINGFACE])
+def test_real_text_in_pieces_is_the_whole_for_real_tokenizers(shared_data: Path, name: str, encoder: str) -> None:
     """The works of Shakespeare, and notes in eleven languages in one line."""
     tokenizer_json = load_tokenizer(str(shared_data / "tokenizers" / name)).json
-    if engine == GIGATOKEN and name in ("t5", "xlnet-base-cased"):
+    if encoder == GIGATOKEN and name in ("t5", "xlnet-base-cased"):
         pytest.skip("gigatoken knows BPE alone")
     text = (shared_data / "text/tinyshakespeare.txt").read_text(encoding="utf-8")[:30_000]
     text += (shared_data / "text/emoji-test.txt").read_text(encoding="utf-8")[20_000:40_000]
-    check(tokenizer_json, engine, text, list(range(0, 50_000, 3000)))
+    check(tokenizer_json, encoder, text, list(range(0, 50_000, 3000)))
 
 
 # ---- links: pieces that overlap ----
@@ -365,7 +366,7 @@ def test_runs_in_links_are_the_whole_for_every_known_rule(
     """Digits in threes, words that end at a capital, letters that the normaliser joins."""
     tokenizer_json = with_rule(demo_tokenizer.read_text(encoding="utf-8"), RULES[name], normalizer=normalizer)
     assert find_runs(tokenizer_json) is not None
-    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json)
+    encoder = document_encoder(small_encoder(tokenizer_json), tokenizer_json)
     ids = encode_in_parts(encoder, cut_at(text, places))
     assert ids == encode_whole(reference(tokenizer_json), text) or encoder.take_inexact_cuts()
 
@@ -398,20 +399,20 @@ def windows_of_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cutting, name, size)
 
 
-def encoder_of_links(tokenizer_json: str) -> Encoder:
+def encoder_of_links(tokenizer_json: str) -> DocumentEncoder:
     """With links and overlaps of their real size, for documents of a few of them."""
-    engine = make_engine(GIGATOKEN, tokenizer_json, plain_specials=False, threads=1)
-    engine.document_bytes, engine.piece_bytes, engine.batch_bytes = 24 << 10, 18 << 10, 32 << 10
-    form = bare_form(tokenizer_json, small_engine)
-    return Encoder(engine, NO_SPECIAL, "uint32", bare=form)
+    encoder = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=False, threads=1)
+    encoder.document_bytes, encoder.piece_bytes, encoder.batch_bytes = 24 << 10, 18 << 10, 32 << 10
+    form = bare_form(tokenizer_json, small_encoder)
+    return DocumentEncoder(encoder, NO_SPECIAL, "uint32", bare=form)
 
 
-def encode_giant(encoder: Encoder, text: str) -> list[int]:
+def encode_giant(encoder: DocumentEncoder, text: str) -> list[int]:
     return [token for tokens in encoder.encode(texts_of(text)) for token in tokens.flat.tolist()]
 
 
-@pytest.mark.parametrize("rule", [None, "o200k", "Llama 3"])
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5"])
+@pytest.mark.parametrize("rule", first_quick([None, "o200k", "Llama 3"]))
+@pytest.mark.parametrize("name", first_quick(["gpt2", "qwen2.5"]))
 def test_hard_runs_are_the_whole_for_real_tokenizers(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str, rule: str | None
 ) -> None:
@@ -434,10 +435,10 @@ def test_a_run_in_links_is_encoded_about_once(demo_tokenizer: Path, monkeypatch:
     windows_of_real_size(monkeypatch)
     encoder = encoder_of_links(demo_tokenizer.read_text(encoding="utf-8"))
     sizes: list[int] = []
-    encode_text, encode = encoder.engine.encode_text, encoder.engine.encode
-    monkeypatch.setattr(encoder.engine, "encode_text", lambda text: [sizes.append(len(text)), encode_text(text)][1])
+    encode_text, encode = encoder.encoder.encode_text, encoder.encoder.encode
+    monkeypatch.setattr(encoder.encoder, "encode_text", lambda text: [sizes.append(len(text)), encode_text(text)][1])
     monkeypatch.setattr(
-        encoder.engine, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1]
+        encoder.encoder, "encode", lambda texts: [sizes.extend(map(len, texts.to_pylist())), encode(texts)][1]
     )
     text = "".join(random.Random(1).choices("etaoinshrdlu", k=200_000))
     encode_giant(encoder, text)
@@ -451,7 +452,7 @@ def test_a_link_that_does_not_hold_is_counted_and_loses_no_text(
     """What a piece began with when it was cut it must still begin with when it is encoded."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
     monkeypatch.setattr(cutting, "_begins_with", lambda ids, link: link is None)
-    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json)
+    encoder = document_encoder(small_encoder(tokenizer_json), tokenizer_json)
     text = run("letters", 9000, random.Random(1))
     ids = encode_in_parts(encoder, cut_at(text, list(range(0, 9000, 700))))
     assert encoder.take_inexact_cuts() > 0

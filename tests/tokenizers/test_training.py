@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.tokenizers import training
@@ -127,7 +128,7 @@ def test_figures_say_what_it_was_trained_on(tmp_path: Path) -> None:
 # ---- the same every time ----
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", first_quick(MODELS))
 def test_the_same_texts_give_the_same_bytes(tmp_path: Path, demo_texts: list[str], model: Model) -> None:
     """In another process, on another number of cores, in other batches, in another order."""
     texts = demo_texts[:40]

@@ -20,14 +20,13 @@ from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
 from milldam.cli.export import export
 from milldam.cli.feed import feed
+from milldam.cli.hub import pull, push
 from milldam.cli.import_ import import_
 from milldam.cli.inspect import inspect
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
 from milldam.cli.naming import as_option, explained
 from milldam.cli.preprocess import plan, preprocess
-from milldam.cli.pull import pull
-from milldam.cli.push import push
 from milldam.cli.qa import qa
 from milldam.cli.qa_eval import qa_eval
 from milldam.cli.report import report

@@ -82,7 +82,7 @@ def _coloured(store: Store, tokens: list[int], shown: int, *, ids: bool) -> Text
 
     text, marked = Text(), not sys.stdout.isatty()
     added = store.tokenizer.get_added_tokens_decoder()
-    special = {id for id, token in added.items() if token.special}
+    special: set[int | None] = {id for id, token in added.items() if token.special}
     special |= {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
     for position, (start, together) in enumerate(_by_character(store, tokens)):
         if start >= shown:

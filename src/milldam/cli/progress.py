@@ -113,7 +113,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
         f"Input:  {format_size(plan.input_bytes)} in {counted(plan.units, 'unit')}"
         f" of about {format_size(plan.shard_size)}" + (f", {plan.done} of them done before" if plan.done else ""),
     ]
-    lines += [f"Engine: {plan.engine} ({plan.engine_note})"] if plan.engine else []
+    lines += [f"Encoder: {plan.encoder} ({plan.encoder_note})"] if plan.encoder else []
     lines[2:2] = column_lines(plan.text_columns)
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")

@@ -1,4 +1,4 @@
-"""`milldam run-units`: a share of a stage, for array schedulers."""
+"""`milldam run-units`: an array task of a stage, for Slurm and other schedulers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.options import config_file, machine_options
-from milldam.errors import ConfigError, NotReadyError, ShareHeldError
+from milldam.errors import ConfigError, NotReadyError, TaskHeldError
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
@@ -25,8 +25,8 @@ _LOOK_AGAIN_SECONDS = 2.0
 @click.command("run-units")
 @config_file
 @click.option("--stage", required=True, help="prepare, a stage of the job (`milldam plan` lists them), or finish.")
-@click.option("--index", type=int, metavar="I", help="Which share, from 0.")
-@click.option("--of", type=int, metavar="N", help="How many shares there are.")
+@click.option("--index", type=int, metavar="I", help="Which array task, from 0.")
+@click.option("--of", type=int, metavar="N", help="How many array tasks the stage has.")
 @machine_options(in_file=True)
 @click.option(
     "--wait",
@@ -46,11 +46,11 @@ def run_units(
     quiet: bool,
     **machine: Any,
 ) -> None:
-    """Do a share of a stage: what one task of an array runs, on Slurm or any other scheduler.
+    """Do one array task of a stage, on Slurm or any other scheduler.
 
-    Every N-th unit of the stage from I on. Run again, it does what is left; beside another task with the same share, it
-    waits for that one. The stages before must be done, by all of their shares; `prepare` comes first and `finish` last,
-    each by one task. `milldam slurm` writes a script of them. Exit code 0: the share, or what was asked for, is done.
+    Does every N-th unit of the stage, from I on. Run again, it does what is left; if the same task is running already,
+    it waits for it. All tasks of the stages before must be done; `prepare` comes first and `finish` last, each as one
+    task. `milldam slurm` writes a script of them. Exit code 0: what was asked for is done.
 
     \b
     milldam run-units config.yaml --stage prepare
@@ -80,18 +80,18 @@ def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> C
             raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
         return partial(prepare_job if stage == PREPARE else finish_job, config)
     if index is None or of is None:
-        raise ConfigError(f"--stage {stage} is done in shares: say which one, such as --index 0 --of 1.")
+        raise ConfigError(f"--stage {stage} is done by array tasks: say which one, such as --index 0 --of 1.")
     return partial(run_task, config, ArrayTask(stage, index, of))
 
 
 def _patiently(work: Callable[[Observer], Any], observer: Observer, seconds: float) -> None:
-    """Wait for another task with the same share as long as it takes: then nothing is left, or what it left."""
+    """Where the same task is running already, wait for it, then do what it left, if anything."""
     begun, told = time.monotonic(), False
     while True:
         try:
             work(observer)
             return
-        except ShareHeldError as error:
+        except TaskHeldError as error:
             if not told:
                 observer.warn(f"{error} Waiting for it.")
                 told = True

@@ -13,7 +13,7 @@ from milldam.cli.options import config_file
 @click.command()
 @config_file
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
-@click.option("--shares", type=click.IntRange(min=1), help="Tasks of each stage, at most. [default: as many as nodes]")
+@click.option("--tasks", type=click.IntRange(min=1), help="Tasks of each array, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores of each task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")
@@ -26,7 +26,7 @@ from milldam.cli.options import config_file
 def slurm(
     config: Path,
     nodes: int,
-    shares: int | None,
+    tasks: int | None,
     out: Path | None,
     cpus: int | None,
     mem: str | None,
@@ -38,7 +38,7 @@ def slurm(
     program: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Write a script that queues a job on Slurm: every stage an array of shares, each stage behind the one before.
+    """Write a script that queues a job on Slurm: each stage is a job array that waits for the previous stage.
 
     Checks the configuration first, as `milldam plan` does. The tasks run in the current folder; it, the input and the
     output folder must be on a file system that all machines share. What each task runs is `milldam run-units`; a task
@@ -58,7 +58,7 @@ def slurm(
     pieces = plan_job(loaded).plan.pieces
     named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
     options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
-    settings = ArraySettings(nodes, shares, options, setup, milldam=program)
+    settings = ArraySettings(nodes, tasks, options, setup, milldam=program)
     script = slurm_script(config.absolute(), Path.cwd(), overrides, pieces, settings)
     if out is None:
         click.echo(script, nl=False)

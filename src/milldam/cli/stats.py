@@ -74,7 +74,7 @@ def collect(store: Store) -> dict[str, Any]:
         "text_columns": text_columns(manifest.settings),
         "eos": manifest.tokenizer.get("eos_token"),
         "bos": manifest.tokenizer.get("bos_token"),
-        "engine": manifest.engine,
+        "encoder": manifest.encoder,
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
         "tokens_per_document": _quantiles(store.document_lengths(), store.tokens, len(store)),

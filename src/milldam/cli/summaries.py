@@ -92,7 +92,7 @@ def _text_lines(summary: TextSummary) -> list[str]:
         f"from {format_size(counts['text_bytes'])} of text, {counted(counts['characters'], 'character')}"
         f" ({ratio:.2f} characters a token)",
         *column_lines(summary.facts["text_columns"]),
-        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['engine']}",
+        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['encoder']}",
     ]
 
 

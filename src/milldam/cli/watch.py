@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shutil
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from milldam.cli.terminal import visible
+from milldam.markup import duration, share, shorten
+from milldam.memory import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from milldam.watching import Process, Watched
+    from milldam.report.timeline import Process, Timeline
+    from milldam.run.watching import Ended
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "min": 60.0, "m": 60.0}
 _SHOWN = 20
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _COLUMNS, _LINES = 72, 8
 _NOT_FOUND, _NOT_RUN = 127, 126
+_FILES = CSV, SVG, JSON = "memory.csv", "memory.svg", "memory.json"
 
 
 def parse_seconds(text: str) -> float:
@@ -42,7 +49,9 @@ def parse_seconds(text: str) -> float:
     "-o", "--out", type=click.Path(path_type=Path), default=Path("milldam-watch"), show_default=True,
     help="Folder for memory.csv, memory.svg and memory.json; an earlier watch in it is written over.",
 )  # fmt: skip
-@click.option("--every", default="0.2s", show_default=True, help="Time between samples; more where they are dear.")
+@click.option(
+    "--every", default="0.2s", show_default=True, help="Sampling interval; longer when sampling is expensive."
+)
 @click.option("--limit", metavar="SIZE", help="Compare with this and draw it; it is not enforced.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON in place of the table.")
 def watch(command: tuple[str, ...], out: Path, every: str, limit: str | None, as_json: bool) -> None:
@@ -54,67 +63,124 @@ def watch(command: tuple[str, ...], out: Path, every: str, limit: str | None, as
     milldam watch -o memory/ --limit 2GB -- python train.py --lr 1e-3
     """
     from milldam.errors import InputError
-    from milldam.watching import watch as run_watched
+    from milldam.memory import parse_size
+    from milldam.report.timeline import read_timeline
+    from milldam.run.watching import watch as run_watched
 
+    seconds, limit_bytes = parse_seconds(every), None if limit is None else parse_size(limit)
+    _make_room(out)
     try:
-        watched = run_watched(command, every=parse_seconds(every), limit=limit, out=out)
+        ended = run_watched(command, out / CSV, every=seconds)
     except InputError as error:
         click.echo(visible(f"milldam: {error}"), err=True)
         sys.exit(_NOT_RUN if shutil.which(command[0]) or Path(command[0]).exists() else _NOT_FOUND)
-    for line in _as_json(watched) if as_json else _lines(watched, out):
+    timeline, title = read_timeline(out / CSV), _title(command)
+    figures = _figures(command, ended, timeline, limit_bytes)
+    _write(out, title, figures, timeline, limit_bytes)
+    lines = [json.dumps(figures)] if as_json else [*_lines(title, ended, timeline, limit_bytes), _wrote(out)]
+    for line in lines:
         click.echo(visible(line), err=True)
-    code = watched.exit_code or 0
     # As a shell has it, when a signal ended the command.
-    sys.exit(128 - code if code < 0 else code)
+    sys.exit(128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code)
 
 
-def _as_json(watched: Watched) -> Iterator[str]:
-    import json
+def _make_room(out: Path) -> None:
+    """An earlier watch is written over; the record of a run, or anything else, never."""
+    from milldam.errors import MismatchError
+    from milldam.files import explain_os_errors
 
-    yield json.dumps(watched.as_json())
+    with explain_os_errors(out / CSV):
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / CSV).exists():
+            if not (out / JSON).exists():
+                raise MismatchError(f"{out / CSV}: not written by `milldam watch`. Name another folder with -o.")
+            (out / CSV).unlink()
+        (out / JSON).write_text("{}\n")
 
 
-def _lines(watched: Watched, out: Path) -> Iterator[str]:
-    from milldam.markup import duration, shorten
+def _figures(command: tuple[str, ...], ended: Ended, timeline: Timeline | None, limit: int | None) -> dict[str, Any]:
+    """All that is told, in bytes and seconds; without the curve, which is in memory.csv."""
+    figures: dict[str, Any] = {"command": command, **asdict(ended), "limit": limit}
+    if timeline is None:
+        return figures | {"processes": []}
+    anonymous, file = timeline.mean
+    return figures | {
+        "peak": {"anonymous": timeline.peak.anonymous, "file": timeline.peak_file},
+        "mean": {"anonymous": anonymous, "file": file},
+        "growth": timeline.growth,
+        "grows_to_the_end": timeline.grows_to_the_end,
+        "seconds_over_limit": 0.0 if limit is None else timeline.seconds_over(limit),
+        "processes": [asdict(one) for one in timeline.processes],
+    }
 
-    code = watched.exit_code or 0
-    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+
+def _write(out: Path, title: str, figures: dict[str, Any], timeline: Timeline | None, limit: int | None) -> None:
+    """The picture and the figures. A full disk must not hide how the command ended."""
+    from milldam.files import write_file, write_json
+    from milldam.report.drawing import memory_picture
+
+    with contextlib.suppress(OSError):
+        if timeline is not None:
+            said = f"peak {format_size(timeline.peak.anonymous)}, {len(timeline.processes)} processes"
+            picture = memory_picture(timeline, limit, title, f"{said}, {duration(figures['seconds'])}")
+            write_file(out / SVG, picture.encode())
+        write_json(out / JSON, figures)
+
+
+def _wrote(out: Path) -> str:
+    written = [name for name in _FILES if (out / name).exists()]
+    return f"Wrote {', '.join(written[:-1])} and {written[-1]} to {out}."
+
+
+def _title(command: tuple[str, ...]) -> str:
+    """The command in one line, of long paths only the last part.
+
+    >>> _title(("/opt/venv/bin/python", "/home/anna/jobs/train.py", "--data=/mnt/x/web.jsonl", "s3://b/a/b", "a/b"))
+    'python …/train.py --data=…/web.jsonl s3://b/a/b a/b'
+    """
+    first, *others = command
+    # In one line: a word may be a whole script.
+    return " ".join(" ".join([Path(first).name or first, *map(_shorter_path, others)]).split())
+
+
+def _shorter_path(word: str) -> str:
+    option, equals, path = word.rpartition("=")
+    if "://" in word or path.rstrip("/").count("/") < 2 or any(letter.isspace() for letter in word):
+        return word
+    return f"{option}{equals}…/{Path(path).name}"
+
+
+def _lines(title: str, ended: Ended, timeline: Timeline | None, limit: int | None) -> Iterator[str]:
+    code = ended.exit_code
     yield ""
-    yield f"{shorten(watched.title, 70)}: {duration(watched.seconds)}, {ended}"
-    yield from _totals(watched)
-    yield from _plot(watched)
-    yield from _table(watched)
-    yield f"Wrote memory.csv, memory.svg and memory.json to {out}."
-
-
-def _totals(watched: Watched) -> Iterator[str]:
-    from milldam.markup import duration, share
-    from milldam.memory import format_size
-
-    if not watched.processes:
+    yield f"{shorten(title, 70)}: {duration(ended.seconds)}, {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+    if timeline is None:
         yield "  It ended before its memory could be looked at."
         return
-    growth = "" if watched.growth is None else f"  growth {_rate(watched.growth)} MB/min"
-    peak, mean = watched.peak, watched.mean
+    yield from _totals(ended, timeline, limit)
+    yield from _plot(timeline)
+    yield from _table(ended, timeline)
+
+
+def _totals(ended: Ended, timeline: Timeline, limit: int | None) -> Iterator[str]:
+    growth = "" if timeline.growth is None else f"  growth {_rate(timeline.growth)} MB/min"
+    peak, mean = timeline.peak.anonymous, timeline.mean
     for name, most, usual, more in (
-        ("anonymous", peak.anonymous, mean.anonymous, growth),
-        ("file-backed", peak.file, mean.file, "  the kernel can take it back"),
+        ("anonymous", peak, mean[0], growth),
+        ("file-backed", timeline.peak_file, mean[1], "  the kernel can take it back"),
     ):
         yield f"  {name:<12} peak {format_size(most):>8}  mean {format_size(usual):>8}{more}"
-    if watched.counted_once is not None:
-        once = format_size(watched.counted_once.anonymous)
-        beside = format_size(watched.sum_when_counted)
-        yield f"  each page counted once, sampled more seldom: at most {once}, where the sum was {beside}"
-    if watched.largest_resident:
-        largest = format_size(watched.largest_resident)
+    if ended.counted_once is not None:
+        once = format_size(ended.counted_once.anonymous)
+        yield f"  each page counted once, sampled less often: at most {once} anonymous"
+    if ended.largest_resident:
+        largest = format_size(ended.largest_resident)
         yield f"  largest process, by the kernel's own count: {largest} resident, file-backed included"
-    if watched.peak_swapped:
-        yield f"  swapped out at most: {format_size(watched.peak_swapped)}, which is not in the figures above"
-    if watched.limit is not None:
-        over = watched.seconds_over_limit
-        beside = f"over it for {duration(over)}" if over else "never over it"
-        yield f"  limit {format_size(watched.limit)}: peak {share(peak.anonymous, watched.limit)} of it, {beside}"
-    if watched.grows_to_the_end:
+    if limit is not None:
+        over = timeline.seconds_over(limit)
+        beside = f"over it for {duration(over)}" if over else "never over it" if peak <= limit else "over it briefly"
+        yield f"  limit {format_size(limit)}: peak {share(peak, limit)} of it, {beside}"
+    if timeline.grows_to_the_end:
         yield "  It grew to the very end: perhaps a leak."
 
 
@@ -123,67 +189,49 @@ def _rate(growth: float) -> str:
     return f"{number:+.1f}" if abs(number) >= 0.05 else "0.0"
 
 
-def _plot(watched: Watched) -> Iterator[str]:
+def _plot(timeline: Timeline) -> Iterator[str]:
     """Anonymous memory over time in block letters, where the terminal has them."""
-    from milldam.markup import duration
-    from milldam.memory import format_size
-
-    top = watched.peak.anonymous
-    if not top or len(watched.moments) < 2 or "utf" not in (sys.stderr.encoding or "").lower():
+    top = timeline.peak.anonymous
+    if not top or len(timeline.points) < 2 or "utf" not in (sys.stderr.encoding or "").lower():
         return
-    heights = [round(value / top * _LINES * 8) for value in _columns(watched)]
+    heights = [round(value / top * _LINES * 8) for value in _columns(timeline)]
     yield ""
     for line in range(_LINES - 1, -1, -1):
         label = format_size(top * (line + 1) / _LINES) if line in (_LINES - 1, _LINES // 2 - 1) else ""
         bars = "".join(_BLOCKS[min(8, max(0, height - 8 * line))] for height in heights)
         yield f"{label:>9} │{bars.rstrip()}"
-    yield f"{'0':>9} └{'─' * (_COLUMNS - 1)}{duration(watched.seconds):>1}"
+    yield f"{'0':>9} └{'─' * (_COLUMNS - 1)}{duration(timeline.seconds):>1}"
 
 
-def _columns(watched: Watched) -> list[int]:
+def _columns(timeline: Timeline) -> list[int]:
     """The highest use in each of the plot's columns; one without a sample goes on as the one before."""
     found: list[int | None] = [None] * _COLUMNS
-    for moment in watched.moments:
-        place = min(_COLUMNS - 1, int(moment.seconds / max(watched.seconds, 1e-9) * _COLUMNS))
-        found[place] = max(found[place] or 0, moment.anonymous)
-    columns, last = [], watched.moments[0].anonymous
+    for point in timeline.points:
+        place = min(_COLUMNS - 1, int(point.seconds / timeline.seconds * _COLUMNS))
+        found[place] = max(found[place] or 0, point.anonymous)
+    columns, last = [], timeline.points[0].anonymous
     for value in found:
         last = last if value is None else value
         columns.append(last)
     return columns
 
 
-def _table(watched: Watched) -> Iterator[str]:
-    from milldam.memory import format_size
-
-    if not watched.processes:
-        return
+def _table(ended: Ended, timeline: Timeline) -> Iterator[str]:
     yield ""
-    heads = ("lived", "start", "peak", "final", "file", "MB/min")
+    heads = ("lived", "start", "peak", "final", "file")
     yield f"{'pid':>9}  {'process':<30}" + "".join(f"{head:>11}" for head in heads)
-    for process in watched.processes[:_SHOWN]:
+    for process in timeline.processes[:_SHOWN]:
         yield _row(process)
-    hidden = watched.processes[_SHOWN:]
-    count = len(hidden) + watched.others.count
-    if count:
-        peak = max([watched.others.peak, *(one.peak for one in hidden)])
-        yield f"{'':>9}  and {count:,} others, {format_size(peak)} at most each: {_names(watched, hidden)}"
-    if watched.still_running:
-        yield f"{'':>9}  still running, and left so: {', '.join(map(str, watched.still_running[:10]))}"
-
-
-def _names(watched: Watched, hidden: Sequence[Process]) -> str:
-    counted = watched.others.names.copy()
-    counted.update(one.name for one in hidden)
-    return ", ".join(f"{name} ({count:,})" for name, count in counted.most_common(4))
+    hidden = timeline.processes[_SHOWN:]
+    if hidden:
+        names = ", ".join(f"{name} ({count:,})" for name, count in Counter(one.name for one in hidden).most_common(4))
+        yield f"{'':>9}  and {len(hidden):,} others, {format_size(hidden[0].peak)} at most each: {names}"
+    if ended.still_running:
+        yield f"{'':>9}  still running, and left so: {', '.join(map(str, ended.still_running[:10]))}"
 
 
 def _row(process: Process) -> str:
-    from milldam.markup import duration, shorten
-    from milldam.memory import format_size
-
-    growth = "" if process.growth is None else _rate(process.growth)
     sizes = (format_size(one) for one in (process.start, process.peak, process.final, process.peak_file))
-    lived = duration(process.seconds) if process.seconds else "seen once"
-    cells = (lived, *sizes, growth)
+    seconds = process.last_seen - process.first_seen
+    cells = (duration(seconds) if seconds else "seen once", *sizes)
     return f"{process.pid:>9}  {shorten(process.name, 30):<30}" + "".join(f"{cell:>11}" for cell in cells)

@@ -1,6 +1,13 @@
 """Settings: YAML files, options and keyword arguments -> one checked configuration.
 
-settings    what can be set, with defaults
-loading     YAML -> Config, with errors that name file, line and key
-legacy      files of Krill
+settings          what can be set, with defaults
+fields            types that several settings have, with their ranges
+checking          the one check: plain values -> settings, or errors that say where
+origins           plain values with their places, for messages
+lines             YAML -> the same
+loading           a file, a dict, options and overrides -> Config
+overrides         `--set a.b=c`
+tokenize_options  the options of `milldam tokenize` -> Config
+other_words       what other tools call our settings
+legacy, writing   files of Krill -> ours; ours as YAML
 """

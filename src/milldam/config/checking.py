@@ -24,7 +24,7 @@ from milldam.config.other_words import meant_setting, said_of
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
@@ -61,13 +61,16 @@ def checked_settings(kind: type[T], given: Mapping[str, Any] | Given, *, if_miss
     given = given if isinstance(given, Given) else Given("", dict(given))
     values = as_meant(kind, given)
     try:
-        made = adapter(kind).validate_python(values)
+        made: T = _adapter(cast("Any", kind)).validate_python(values)
+        given.raise_problems()
+        return made
     except ConfigError as error:
+        given.raise_problems()
         raise ConfigError(*_placed(given, error)) from None
     except ValidationError as error:
         _Problems(kind, given, values).add(error, if_missing)
-    given.raise_problems()
-    return made
+        given.raise_problems()
+        raise
 
 
 def as_meant(kind: type, given: Given) -> dict[str, Any]:
@@ -75,14 +78,9 @@ def as_meant(kind: type, given: Given) -> dict[str, Any]:
     return _Meaning(given).block(kind, given.data, ())
 
 
-def adapter(kind: type[T]) -> TypeAdapter[T]:
-    """What pydantic makes of a dataclass."""
-    made: TypeAdapter[T] = _adapter(cast("Any", kind))
-    return made
-
-
 @cache
 def _adapter(kind: Any) -> Any:
+    """What pydantic makes of a dataclass. Made once: reading the docstrings takes a while."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -90,7 +88,7 @@ def _adapter(kind: Any) -> Any:
 
 def json_schema(kind: type, title: str) -> dict[str, Any]:
     """What a file may say, every key with its description and default, for editors."""
-    schema = adapter(kind).json_schema()
+    schema = _adapter(kind).json_schema()
     for block in [schema, *schema["$defs"].values()]:
         for key in block["properties"].values():
             # Made from the name; it says nothing that the name does not.
@@ -303,7 +301,7 @@ class _Problems:
             self.given.add_problem(path, _RANGES[one["type"]].format(**one.get("ctx", {})))
         else:
             value = _value_at(self.given.data, path)
-            text = "" if isinstance(value, dict | list) else shown_text(self.given, value, path)
+            text = "" if isinstance(value, dict | list | tuple) else shown_text(self.given, value, path)
             shown = _CALLED.get(type(value)) or (text if isinstance(value, bool | int | float) else f'"{text}"')
             self.given.add_problem(path, f"must be {kinds}, not {shown}.{did_you_mean(text, kinds.choices)}")
 
@@ -332,7 +330,7 @@ class _Problems:
         return "" if found is None else _meant_key(found, blocks[found], block)
 
 
-_CALLED: dict[type, str] = {dict: "a block of keys", list: "a list", type(None): "empty"}
+_CALLED: dict[type, str] = {dict: "a block of keys", list: "a list", tuple: "a list", type(None): "empty"}
 
 
 def _meant_key(key: str, under: str, block: type) -> str:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from milldam.dedup.drops import BLOOM, UNKNOWN, DropWriter, drop_file_name
 from milldam.dedup.exact import Resolved
 from milldam.dedup.fingerprints import FLUSH_ROWS, Hashes
-from milldam.errors import ResourceError
+from milldam.errors import ResourceError, Setting
 from milldam.memory import format_size
 
 _STRETCH = 1 << 15
@@ -119,7 +119,7 @@ class BloomFilter:
     def __init__(self, documents: int, rate: float, memory_bytes: int) -> None:
         size = filter_bytes(documents, rate)
         if size > memory_bytes:
-            raise ResourceError(_too_large(documents, rate, size, memory_bytes))
+            raise ResourceError(*_too_large(documents, rate, size, memory_bytes))
         self._bits = np.zeros(size, dtype=np.uint8)
         self._probes = max(1, round(-math.log2(rate)))
 
@@ -178,14 +178,9 @@ def _repeated(hashes: Hashes) -> Mask:
     return repeated
 
 
-def _too_large(documents: int, rate: float, size: int, memory_bytes: int) -> str:
-    message = (
-        f"A Bloom filter for {documents:,} documents at a false positive rate of {rate:g} takes {format_size(size)}"
-    )
-    message += f"; there are {format_size(max(0, memory_bytes))} for it.\n"
+def _too_large(documents: int, rate: float, size: int, memory_bytes: int) -> tuple[str | Setting, ...]:
+    what = f"A Bloom filter for {documents:,} documents at a false positive rate of {rate:g} takes {format_size(size)}"
+    there = f"; there are {format_size(max(0, memory_bytes))} for it.\n"
     fitting = math.exp(-max(0, memory_bytes) * 8 * _LN2_SQUARED / max(1, documents)) * 1.05  # so that rounding fits
-    if fitting < 0.1:
-        message += f"Set dedup.false_positive_rate: {fitting:.1e}, or give more with --memory, or "
-    else:
-        message += "Give more with --memory, or "
-    return message + "set dedup.method: exact, which works on disk."
+    lower = f"Set dedup.false_positive_rate: {fitting:.1e}, or give" if fitting < 0.1 else "Give"
+    return what, there, f"{lower} more ", Setting("memory"), ", or set dedup.method: exact, which works on disk."

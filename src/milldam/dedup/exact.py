@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
-from milldam.errors import ResourceError
+from milldam.errors import ResourceError, Setting
 from milldam.files import explain_os_errors
 from milldam.memory import format_size
 
@@ -283,7 +283,9 @@ class Database:
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ResourceError(
                 f"Dedup needs {format_size(MIN_MEMORY_BYTES)} of memory beside the program; "
-                f"there are {format_size(max(0, memory_bytes))}.\nGive more with --memory."
+                f"there are {format_size(max(0, memory_bytes))}.\nGive more ",
+                Setting("memory"),
+                ".",
             )
         limit_bytes = int((memory_bytes - _FIXED_BYTES) * _MARGIN)
         shutil.rmtree(folder, ignore_errors=True)
@@ -301,7 +303,9 @@ class Database:
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise ResourceError(
                 f"Dedup ran out of memory or disk in {folder}: {str(error).splitlines()[0]}\n"
-                "Everything finished so far is safe. Give more with --memory or free some disk, and run it again."
+                "Everything finished so far is safe. Give more ",
+                Setting("memory"),
+                " or free some disk, and run it again.",
             ) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,7 +31,7 @@ from filelock import FileLock
 
 from milldam.dedup.exact import ROW_BITS, Database, Prints
 from milldam.dedup.fingerprints import Hashes, NewTable
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import explain_os_errors, remove_temporaries, write_json
 from milldam.sealed import read_sealed, write_sealed
 
@@ -104,11 +104,13 @@ class DedupIndex:
                 write_sealed(record, {"runs": [{"id": one, "bytes": path.stat().st_size} for one, path in files]})
         pinned = read_sealed(record)
         if pinned is None:
-            raise StoreError(f"{record}: damaged: which runs this one is compared with. Start anew with --overwrite.")
+            said = f"{record}: damaged: which runs this one is compared with. Start anew with "
+            raise StoreError(said, Setting("overwrite", True), ".")
         paths = [folder / _pinned_name(number) for number in range(len(pinned["runs"]))]
         for path, run in zip(paths, pinned["runs"], strict=True):
             if not path.is_file() or path.stat().st_size != run["bytes"]:
-                raise StoreError(f"{path}: not of the size that it had. Start anew with --overwrite.")
+                said = f"{path}: not of the size that it had. Start anew with "
+                raise StoreError(said, Setting("overwrite", True), ".")
         return [(run["id"], path) for path, run in zip(paths, pinned["runs"], strict=True)]
 
     def commit(self, run_id: str, out: str, fingerprints: Path, sorting: Sorting) -> IndexedRun:

@@ -7,6 +7,8 @@ rows         what hf, parquet, mds and litdata have in common when they are writ
 columns      what hf and parquet have in common: a column of Arrow
 samples      what mds and litdata have in common: a file of samples
 reading      a file to import, and what is said of it
+documents    blocks of tokens -> documents -> shards
+writing      a file to export, and what writing it needs to know
 finding      what the user names -> the files to import
 exporting, importing     the jobs
 
@@ -17,13 +19,14 @@ makes the same bytes. What was made from something else or with other options is
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from milldam.formats.exporting import Export, ExportSummary
+    from milldam.formats.exporting import ExportSummary
     from milldam.formats.reading import ReadRules, SourceFile
+    from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
     from milldam.loader.stores import Store
     from milldam.stores.tokens.writer import Tokens
 
@@ -39,6 +42,7 @@ class Format(Protocol):
     open_file(path, asked) -> ForeignFile           opens a file where it lies; its ending is in `foreign.OPENERS`
     indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
     check_out(store, out) -> None                   refuses names that it can't write
+    complete_folder(export, split, folder, made)    what makes a folder complete; of each file: file, rows, bytes, xxh3
     outdated(out) -> tuple of paths                 what others wrote beside OUT, which would be wrong of the new file
     """
 
@@ -56,8 +60,11 @@ class Format(Protocol):
     def read(self, source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
         """All tokens of a file in blocks, its rows or itself as documents."""
 
-    def write(self, export: Export) -> dict[str, Any]:
-        """Make the files in `export.folder`, durably; counts for the summary."""
+    def files(self, export: Export) -> Iterable[OutputFile]:
+        """What is to be written, from the store's index and the options alone."""
+
+    def write_file(self, writing: Writing) -> FileRecord:
+        """Make one of these files, durably."""
 
 
 def load_format(name: str) -> Format:
@@ -79,6 +86,10 @@ def export(
     seq_len: int | None = None,
     dtype: str | None = None,
     shard_size: str | int = "256MB",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    executor: str = "local",
+    address: str | None = None,
     overwrite: bool = False,
 ) -> ExportSummary:
     """Write a store as files that another tool reads; what `milldam export` does.
@@ -89,23 +100,22 @@ def export(
     seq_len      rows of exactly so many tokens, end to end over documents; default: a document a row
     dtype        of the tokens; default: that of the store where the format has it
     shard_size   of the files in formats of several files
+    memory       limit for the whole process tree; default: half of what is free
+    workers      cores to use; default all
+    executor     local, or ray: where files are made; `address` of the Ray cluster
+    overwrite    replace what was made from another store or with other options
 
     Finds finished work and goes on from there; an export that is up to date is left alone.
 
-    >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").tokens                    # doctest: +SKIP
+    >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").counts["tokens"]          # doctest: +SKIP
     15293621
     """
-    from milldam.errors import ConfigError
-    from milldam.formats.exporting import Options, run_export
-    from milldam.loader.opening import open_data
-    from milldam.loader.stores import Store
-    from milldam.memory import parse_size
+    from milldam.config.checking import checked_settings
+    from milldam.formats.exporting import ExportSettings, run_export
 
-    opened = store if isinstance(store, Store) else open_data(store)
-    if not isinstance(opened, Store):
-        raise ConfigError(f"{store}: not a store, but a file of {opened.kind}. `milldam import` makes a store of it.")
-    options = Options(split=split, seq_len=seq_len, dtype=dtype, shard_size=parse_size(shard_size))
-    return run_export(opened, to, Path(out), options, overwrite=overwrite)
+    given: dict[str, object] = {"to": to, "out": out, "split": split, "seq_len": seq_len, "dtype": dtype}
+    given |= {"shard_size": shard_size, "memory": memory, "workers": workers, "executor": executor, "address": address}
+    return run_export(store, checked_settings(ExportSettings, given | {"overwrite": overwrite}))
 
 
 def import_tokens(
@@ -123,7 +133,7 @@ def import_tokens(
     shard_size: str | int = "256MB",
     memory: str | int | None = None,
     workers: int | None = None,
-    engine: str = "local",
+    executor: str = "local",
     address: str | None = None,
     overwrite: bool = False,
 ) -> Store:
@@ -141,7 +151,7 @@ def import_tokens(
     shard_size   of the store's files
     memory       limit for the whole process tree; default: half of what is free
     workers      cores to use; default all
-    engine       local, or ray: where files are worked on; `address` of the Ray cluster
+    executor     local, or ray: where files are worked on; `address` of the Ray cluster
     overwrite    replace what was made with other options
 
     Finds finished work and goes on from there; of a source that changed, the files that changed are imported again. A
@@ -157,6 +167,6 @@ def import_tokens(
     given: dict[str, object] = {"source": source, "out": out, "format": format}
     given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
     given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
-    given |= {"engine": engine, "address": address, "overwrite": overwrite}
+    given |= {"executor": executor, "address": address, "overwrite": overwrite}
     run_import(checked_settings(ImportSettings, given))
     return Store(Path(out))

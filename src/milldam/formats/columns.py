@@ -37,7 +37,7 @@ def batches(rows: FileRows) -> Iterator[pa.RecordBatch]:
     """About a million tokens each, or one row that has more."""
     import pyarrow as pa
 
-    form = schema(rows.part.dtype)
+    form = schema(rows.dtype)
     for start, lengths in rows.blocks():
         # offsets: (rows + 1,)
         offsets = np.concatenate((np.zeros(1, np.int64), lengths.cumsum()))

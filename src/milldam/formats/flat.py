@@ -1,9 +1,9 @@
 """Tokens end to end: blocks of a store or a file, and one large file that grows. For npy, nanogpt, megatron and rows.
 
 Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens. A file that is written
-grows over several runs: after every CHECKPOINT_BYTES it is made durable and the ledger told how far it is. A later run
-cuts it off there and goes on, so at most that much is written twice, once it has seen by its hash that what is there is
-what was written.
+grows over several runs: after every CHECKPOINT_BYTES it is made durable, and that is recorded. A later run cuts it off
+there and goes on, so at most that much is written twice, once it has seen by its hash that what is there is what was
+written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,13 @@ import xxhash
 
 from milldam.errors import StoreError
 from milldam.files import explain_os_errors, sync_folder
+from milldam.formats.writing import FileRecord, OutputFile, Writing
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.stores.tokens.blocks import in_blocks
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.formats.exporting import Export, Ledger
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
 
@@ -69,16 +68,16 @@ def document_lengths(store: Store) -> Iterator[Int64s]:
         yield from store.open_index(shard).length_blocks()
 
 
-def split_parts(store: Store) -> dict[str, Store]:
-    """The splits that are meant, by name: the one that was chosen, or all of a store that has several."""
-    if has_splits(store):
-        return {name: store.named_part(name) for name in store.splits}
-    return {store.split_name or next(iter(store.splits), "train"): store}
-
-
-def has_splits(store: Store) -> bool:
-    """Whether several are meant."""
-    return store.split_name is None and len(store.splits) > 1
+def lengths_of(store: Store, first: int, count: int) -> Int64s:
+    """Tokens of so many documents from one on."""
+    found = []
+    for shard in store.shards:
+        if first < shard.documents and count:
+            stop = min(shard.documents, first + count)
+            found.append(store.open_index(shard).document_lengths(first, stop))
+            count -= stop - first
+        first = max(0, first - shard.documents)
+    return np.concatenate(found)
 
 
 def _extent(start: int, end: int) -> tuple[Int64s, Int64s]:
@@ -103,25 +102,30 @@ def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
 # ---- writing ----
 
 
-def write_tokens(export: Export, store: Store, name: str, header: bytes = b"") -> None:
-    """All tokens of the store end to end behind a header, or what is left of them to write."""
-    with GrowingFile(export.folder / name, export.ledger) as file:
+def whole_split(name: str, split: str, store: Store) -> OutputFile:
+    """A file with all tokens of a split."""
+    return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
+
+
+def write_tokens(writing: Writing, header: bytes = b"") -> FileRecord:
+    """All tokens of a split end to end behind a header, or what is left of them to write."""
+    dtype = writing.export.dtype
+    with GrowingFile(writing) as file:
         if file.size == 0:
             file.write(header)
-        first = (file.size - len(header)) // export.dtype.itemsize
-        for block in token_blocks(store, first):
-            file.write(block_as(block, export.dtype).data)
-        file.checkpoint()
+        first = (file.size - len(header)) // dtype.itemsize
+        for block in token_blocks(writing.store, first):
+            file.write(block_as(block, dtype).data)
+        return file.sync()
 
 
 class GrowingFile:
-    """A file that a ledger knows; `size` says how much of it is there. Use it as a context manager."""
+    """A file of which some may be durable already; `size` says how much. Use it as a context manager."""
 
-    def __init__(self, path: Path, ledger: Ledger) -> None:
-        self.path, self._ledger = path, ledger
-        recorded = [record for record in ledger.records() if record.get("file") == path.name]
+    def __init__(self, writing: Writing) -> None:
+        self.path, self._checkpoint = writing.path, writing.checkpoint
         self._hash = xxhash.xxh3_128()
-        self.size = self._durable = self._usable(recorded[-1]) if recorded else 0
+        self.size = self._durable = 0 if writing.durable is None else self._usable(writing.durable)
         with explain_os_errors(self.path):
             # Not "append": that would write behind what is cut off here on some file systems.
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -129,7 +133,7 @@ class GrowingFile:
             os.lseek(self._file, self.size, os.SEEK_SET)
             sync_folder(self.path.parent)
 
-    def _usable(self, recorded: dict[str, Any]) -> int:
+    def _usable(self, recorded: FileRecord) -> int:
         """What is recorded, unless the file is gone, shorter, or not as it was written: then it begins anew."""
         found, left = xxhash.xxh3_128(), int(recorded["bytes"])
         try:
@@ -153,16 +157,14 @@ class GrowingFile:
             while left:
                 left = left[os.write(self._file, left[:_WRITE_BYTES]) :]
         if self.size - self._durable >= CHECKPOINT_BYTES:
-            self.checkpoint()
+            self._checkpoint(self.sync())
 
-    def checkpoint(self) -> None:
-        """Make all of it durable, and say so in the ledger."""
-        if self.size == self._durable:
-            return
+    def sync(self) -> FileRecord:
+        """Make all of it durable."""
         with explain_os_errors(self.path):
             os.fsync(self._file)
-        self._ledger.add({"file": self.path.name, "bytes": self.size, "xxh3": self._hash.hexdigest()})
         self._durable = self.size
+        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
 
     def __enter__(self) -> GrowingFile:
         return self

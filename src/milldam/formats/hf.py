@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
-from milldam.formats.flat import has_splits
 from milldam.formats.reading import ReadRules, SourceFile, inside, read_index
-from milldam.formats.rows import FileRows, Part, RowFormat, write_rows
+from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits
 from milldam.stores.tokens.writer import Tokens
-
-if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
 
 SUFFIXES = (".arrow", ".feather")
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
@@ -65,40 +62,44 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 # ---- write ----
 
 
-def write(export: Export) -> dict[str, Any]:
-    counts = write_rows(export, RowFormat(_file_name, _write_file, _write_index, row_bytes=OFFSET_BYTES))
-    if has_splits(export.store):
-        write_json(export.folder / _DICT, {"splits": list(export.store.splits)})
-    return counts
+def files(export: Export) -> Iterator[OutputFile]:
+    return row_files(export, RowFormat(_file_name, OFFSET_BYTES))
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_rows(writing, _write_batches)
 
 
 def _file_name(number: int, files: int) -> str:
     return f"data-{number:05d}-of-{files:05d}.arrow"
 
 
-def _write_file(new: NewFile, rows: FileRows) -> None:
+def _write_batches(new: NewFile, rows: FileRows) -> None:
     import pyarrow as pa
 
-    with pa.ipc.new_stream(FileSink(new), schema(rows.part.dtype)) as writer:
+    with pa.ipc.new_stream(FileSink(new), schema(rows.dtype)) as writer:
         for batch in batches(rows):
             writer.write_batch(batch)
 
 
-def _write_index(part: Part, made: list[dict[str, Any]]) -> None:
+def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
     # "Sequence", not the newer "List": old and new versions of datasets read it.
-    value = {"dtype": part.dtype.name, "_type": "Value"}
+    value = {"dtype": export.dtype.name, "_type": "Value"}
     features = {"input_ids": {"feature": value, "_type": "Sequence"}}
-    split = {"name": part.name, "num_bytes": sum(one["bytes"] for one in made), "num_examples": part.rows}
+    size, rows = (sum(one[what] for one in made) for what in ("bytes", "rows"))
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-    write_json(part.folder / "dataset_info.json", info | {"splits": {part.name: split}})
+    told = {"name": split, "num_bytes": size, "num_examples": rows}
+    write_json(folder / "dataset_info.json", info | {"splits": {split: told}})
     state: dict[str, Any] = {
         "_data_files": [{"filename": one["file"]} for one in made],
         # Names the content, as everything that datasets derives from it is cached under this name.
-        "_fingerprint": hash_bytes("".join([part.name, *(one["xxh3"] for one in made)]).encode())[:16],
+        "_fingerprint": hash_bytes("".join([split, *(one["xxh3"] for one in made)]).encode())[:16],
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,
         "_output_all_columns": False,
-        "_split": part.name,
+        "_split": split,
     }
-    write_json(part.folder / _STATE, state)
+    write_json(folder / _STATE, state)
+    if has_splits(export.store):
+        write_json(export.folder / _DICT, {"splits": list(export.store.splits)})

@@ -18,7 +18,6 @@ each sample of an MDS shard or a litdata chunk).
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -35,19 +34,20 @@ from milldam.formats import load_format
 from milldam.formats.documents import Border, Position, cut_shards
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
+from milldam.formats.jobs import Telling, plan_work
 from milldam.formats.reading import ReadRules, SourceFile
 from milldam.input_files import version_of
-from milldam.memory import parse_size, usage
+from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
-from milldam.run.planning import SMALL_INPUT, WorkPlan, cores, fit_workers, make_plan
+from milldam.run.planning import WorkPlan
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer
 from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
-from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import key_of
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.drafting import ShardSpool
@@ -59,7 +59,6 @@ from milldam.stores.tokens.writer import ShardWriter, Tokens
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
 NO_TOKENIZER = "none"
-REPORT_SECONDS = 0.25
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
@@ -85,7 +84,7 @@ class ImportSettings:
     shard_size: Size = "256MB"
     memory: Size | None = None
     workers: AtLeastOne | None = None
-    engine: Executor = "local"
+    executor: Executor = "local"
     address: str | None = None
     overwrite: bool = False
 
@@ -123,7 +122,7 @@ ImportSummary = Summary[ImportFacts]
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
     """Do the import, or what is left of it."""
-    chosen = settings.memory, settings.engine, settings.address, settings.overwrite
+    chosen = settings.memory, settings.executor, settings.address, settings.overwrite
     return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
 
 
@@ -273,9 +272,15 @@ class ImportJob:
 
     def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
         folder, identity = session.folder, prepared.identity
-        units, size = len(prepared.units), identity.input["bytes"]
-        useful = 1 if size < SMALL_INPUT else min(units, self._settings.workers or session.pool.cores)
-        workers = fit_workers(session.budget, usage().anonymous, 0, useful)
+        stages = ("import",) if prepared.tokenizer.vocab_size is not None else ("scan", "import")
+        plan = plan_work(
+            session,
+            stages,
+            units=len(prepared.units),
+            input_bytes=identity.input["bytes"],
+            shard_size=parse_size(self._settings.shard_size),
+            workers=self._settings.workers,
+        )
         if begin == NEW or (folder.task is None and folder.needs_replan(identity)):
             folder.stage(prepared.units)
             if begin == NEW:
@@ -283,22 +288,7 @@ class ImportJob:
                 folder.start(identity, {} if text is None else {"tokenizer.json": text.encode()}, OUTPUTS)
             else:
                 folder.replan(identity)
-        stages = ("import",) if prepared.tokenizer.vocab_size is not None else ("scan", "import")
-        return make_plan(
-            session.budget,
-            kind=WorkPlan,
-            workers=workers,
-            useful=useful,
-            cores=cores(),
-            held_bytes=usage().anonymous,
-            units=units,
-            input_bytes=size,
-            shard_size=parse_size(self._settings.shard_size),
-            engine="",
-            engine_note="",
-            stages=stages,
-            pieces=dict.fromkeys(stages, units),
-        )
+        return plan
 
     def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
         folder = session.folder
@@ -438,11 +428,12 @@ class ScanTask:
         return self._scan
 
     def _scan(self, given: _Assignment, report: Report) -> None:
-        largest, told = -1, _Told(report, given.unit.size)
+        largest, told = -1, Telling(report, given.unit.size)
         for file in given.unit.files:
             for tokens in load_format(file.format).read(file, self.rules):
                 largest = max(largest, _largest(tokens, file))
-                told.add(tokens)
+                _tell(told, tokens)
+        told.tell()
         report(PART, Record(given.key, facts={"largest": largest}))
 
 
@@ -461,19 +452,20 @@ class ImportTask:
         return self._import
 
     def _import(self, given: _Assignment, report: Report) -> None:
-        part, told = given.part, _Told(report, given.unit.size)
+        part, told = given.part, Telling(report, given.unit.size)
         blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
         for block in blocks:
             with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
                 for filled in chain([block], blocks):
                     self._check(filled.tokens, filled.file)
                     writer.append(filled.tokens)
-                    told.add(filled.tokens)
+                    _tell(told, filled.tokens)
                     block = filled
                     if filled.full:
                         break
                 report(PART, _record(given.key, part, writer.commit(), block.position))
             part += 1
+        told.tell()
         report(PART, Record(given.key, part))
 
     def _check(self, tokens: Tokens, file: SourceFile) -> None:
@@ -491,23 +483,9 @@ def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
     return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
 
 
-class _Told:
-    """Tells now and then how a unit gets on."""
-
-    def __init__(self, report: Report, size: int) -> None:
-        self._report, self._size = report, size
-        self._counts = dict.fromkeys(("documents", "tokens", "input_bytes"), 0)
-        self._last = time.monotonic()
-
-    def add(self, tokens: Tokens) -> None:
-        counts = self._counts
-        counts["documents"] += len(tokens.lengths) - tokens.open
-        counts["tokens"] += len(tokens.flat)
-        # Of what is compressed it is more.
-        counts["input_bytes"] = min(self._size, counts["input_bytes"] + tokens.flat.nbytes)
-        if time.monotonic() - self._last > REPORT_SECONDS:
-            self._last = time.monotonic()
-            self._report(PROGRESS, {"counts": dict(counts), "seconds": {}, "anonymous_bytes": usage().anonymous})
+def _tell(telling: Telling, tokens: Tokens) -> None:
+    documents = len(tokens.lengths) - tokens.open
+    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
 
 
 def _largest(tokens: Tokens, file: SourceFile) -> int:

@@ -14,15 +14,16 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from milldam.errors import InputError
-from milldam.files import NewFile, hash_bytes, write_file
+from milldam.files import NewFile, hash_bytes
+from milldam.files import write_file as write_small
 from milldam.formats import rows
 from milldam.formats.reading import ReadRules, SourceFile, inside, read_index
-from milldam.formats.rows import FileRows, Part, RowFormat, write_rows
+from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.samples import (
     FILE_BYTES,
     OFFSET_BYTES,
@@ -33,11 +34,9 @@ from milldam.formats.samples import (
     read_samples,
     write_samples,
 )
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
-
-if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
 
 SUFFIXES = ()
 SHAPE, ALL_SPLITS, OPTIONS = "folder", True, rows.OPTIONS
@@ -93,17 +92,20 @@ def _find_items(source: SourceFile, data: Bytes) -> Places:
 # ---- write ----
 
 
-def write(export: Export) -> dict[str, Any]:
-    sizes = {"row_bytes": OFFSET_BYTES + _SIZE_BYTES, "file_bytes": FILE_BYTES}
-    return write_rows(export, RowFormat(_file_name, _write_file, _write_index, **sizes))
+def files(export: Export) -> Iterator[OutputFile]:
+    return row_files(export, RowFormat(_file_name, OFFSET_BYTES + _SIZE_BYTES, FILE_BYTES))
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_rows(writing, _write_items)
 
 
 def _file_name(number: int, files: int) -> str:
     return f"chunk-0-{number}.bin"
 
 
-def _write_file(new: NewFile, rows: FileRows) -> None:
-    write_samples(new, rows, partial(_headers, rows.part.dtype.itemsize) if rows.part.seq_len is None else None)
+def _write_items(new: NewFile, rows: FileRows) -> None:
+    write_samples(new, rows, partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None)
 
 
 def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
@@ -112,8 +114,8 @@ def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
     return sizes.view(np.uint8).reshape(-1, _SIZE_BYTES), np.full_like(lengths, _SIZE_BYTES)
 
 
-def _write_index(part: Part, made: list[dict[str, Any]]) -> None:
-    in_rows = part.seq_len is not None
+def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
+    in_rows = export.seq_len is not None
     chunks = [
         {
             "chunk_bytes": one["bytes"],
@@ -127,7 +129,7 @@ def _write_index(part: Part, made: list[dict[str, Any]]) -> None:
         "chunk_bytes": max((one["bytes"] for one in made), default=0),
         "chunk_size": None,
         "compression": None,
-        "data_format": [f"no_header_tensor:{_WRITTEN_CODES[part.dtype.name]}"],
+        "data_format": [f"no_header_tensor:{_WRITTEN_CODES[export.dtype.name]}"],
         "data_spec": json.dumps([1, _LEAF]),
         "encryption": None,
         "item_loader": "TokensLoader" if in_rows else "PyTreeLoader",
@@ -135,4 +137,4 @@ def _write_index(part: Part, made: list[dict[str, Any]]) -> None:
     # litdata names its cache by this and puts nothing else into it: it must change with the content, not the clock.
     updated = hash_bytes("".join(one["xxh3"] for one in made).encode())[:16]
     index = {"chunks": chunks, "config": config, "updated_at": updated}
-    write_file(part.folder / "index.json", json.dumps(index, sort_keys=True).encode())
+    write_small(folder / "index.json", json.dumps(index, sort_keys=True).encode())

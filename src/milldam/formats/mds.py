@@ -17,15 +17,16 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from milldam.errors import InputError, Setting
-from milldam.files import NewFile, write_file
+from milldam.files import NewFile
+from milldam.files import write_file as write_small
 from milldam.formats import rows
 from milldam.formats.reading import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
-from milldam.formats.rows import FileRows, Part, RowFormat, write_rows
+from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.samples import (
     FILE_BYTES,
     OFFSET_BYTES,
@@ -36,11 +37,9 @@ from milldam.formats.samples import (
     read_samples,
     write_samples,
 )
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
-
-if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
 
 SUFFIXES = ()
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
@@ -132,18 +131,21 @@ def _stated_dtype(path: Path, data: Bytes, at: Int64s) -> np.dtype[Any]:
 # ---- write ----
 
 
-def write(export: Export) -> dict[str, Any]:
-    sizes = {"row_bytes": OFFSET_BYTES + _WIDEST_HEADER, "file_bytes": FILE_BYTES}
-    return write_rows(export, RowFormat(_file_name, _write_file, _write_index, **sizes))
+def files(export: Export) -> Iterator[OutputFile]:
+    return row_files(export, RowFormat(_file_name, OFFSET_BYTES + _WIDEST_HEADER, FILE_BYTES))
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_rows(writing, _write_samples)
 
 
 def _file_name(number: int, files: int) -> str:
     return f"shard.{number:05d}.mds"
 
 
-def _write_file(new: NewFile, rows: FileRows) -> None:
-    headers = partial(_headers, rows.part.dtype.itemsize) if rows.part.seq_len is None else None
-    write_samples(new, rows, headers, json.dumps(_columns(rows.part), sort_keys=True).encode())
+def _write_samples(new: NewFile, rows: FileRows) -> None:
+    headers = partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None
+    write_samples(new, rows, headers, json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode())
 
 
 def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
@@ -159,12 +161,11 @@ def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
     return headers, 5 + widths
 
 
-def _columns(part: Part) -> dict[str, Any]:
-    encoding = f"ndarray:{part.dtype.name}" + ("" if part.seq_len is None else f":{part.seq_len}")
+def _columns(dtype: np.dtype[Any], seq_len: int | None) -> dict[str, Any]:
     return {
-        "column_encodings": [encoding],
+        "column_encodings": [f"ndarray:{dtype.name}" + ("" if seq_len is None else f":{seq_len}")],
         "column_names": [_COLUMN],
-        "column_sizes": [None if part.seq_len is None else part.seq_len * part.dtype.itemsize],
+        "column_sizes": [None if seq_len is None else seq_len * dtype.itemsize],
         "compression": None,
         "format": "mds",
         "hashes": [_HASH],
@@ -173,9 +174,11 @@ def _columns(part: Part) -> dict[str, Any]:
     }
 
 
-def _write_index(part: Part, made: list[dict[str, Any]]) -> None:
+def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
     shards = []
     for one in made:
         raw = {"basename": one["file"], "bytes": one["bytes"], "hashes": {_HASH: one["xxh3"]}}
-        shards.append(_columns(part) | {"raw_data": raw, "samples": one["rows"], "zip_data": None})
-    write_file(part.folder / "index.json", json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())
+        shards.append(
+            _columns(export.dtype, export.seq_len) | {"raw_data": raw, "samples": one["rows"], "zip_data": None}
+        )
+    write_small(folder / "index.json", json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,10 @@ import numpy as np
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, explain_os_errors
-from milldam.formats.flat import document_lengths, stretch, write_tokens
+from milldam.formats.flat import document_lengths, stretch, whole_split, write_tokens
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.reading import ReadRules, SourceFile
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, split_parts
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.blocks import cut_blocks, is_giant
@@ -28,7 +30,6 @@ from milldam.stores.tokens.format import DTYPE_CODES, Index, IndexCounts, count_
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
     from milldam.loader.stores import Store
 
 SUFFIXES = (".idx",)
@@ -105,22 +106,22 @@ def check_out(store: Store, out: Path) -> None:
         raise ConfigError(f"-o {out}: a pair is named without its endings: -o {out.with_suffix('')}.")
 
 
-def write(export: Export) -> dict[str, Any]:
-    write_tokens(export, export.store, f"{export.out.name}.bin")
-    with NewFile(export.folder / f"{export.out.name}.idx") as new:
-        counts = _write_index(new, export.store, export.dtype)
-        new.commit()
-    return {"sequences": counts.sequences}
+def files(export: Export) -> list[OutputFile]:
+    tokens = [whole_split(f"{export.out.name}.bin", *part) for part in split_parts(export.store).items()]
+    return [*tokens, *(replace(file, name=f"{export.out.name}.idx", size=20 * len(export.store)) for file in tokens)]
 
 
-def _write_index(new: NewFile, store: Store, dtype: np.dtype[Any]) -> IndexCounts:
-    sequences = 0
-    # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
-    with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
-        for block in document_lengths(store):
-            lengths.write(block.astype("<i8").data)
-            sequences += count_sequences(block)
-        lengths.flush()
-        counts = IndexCounts(sequences, len(store))
-        write_index(new, lengths, dtype.name, counts)
-    return counts
+def write_file(writing: Writing) -> FileRecord:
+    if writing.path.suffix == ".bin":
+        return write_tokens(writing)
+    store = writing.store
+    with NewFile(writing.path) as new:
+        sequences = 0
+        # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
+        with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
+            for block in document_lengths(store):
+                lengths.write(block.astype("<i8").data)
+                sequences += count_sequences(block)
+            lengths.flush()
+            write_index(new, lengths, writing.export.dtype.name, IndexCounts(sequences, len(store)))
+        return new.commit()

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.formats.flat import has_splits, one_document, split_parts, write_tokens
+from milldam.formats.flat import one_document, whole_split, write_tokens
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.reading import ReadRules, SourceFile
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
     from milldam.loader.stores import Store
 
 SUFFIXES = (".bin",)
@@ -88,15 +88,16 @@ def check_out(store: Store, out: Path) -> None:
         )
 
 
-def write(export: Export) -> dict[str, Any]:
-    if not has_splits(export.store):
-        write_tokens(export, export.store, export.out.name)
-        return {}
-    tokens = {}
-    for split, part in split_parts(export.store).items():
-        write_tokens(export, part, file_name(split, export.store.splits))
-        tokens[split] = part.tokens
-    return {"tokens": tokens}
+def files(export: Export) -> list[OutputFile]:
+    parts, several = split_parts(export.store), has_splits(export.store)
+    return [
+        whole_split(file_name(split, export.store.splits) if several else export.out.name, split, part)
+        for split, part in parts.items()
+    ]
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_tokens(writing)
 
 
 def file_name(split: str, splits: tuple[str, ...]) -> str:

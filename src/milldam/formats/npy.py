@@ -16,15 +16,16 @@ from numpy.lib import format as npy_format
 
 from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
-from milldam.formats.flat import one_document, write_tokens
+from milldam.formats.flat import one_document, whole_split, write_tokens
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.reading import ReadRules, SourceFile
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, split_parts
 from milldam.loader.stream import TokenFile
-from milldam.stores.kinds import FileRecord, InputFacts, TokenizerFacts
+from milldam.stores.kinds import FileRecord as StoredRecord
+from milldam.stores.kinds import InputFacts, TokenizerFacts
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
     from milldam.loader.stores import Store
 
 SUFFIXES = (".npy",)
@@ -87,9 +88,12 @@ def check_out(store: Store, out: Path) -> None:
         raise ConfigError(f"-o {out}: npy is a file that ends in .npy.")
 
 
-def write(export: Export) -> dict[str, Any]:
-    write_tokens(export, export.store, export.out.name, npy_header(export.dtype, export.store.tokens))
-    return {}
+def files(export: Export) -> list[OutputFile]:
+    return [whole_split(export.out.name, *part) for part in split_parts(export.store).items()]
+
+
+def write_file(writing: Writing) -> FileRecord:
+    return write_tokens(writing, npy_header(writing.export.dtype, writing.file.tokens))
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
@@ -104,7 +108,7 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 
 
 class _Part(TypedDict):
-    bin: FileRecord
+    bin: StoredRecord
 
 
 class Sidecar(TypedDict):

@@ -8,17 +8,14 @@ tokens before compression. Read: the column of any Parquet file, a few rows at a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from milldam.files import FileSink, NewFile
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
 from milldam.formats.reading import ReadRules, SourceFile
-from milldam.formats.rows import FileRows, RowFormat, write_rows
+from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.writer import Tokens
-
-if TYPE_CHECKING:
-    from milldam.formats.exporting import Export
 
 SUFFIXES = (".parquet", ".pq")
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
@@ -28,18 +25,18 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
     return read_column(source, rules, "parquet")
 
 
-def write(export: Export) -> dict[str, Any]:
-    # A Parquet file says all about itself: there is no index.
-    form = RowFormat(
-        lambda number, files: f"part-{number:05d}.parquet", _write_file, lambda part, made: None, row_bytes=OFFSET_BYTES
-    )
-    return write_rows(export, form)
+def files(export: Export) -> Iterator[OutputFile]:
+    return row_files(export, RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES))
 
 
-def _write_file(new: NewFile, rows: FileRows) -> None:
+def write_file(writing: Writing) -> FileRecord:
+    return write_rows(writing, _write_row_groups)
+
+
+def _write_row_groups(new: NewFile, rows: FileRows) -> None:
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(FileSink(new), schema(rows.part.dtype), compression="zstd") as writer:
+    with pq.ParquetWriter(FileSink(new), schema(rows.dtype), compression="zstd") as writer:
         for batch in batches(rows):
             # A row group for each: nothing is held from one to the next.
             writer.write_batch(batch, row_group_size=max(1, batch.num_rows))

@@ -126,7 +126,7 @@ def numbers_at(data: Bytes, places: Int64s) -> Int64s:
 
 def write_samples(new: NewFile, rows: FileRows, headers: Headers | None, between: bytes = b"") -> None:
     """All rows of a file; `headers`: what each row has before its tokens; `between`: what stands before the rows."""
-    sizes = _header_sizes(rows.lengths, headers) + rows.lengths * rows.part.dtype.itemsize
+    sizes = _header_sizes(rows.lengths, headers) + rows.lengths * rows.dtype.itemsize
     first = 4 * (len(sizes) + 2) + len(between)
     new.write(struct.pack("<I", len(sizes)))
     new.write(np.concatenate(([first], first + sizes.cumsum())).astype("<u4").data)

@@ -15,16 +15,19 @@ Needs the extra `hf`, which is imported when something is asked of the Hub.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from milldam.hub.pushing import PushSummary
+    from milldam.loader.stores import Store
+    from milldam.stores.features.reader import FeatureStore
+    from milldam.stores.table import Table
 
 __all__ = ["pull", "push"]
 
 
 def push(
-    store: Any,
+    store: str | Path | Store | FeatureStore | Table,
     repo: str,
     *,
     public: bool = False,
@@ -37,20 +40,22 @@ def push(
     Private unless `public`. Finds what is there already and sends the rest; the manifest comes last, so that half a
     push is no store. The token is what huggingface_hub finds: HF_TOKEN, or `hf auth login`.
 
-    >>> milldam.push("corpus.milldam", "user/corpus").url      # doctest: +SKIP
+    >>> milldam.push("corpus.milldam", "user/corpus").out      # doctest: +SKIP
     'https://huggingface.co/datasets/user/corpus'
     """
     from milldam.hub.pushing import PushRequest, push_store
 
-    folder = Path(getattr(store, "path", store))
+    folder = Path(store) if isinstance(store, str | Path) else Path(store.path)
     return push_store(PushRequest(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run))
 
 
-def pull(repo: str, out: str | Path | None = None, *, revision: str | None = None, split: str | None = None) -> Any:
+def pull(
+    repo: str, out: str | Path | None = None, *, revision: str | None = None, split: str | None = None
+) -> Store | FeatureStore | Table:
     """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
 
-    `out`: a folder; default, one of the repository's name. Every file is checked against the manifest before it has its
-    name. What is there and whole is kept.
+    `out`: a folder; default, one of the repository's name. Every file is compared with the manifest, which is written
+    last. What is there and whole is kept.
 
     >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
@@ -59,4 +64,6 @@ def pull(repo: str, out: str | Path | None = None, *, revision: str | None = Non
     from milldam.hub.pulling import PullRequest, pull_store
 
     folder = None if out is None else Path(out)
-    return open_store(pull_store(PullRequest(repo, folder, revision=revision, split=split)).out)
+    summary = pull_store(PullRequest(repo, folder, revision=revision, split=split))
+    opened: Store | FeatureStore | Table = open_store(summary.out)
+    return opened

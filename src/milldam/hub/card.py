@@ -137,7 +137,7 @@ def _tokens(manifest: Any) -> _Told:
     first = manifest.shards[0].name if manifest.shards else "train"
     use = _TOKENS_USE.replace("FIRST", first).replace("DTYPE", manifest.dtype)
     sizes = [shard.bin["bytes"] for shard in manifest.shards]
-    return _Told(manifest.documents, "tokenized", facts, sizes, left_out, use, (("encoded by", manifest.engine),))
+    return _Told(manifest.documents, "tokenized", facts, sizes, left_out, use, (("encoded by", manifest.encoder),))
 
 
 _TOKENS_USE = """With milldam, memory-mapped after the pull:

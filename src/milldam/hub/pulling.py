@@ -16,9 +16,10 @@ import glob
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
@@ -26,6 +27,7 @@ from milldam.hub.client import REPO_TYPE, Tell, Tree, hub_api, quiet, read_small
 from milldam.hub.contents import Contents, StoredFile, is_whole, kind_among, read_contents, select_split, wrong_size
 from milldam.hub.pushing import MARK
 from milldam.memory import format_size
+from milldam.run.summary import Summary
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import KINDS, Kind, store_kind
 
@@ -45,28 +47,15 @@ class PullRequest:
     split: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PullSummary:
+class PullFacts(TypedDict):
+    """What only a pull tells."""
+
     repo: str
-    out: Path
     commit: str
     kind: str
-    files: int
-    """That the store has, its manifest among them."""
-    bytes: int
-    fetched: int
-    fetched_bytes: int
-    kept: int
-    """Files that were there and whole."""
-    removed: int
-    """Files of an earlier pull that the store no longer has."""
 
-    @property
-    def up_to_date(self) -> bool:
-        return not self.fetched and not self.removed
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"out": str(self.out), "up_to_date": self.up_to_date}
+PullSummary = Summary[PullFacts]
 
 
 def pull_store(request: PullRequest, tell: Tell | None = None) -> PullSummary:
@@ -75,9 +64,11 @@ def pull_store(request: PullRequest, tell: Tell | None = None) -> PullSummary:
     out = request.out or Path(repo.split("/")[1])
     refuse_address(out)
     api = hub_api()
+    started = time.monotonic()
     with quiet(tell):
         tree = read_tree(api, repo, request.revision)
-        return _Pull(request, repo, out, api, tree, tell or (lambda _: None)).run()
+        summary = _Pull(request, repo, out, api, tree, tell or (lambda _: None)).run()
+    return replace(summary, seconds=time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +105,15 @@ class _Pull:
         # The manifest comes with them.
         fetched = len(missing) + 1 if missing else 0
         size = sum((self.out / file.name).stat().st_size for file in missing)
-        return PullSummary(
-            repo=self.repo,
-            out=self.out,
-            commit=self.tree.commit,
-            kind=contents.kind.name,
-            files=len(contents.names),
-            bytes=contents.size,
-            fetched=fetched,
-            fetched_bytes=size + (len(contents.manifest_bytes) if missing else 0),
-            kept=len(contents.names) - fetched,
-            removed=len(stale),
+        counts = {"files": len(contents.names), "fetched": fetched, "kept": len(contents.names) - fetched}
+        counts["fetched_bytes"] = size + (len(contents.manifest_bytes) if missing else 0)
+        return Summary(
+            job="pull",
+            out=str(self.out),
+            up_to_date=not fetched and not stale,
+            counts=counts | {"removed": len(stale)},
+            output_bytes=contents.size,
+            facts={"repo": self.repo, "commit": self.tree.commit, "kind": contents.kind.name},
         )
 
     # ---- there ----

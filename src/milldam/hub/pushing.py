@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import address_of, json_bytes
@@ -43,6 +43,7 @@ from milldam.hub.client import (
 )
 from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, read_contents
 from milldam.memory import format_size
+from milldam.run.summary import Summary
 from milldam.stores.kinds import KINDS
 
 MARK = ".milldam-push.json"
@@ -61,31 +62,21 @@ class PushRequest:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PushSummary:
+class PushFacts(TypedDict):
+    """What only a push tells."""
+
     repo: str
-    url: str
     revision: str
     commit: str | None
     """The head after the push; None where nothing was committed because the repository is not there (dry run)."""
     private: bool
     kind: str
-    uploaded: int
-    """Files of the store that were sent, the manifest among them."""
-    uploaded_bytes: int
-    present: int
-    """Files that were there already."""
-    deleted: tuple[str, ...]
+    dry_run: bool
+    removed: tuple[str, ...]
     """Files of an earlier push that the store no longer has."""
-    dry_run: bool = False
-    notes: tuple[str, ...] = ()
 
-    @property
-    def up_to_date(self) -> bool:
-        return not self.uploaded and not self.deleted
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"up_to_date": self.up_to_date}
+PushSummary = Summary[PushFacts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +108,10 @@ def push_store(request: PushRequest, tell: Tell | None = None) -> PushSummary:
             "No token for the Hub. Make one that may write at https://huggingface.co/settings/tokens,\n"
             "then `hf auth login` or set HF_TOKEN."
         )
+    started = time.monotonic()
     with quiet(tell):
-        return _Push(request, repo, contents, api, tell or (lambda _: None)).run()
+        summary = _Push(request, repo, contents, api, tell or (lambda _: None)).run()
+    return replace(summary, seconds=time.monotonic() - started)
 
 
 class _Push:
@@ -371,19 +364,22 @@ class _Push:
             notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
         if todo.note:
             notes.append(todo.note)
-        return PushSummary(
-            repo=self.repo,
-            url=self.url,
-            revision=self.revision,
-            commit=(after or before).commit or None,
-            private=private,
-            kind=self.contents.kind.name,
-            uploaded=len(sizes),
-            uploaded_bytes=sum(sizes.values()),
-            present=len(names) - len(sizes),
-            deleted=todo.stale,
-            dry_run=self.request.dry_run,
-            notes=tuple(notes),
+        counts = {"files": len(names), "sent": len(sizes), "sent_bytes": sum(sizes.values())}
+        return Summary(
+            job="push",
+            out=self.url,
+            up_to_date=not sizes and not todo.stale,
+            counts=counts | {"present": len(names) - len(sizes), "removed": len(todo.stale)},
+            warnings=tuple(notes),
+            facts={
+                "repo": self.repo,
+                "revision": self.revision,
+                "commit": (after or before).commit or None,
+                "private": private,
+                "kind": self.contents.kind.name,
+                "dry_run": self.request.dry_run,
+                "removed": todo.stale,
+            },
         )
 
 

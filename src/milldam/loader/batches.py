@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.looping import Loop
+from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.recycling import InTurn, Recycled
@@ -104,7 +104,7 @@ class Batches(Generic[BatchT]):
         self._order = samples._order(shuffle, self._seed)
         if delivery.drop_last and delivery.epochs is not None:
             delivery.require_a_step(delivery.epochs * samples.epoch_samples)
-        self._loop = Loop(0, self._begin)
+        self._loop: Loop[int, BatchT] = Loop(0)
 
     def __len__(self) -> int:
         """Batches of one loop over all epochs."""
@@ -142,10 +142,10 @@ class Batches(Generic[BatchT]):
         raise ConfigError("These are batches already. Instead of a DataLoader, use milldam.torch.tensors(batches).")
 
     def __iter__(self) -> Iterator[BatchT]:
-        return iter(self._loop)
+        return self._loop.items(self._begin)
 
     def __next__(self) -> BatchT:
-        return next(self._loop)
+        return handed_out(self._loop.next(self._begin))
 
     def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], int | None]:
         end = self._loop_end(place)

@@ -9,40 +9,45 @@ ItemT = TypeVar("ItemT")
 PlaceT = TypeVar("PlaceT")
 
 
-class Loop(Generic[ItemT, PlaceT]):
-    """Items, and the place behind the last one that was handed out.
+Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], PlaceT | None]"]
+"""From a place on: what follows, each item with the place behind it, and the place where that ends (None: nowhere)."""
 
-    `begin` takes a place and gives what follows from there, each item with the place behind it, and the place where
-    that ends (None: nowhere), which is where the next loop begins.
+
+class Loop(Generic[PlaceT, ItemT]):
+    """The place behind the last item that was handed out, and what follows.
+
+    Who has a loop says with each call how to begin one, so that the loop does not hold its owner.
     """
 
-    def __init__(
-        self, place: PlaceT, begin: Callable[[PlaceT], tuple[Iterator[tuple[ItemT, PlaceT]], PlaceT | None]]
-    ) -> None:
-        self.place, self._begin = place, begin
+    def __init__(self, place: PlaceT) -> None:
+        self.place = place
         self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
         self._end: PlaceT | None = None
+        self._inside = False
 
-    def move(self, place: PlaceT) -> None:
-        """Go on from another place."""
-        self.place, self._running = place, None
+    def move(self, place: PlaceT, *, inside: bool = False) -> None:
+        """Go on from another place. `inside`: a loop was left there, maybe with its last item in hand."""
+        self.place, self._running, self._inside = place, None, inside
 
-    def __iter__(self) -> Iterator[ItemT]:
-        left_open = self._running is not None
-        item = next(self, None)
+    def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
+        """What is left of a loop; when that is nothing, the next one."""
+        left_open = self._running is not None or self._inside
+        item = self.next(begin)
         if item is None and left_open:
             # The loop before was left with its last item in hand: it was through.
-            item = next(self, None)
+            item = self.next(begin)
         while item is not None:
             running = self._running
             yield item
             if running is not self._running:
                 raise RuntimeError("a state was loaded while this was iterated; begin a new loop")
-            item = next(self, None)
+            item = self.next(begin)
 
-    def __next__(self) -> ItemT:
+    def next(self, begin: Begin[PlaceT, ItemT]) -> ItemT | None:
+        """None: a loop has ended, and the next call begins another."""
         if self._running is None:
-            self._running, self._end = self._begin(self.place)
+            self._running, self._end = begin(self.place)
+            self._inside = False
         try:
             for item, place in self._running:
                 self.place = place
@@ -54,4 +59,11 @@ class Loop(Generic[ItemT, PlaceT]):
         assert self._end is not None
         # Also behind the places at the end that gave this rank nothing.
         self.move(self._end)
+        return None
+
+
+def handed_out(item: ItemT | None) -> ItemT:
+    """What `__next__` gives."""
+    if item is None:
         raise StopIteration
+    return item

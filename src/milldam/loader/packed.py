@@ -248,7 +248,7 @@ class _BestFit(_Rows):
         self.identity = {"buffer": rules.buffer, "algorithm": ALGORITHM}
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index.documents) - 1
 
     def read(self, numbers: Int64s, reader: Reader, ids: Array) -> tuple[RowPieces, Array]:
         begins, lengths, counts = self._pieces(numbers)
@@ -275,12 +275,12 @@ class _BestFit(_Rows):
 
     def _pieces(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Begins and lengths of the pieces of rows, and how many each has."""
-        first = self._index.firsts[numbers]
-        counts = self._index.firsts[numbers + 1] - first
+        first = self._index.documents[numbers]
+        counts = self._index.documents[numbers + 1] - first
         if (first < 0).any() or (counts < 1).any() or (first + counts > len(self._index.lengths)).any():
             raise self._damaged()
         which = ranges(first, counts)
-        return self._index.begins[which], self._index.lengths[which].astype(np.int64), counts
+        return self._index.offsets[which], self._index.lengths[which].astype(np.int64), counts
 
     def _check(self, begins: Int64s, lengths: Int64s, padding: Int64s) -> None:
         """Of the file of rows only the head is checked when it is opened."""

@@ -1,10 +1,9 @@
 """The rows of best-fit packing, as a file: made once by streaming, then mapped.
 
-    magic "MILLROWS", version u32, bytes of JSON u32, JSON, spaces up to a multiple of 64,
-    first piece of each row and the end i64[rows + 1], begins of pieces i64[pieces], their lengths i32[pieces]
-
-All little-endian. The JSON names everything that the rows follow from; a file where it differs, or whose size is not
-what it says, is made anew. It lies in the data's own cache folder, or, where that can't be written, in the user's.
+It has the layout of a shard's index (milldam.stores.tokens.format): its documents are the rows, its sequences their
+pieces, and an offset is where a piece begins in the stream of tokens. Its name says by two hashes which place of the
+data it is for and what its rows follow from; a file that is damaged is made anew. It lies in the data's own cache
+folder, or, where that can't be written, in the user's.
 
 Making it holds what `best_fit_rows` holds, whatever the number of documents: some megabytes. About 1.5 us a document,
 and 12 bytes a piece and 8 a row on disk, twice that while it is made.
@@ -14,35 +13,28 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
-import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from milldam.errors import ResourceError
+from milldam.errors import ResourceError, StoreError
 from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import document_lengths
-from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import best_fit_rows
 from milldam.packing.pieces import Cutter, Rows
+from milldam.packing.row_shards import IndexColumns
+from milldam.stores.tokens.format import Index
 
 ALGORITHM = 1
 """Another number for every change of `best_fit_rows` that gives other rows."""
-_MAGIC = b"MILLROWS"
-_VERSION = 1
-_HEADER = struct.Struct("<8sII")
-_ALIGNMENT = 64
-_COPY_BYTES = 1 << 20
+_OFFSETS_IN_TOKENS = 1
+"""The code of a dtype of one byte: offsets count tokens, whatever their size."""
 
 log = logging.getLogger("milldam")
 
@@ -62,13 +54,13 @@ class RowSource:
         return own | self.stream.identity
 
     def path_in(self, folder: Path) -> Path:
-        """The file for these rows: the same for the same place of the data, so that new rows replace outdated ones."""
+        """The file for these rows; names for one place of the data begin alike, so that what is outdated is found."""
         stream = self.stream
         place = os.path.relpath(stream.files[0].path.parent, folder)
         # A cache of stores at addresses has them all in one folder.
         name = Path(stream.name).name if stream.origin is None else stream.fingerprint
-        key = json.dumps([place, name, stream.first, stream.stop, self.seq_len, self.buffer])
-        return folder / f"best_fit-{self.seq_len}-{hash_bytes(key.encode())[:12]}.rows"
+        key = _hash([place, name, stream.first, stream.stop, self.seq_len, self.buffer])
+        return folder / f"best_fit-{self.seq_len}-{key}-{_hash(self.facts)}.rows"
 
     def rows(self) -> Iterator[Rows]:
         """The rows themselves; pieces begin at positions of the stream's first token on."""
@@ -76,56 +68,25 @@ class RowSource:
         return best_fit_rows(pieces, self.seq_len, buffer=self.buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class RowIndex:
-    """A mapped file of rows."""
-
-    path: Path
-    firsts: Int64s
-    """First piece of each row, and one past the last."""
-    begins: Int64s
-    """Position of each piece in the stream."""
-    lengths: npt.NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.firsts) - 1
-
-    @classmethod
-    def open(cls, path: Path, facts: dict[str, Any]) -> RowIndex | None:
-        """The index in a file, when it is whole and of these facts."""
-        try:
-            with path.open("rb") as file:
-                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            magic, version, length = _HEADER.unpack_from(buffer)
-            head = json.loads(buffer[_HEADER.size : _HEADER.size + length]) if magic == _MAGIC else {}
-        except (OSError, ValueError, RecursionError, struct.error):
-            # Not there, empty, shorter than a header, or no JSON.
-            return None
-        if version != _VERSION or not isinstance(head, dict) or head.get("facts") != facts:
-            return None
-        return cls._map(path, buffer, _aligned(_HEADER.size + length), head)
-
-    @classmethod
-    def _map(cls, path: Path, buffer: mmap.mmap, at: int, head: dict[str, Any]) -> RowIndex | None:
-        rows, pieces = head.get("rows"), head.get("pieces")
-        if not isinstance(rows, int) or not isinstance(pieces, int):
-            return None
-        begins_at = at + 8 * (rows + 1)
-        lengths_at = begins_at + 8 * pieces
-        if rows < 1 or pieces < 1 or len(buffer) != lengths_at + 4 * pieces:
-            return None
-        firsts = np.frombuffer(buffer, "<i8", rows + 1, at)
-        if firsts[0] != 0 or firsts[-1] != pieces:
-            return None
-        begins = np.frombuffer(buffer, "<i8", pieces, begins_at)
-        return cls(path, firsts, begins, np.frombuffer(buffer, "<i4", pieces, lengths_at))
+def _hash(value: object) -> str:
+    return hash_bytes(json.dumps(value).encode())[:12]
 
 
-def open_row_index(source: RowSource) -> RowIndex:
+def _map(path: Path) -> Index | None:
+    """The index in a file, when there is one and it is whole."""
+    try:
+        index = Index.map(path)
+    except StoreError:
+        return None
+    ends = (int(index.documents[0]), int(index.documents[-1]))
+    return index if len(index.documents) > 1 and ends == (0, len(index.lengths)) else None
+
+
+def open_row_index(source: RowSource) -> Index:
     """The rows of a stream, from a file that was made before or is made now."""
     folders = list(_folders(source.stream))
     for folder in folders:
-        found = RowIndex.open(source.path_in(folder), source.facts)
+        found = _map(source.path_in(folder))
         if found is not None:
             return found
     for folder in folders:
@@ -153,22 +114,22 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
-def _make(source: RowSource, path: Path) -> RowIndex:
+def _make(source: RowSource, path: Path) -> Index:
     with _lock(path):
         # Another process may have made it while this one waited.
-        found = RowIndex.open(path, source.facts)
+        found = _map(path)
         if found is not None:
             return found
         begun = perf_counter()
         log.info("%s: making the best-fit rows of %d tokens", source.stream.name, source.seq_len)
         with explain_os_errors(path):
             _write(source, path)
-        made = RowIndex.open(path, source.facts)
+        made = _map(path)
     if made is None:
         raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
-    fill = 100 * source.stream.tokens / (len(made) * source.seq_len)
-    took = perf_counter() - begun
-    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", source.stream.name, len(made), fill, took, path)
+    rows, took = len(made.documents) - 1, perf_counter() - begun
+    fill = 100 * source.stream.tokens / (rows * source.seq_len)
+    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", source.stream.name, rows, fill, took, path)
     return made
 
 
@@ -193,45 +154,11 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _write(source: RowSource, path: Path) -> None:
-    """Columns wait in temporary files, since how long each is shows only at the end."""
-    rows = pieces = 0
-    with ExitStack() as stack:
-        counts, begins, lengths = (stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for _ in range(3))
+    with closing(IndexColumns(path.parent)) as columns, NewFile(path) as new:
         for made in source.rows():
-            rows += len(made)
-            pieces += len(made.pieces)
-            counts.write(made.counts.astype("<i8").data)
-            begins.write((made.pieces.starts + source.stream.first).astype("<i8").data)
-            lengths.write(made.pieces.lengths.astype("<i4").data)
-        new = stack.enter_context(NewFile(path))
-        new.write(_head({"facts": source.facts, "rows": rows, "pieces": pieces}))
-        _write_firsts(new, counts)
-        for column in (begins, lengths):
-            for block in _blocks(column):
-                new.write(block)
+            columns.add(made.counts, made.pieces.starts + source.stream.first, made.pieces.lengths)
+        columns.write(new, _OFFSETS_IN_TOKENS)
         new.commit()
-
-
-def _head(value: dict[str, Any]) -> bytes:
-    text = json.dumps(value).encode()
-    head = _HEADER.pack(_MAGIC, _VERSION, len(text)) + text
-    return head.ljust(_aligned(len(head)))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _write_firsts(new: NewFile, counts: IO[bytes]) -> None:
-    piece = 0
-    new.write(struct.pack("<q", 0))
-    for block in _blocks(counts):
-        firsts = piece + np.frombuffer(block, "<i8").cumsum()
-        new.write(firsts.astype("<i8").data)
-        piece = int(firsts[-1])
-
-
-def _blocks(column: IO[bytes]) -> Iterator[bytes]:
-    column.seek(0)
-    while block := column.read(_COPY_BYTES):
-        yield block
+    for outdated in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
+        if outdated != path:
+            outdated.unlink(missing_ok=True)

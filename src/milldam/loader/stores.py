@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import EllipsisType
+from typing import overload
 
 from milldam.errors import ConfigError
 from milldam.loader.stream import TokenFile, TokenStream
-from milldam.loader.views import Trainable
+from milldam.loader.views import Part, Trainable
 from milldam.stores.tokens import reader
 from milldam.stores.tokens.manifest import Shard
 
@@ -56,7 +57,11 @@ class Store(reader.Store, Trainable):
             )
         return Store(self.place, split=name)
 
-    def split(self, name: str | None = None, /, **parts: Any) -> Any:
+    @overload
+    def split(self, name: str, /) -> Store: ...
+    @overload
+    def split(self, /, **parts: float | EllipsisType) -> dict[str, Part]: ...
+    def split(self, name: str | None = None, /, **parts: float | EllipsisType) -> Store | dict[str, Part]:
         """A split of the store by its name, or disjoint parts by exact tokens.
 
         >>> store.split("val")                                # doctest: +SKIP

@@ -24,9 +24,9 @@ from milldam.run.lean_arrow import keep_arrow_lean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.tokenizers import engines
-    from milldam.tokenizers.encoder import Encoder
-    from milldam.tokenizers.engines import Engine
+    from milldam.tokenizers import encoders
+    from milldam.tokenizers.document_encoder import DocumentEncoder
+    from milldam.tokenizers.encoders import Encoder
     from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
@@ -62,7 +62,7 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.proof import choose_engine, expected_ids
+        from milldam.tokenizers.proof import choose_encoder, expected_ids
         from milldam.tokenizers.special import choose_special_tokens
 
         keep_arrow_lean()
@@ -74,17 +74,17 @@ class TextEncoder:
         self.vocab_size = loaded.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
         expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        self._engine = choose_engine(encoder, self._json, expected, plain_specials=self._plain).engine
-        self._encoder: Encoder | None = None
+        self._encoder = choose_encoder(encoder, self._json, expected, plain_specials=self._plain).encoder
+        self._document_encoder: DocumentEncoder | None = None
         del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_encoder": None}
+        return {**self.__dict__, "_document_encoder": None}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What the ids depend on, for a cache; not which engine makes them, which is the same."""
+        """What the ids depend on, for a cache; not which encoder makes them, which is the same."""
         return (self._json, self._plain, self._special.bos, self._special.eos)
 
     @overload
@@ -99,9 +99,9 @@ class TextEncoder:
 
     def _encode(self, texts: Texts) -> list[Ids]:
         array = _as_arrow(texts)
-        encoder = self._encoder
+        encoder = self._document_encoder
         if encoder is None:
-            encoder = self._encoder = self._make_encoder()
+            encoder = self._document_encoder = self._make_document_encoder()
         found = [_Growing(self.dtype) for _ in range(len(array))]
         encoder.cancel()  # what an earlier call that failed has left
         for tokens in encoder.encode(array):
@@ -111,13 +111,15 @@ class TextEncoder:
                 found[position].add(tokens.flat[start:stop], room=tokens.open)
         return [one.ids() for one in found]
 
-    def _make_encoder(self) -> Encoder:
-        from milldam.tokenizers.encoder import Encoder, bare_form
-        from milldam.tokenizers.engines import HUGGINGFACE, make_engine
+    def _make_document_encoder(self) -> DocumentEncoder:
+        from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+        from milldam.tokenizers.encoders import HUGGINGFACE, make_encoder
 
-        make = partial(make_engine, plain_specials=self._plain, threads=1)
-        engine = _ForgettingEngine(make(self._engine, self._json))
-        return Encoder(engine, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE)))
+        make = partial(make_encoder, plain_specials=self._plain, threads=1)
+        encoder = _ForgettingEncoder(make(self._encoder, self._json))
+        return DocumentEncoder(
+            encoder, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE))
+        )
 
 
 class _Growing:
@@ -141,31 +143,31 @@ class _Growing:
         return self._ids
 
 
-class _ForgettingEngine:
-    """An engine that drops its caches when calls to it have taken so much memory and not given it back.
+class _ForgettingEncoder:
+    """An encoder that drops its caches when calls to it have taken so much memory and not given it back.
 
     What the rest of the process takes does not count: inside a user's function nobody knows how much that may be.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
         self._taken = 0
-        self.name, self.batch_bytes = engine.name, engine.batch_bytes
-        self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
+        self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
 
-    def encode(self, texts: pa.LargeStringArray) -> tuple[engines.Ids, engines.Offsets]:
+    def encode(self, texts: pa.LargeStringArray) -> tuple[encoders.Ids, encoders.Offsets]:
         before = self._with_room(CACHE_BYTES)
-        ids, offsets = self._engine.encode(texts)
+        ids, offsets = self._encoder.encode(texts)
         self._taken += usage().anonymous - before
         return ids, offsets
 
-    def encode_text(self, text: bytes) -> engines.Ids:
+    def encode_text(self, text: bytes) -> encoders.Ids:
         """What cuts giant documents encodes texts one by one; a look at the memory takes as long as a small one."""
         if len(text) < _SMALL:
             self._taken += _REMEMBERED * len(text)
-            return self._engine.encode_text(text)
+            return self._encoder.encode_text(text)
         before = self._with_room(GIANT_CACHE_BYTES)
-        ids = self._engine.encode_text(text)
+        ids = self._encoder.encode_text(text)
         self._taken += usage().anonymous - before
         return ids
 
@@ -175,7 +177,7 @@ class _ForgettingEngine:
         return usage().anonymous
 
     def renew(self) -> None:
-        self._engine.renew()
+        self._encoder.renew()
         self._taken = 0
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 from milldam.files import NewFile, explain_os_errors
 from milldam.loader.reading import Reader, TokenArray, open_reader
@@ -27,7 +26,7 @@ from milldam.stores.tokens.writer import commit_pair
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
-_INDEX_CHUNK = 1 << 17
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +72,65 @@ def _read(reader: Reader, pieces: Pieces) -> TokenArray:
     return reader.runs(pieces.starts[first], np.add.reduceat(pieces.lengths, first))
 
 
+class IndexColumns:
+    """The arrays of an index (milldam.stores.tokens.format) whose documents are rows and whose sequences are pieces.
+
+    They wait in temporary files, since how long each is shows only at the end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.rows = self.pieces = 0
+        self._folder = folder
+        with explain_os_errors(folder):
+            columns = [tempfile.TemporaryFile(dir=folder) for _ in range(3)]  # noqa: SIM115 - closed in close
+        self._lengths, self._offsets, self._counts = columns
+
+    def add(self, counts: Int64s, offsets: Int64s, lengths: Int64s) -> None:
+        """Add rows: how many pieces each has, and the pieces of all of them."""
+        with explain_os_errors(self._folder):
+            self._lengths.write(lengths.astype("<i4").data)
+            self._offsets.write(offsets.astype("<i8").data)
+            self._counts.write(counts.astype("<i8").data)
+        self.rows += len(counts)
+        self.pieces += len(lengths)
+
+    def write(self, new: NewFile, dtype_code: int) -> None:
+        new.write(HEADER.pack(MAGIC, VERSION, dtype_code, self.pieces, self.rows + 1))
+        for column in (self._lengths, self._offsets):
+            for block in self._blocks(column):
+                new.write(block)
+        piece = 0
+        new.write(struct.pack("<q", 0))
+        for block in self._blocks(self._counts):
+            firsts = piece + np.frombuffer(block, "<i8").cumsum()
+            new.write(firsts.astype("<i8").data)
+            piece = int(firsts[-1])
+
+    def _blocks(self, column: IO[bytes]) -> Iterator[bytes]:
+        with explain_os_errors(self._folder):
+            column.seek(0)
+        while block := column.read(_COPY_BYTES):
+            yield block
+
+    def close(self) -> None:
+        # On a full disk even closing may fail; that must not hide what went wrong before.
+        for column in (self._lengths, self._offsets, self._counts):
+            with contextlib.suppress(OSError):
+                column.close()
+
+
 class _RowShard:
     """One pair of files in the making; nothing appears under its name before `commit`."""
 
     def __init__(self, folder: Path, split: str, form: RowForm) -> None:
         self.split, self.form = split, form
-        self.rows = self._sequences = 0
         self._index_path = folder / f"{split}.idx"
         self._bin = NewFile(folder / f"{split}.bin")
-        with explain_os_errors(self._index_path):
-            self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
-            self._counts = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in discard
+        self._index = IndexColumns(folder)
+
+    @property
+    def rows(self) -> int:
+        return self._index.rows
 
     def append(self, rows: Rows, reader: Reader) -> None:
         row_len, pieces = self.form.seq_len, rows.pieces
@@ -93,11 +140,8 @@ class _RowShard:
         self._bin.write((self._padded(tokens, row_len - padding) if padding.any() else tokens).data)
         padded = padding > 0
         lengths = np.insert(pieces.lengths, ends[padded], padding[padded])
-        with explain_os_errors(self._index_path):
-            self._lengths.write(lengths.astype("<i4").tobytes())
-            self._counts.write((rows.counts + padded).astype("<i4").tobytes())
-        self.rows += len(rows)
-        self._sequences += len(lengths)
+        begins = self.rows * row_len + np.cumsum(lengths) - lengths
+        self._index.add(rows.counts + padded, begins * np.dtype(self.form.dtype).itemsize, lengths)
 
     def _padded(self, tokens: TokenArray, filled: Int64s) -> TokenArray:
         """(rows, tokens): each row's tokens, and padding behind them."""
@@ -110,42 +154,12 @@ class _RowShard:
     def commit(self) -> Shard:
         """Make both files durable under their names, the index last."""
         with NewFile(self._index_path) as new:
-            self._write_index(new)
+            self._index.write(new, DTYPE_CODES[self.form.dtype])
             name, bin_record, idx_record = commit_pair(self.split, self._bin, new)
         self.discard()
-        tokens = self.rows * self.form.seq_len
-        return Shard(name, self.split, self.rows, tokens, 0, 0, bin_record, idx_record)
-
-    def _write_index(self, new: NewFile) -> None:
-        """The layout of milldam.stores.tokens.format, with several sequences to a document."""
-        code, width = DTYPE_CODES[self.form.dtype], np.dtype(self.form.dtype).itemsize
-        new.write(HEADER.pack(MAGIC, VERSION, code, self._sequences, self.rows + 1))
-        for lengths in _chunks(self._lengths):
-            new.write(lengths.data)
-        position = 0
-        for lengths in _chunks(self._lengths):
-            stops = position + np.cumsum(lengths, dtype=np.int64)
-            new.write(((stops - lengths) * width).astype("<i8").data)
-            position = int(stops[-1])
-        sequence = 0
-        new.write(struct.pack("<q", 0))
-        for counts in _chunks(self._counts):
-            firsts = sequence + np.cumsum(counts, dtype=np.int64)
-            new.write(firsts.astype("<i8").data)
-            sequence = int(firsts[-1])
+        return Shard(name, self.split, self.rows, self.rows * self.form.seq_len, 0, 0, bin_record, idx_record)
 
     def discard(self) -> None:
         """Close and remove what is not committed."""
-        # On a full disk even closing may fail; that must not hide what went wrong before.
-        with contextlib.suppress(OSError):
-            self._lengths.close()
-        with contextlib.suppress(OSError):
-            self._counts.close()
+        self._index.close()
         self._bin.__exit__(None, None, None)
-
-
-def _chunks(file: IO[bytes]) -> Iterator[npt.NDArray[np.int32]]:
-    with explain_os_errors(Path(str(file.name))):
-        file.seek(0)
-    while block := file.read(_INDEX_CHUNK * 4):
-        yield np.frombuffer(block, dtype="<i4")

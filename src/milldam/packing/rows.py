@@ -203,7 +203,7 @@ def _finish(folder: Path, store: Store, settings: dict[str, Any], shards: list[S
         dtype=source.dtype,
         vocab_size=source.vocab_size,
         tokenizer=source.tokenizer,
-        engine=source.engine,
+        encoder=source.encoder,
         settings=settings,
         input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
         shards=tuple(shards),

@@ -32,15 +32,15 @@ from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.stores.tokens.format import token_dtype
 from milldam.text.arrays import byte_count
 from milldam.text.verdicts import Verdicts
-from milldam.tokenizers.encoder import groups
-from milldam.tokenizers.engines import make_engine
+from milldam.tokenizers.document_encoder import groups
+from milldam.tokenizers.encoders import make_encoder
 
 UNITS_SAMPLED = 8
 SAMPLE_BYTES, SMALLEST_SAMPLE = 256 << 10, 16 << 10
 TEXTS_PART_OF_DISK = 8
 """Texts are kept between the passes when they fit this many times on the free disk."""
 WARM_SHARE = 0.65
-"""An engine that knows the words of a sample encodes it faster than new text by this factor."""
+"""An encoder that knows the words of a sample encodes it faster than new text by this factor."""
 WRITE_SECONDS = 1.4e-9
 """A byte of text, of one core: writing its tokens, with what is around it."""
 _UNPACKED_SAMPLE = 4 << 20
@@ -230,9 +230,9 @@ class _Spread:
         self.seen += 1
 
 
-def measure(config: Config, prepared: Prepared, units: list[Unit], engine_name: str) -> Samples:
+def measure(config: Config, prepared: Prepared, units: list[Unit], encoder_name: str) -> Samples:
     """Read and encode the heads of some units of one slice each, and do with them what the job will do."""
-    working = _Working(config, prepared, engine_name)
+    working = _Working(config, prepared, encoder_name)
     limit = max(SMALLEST_SAMPLE, min(SAMPLE_BYTES, 2 * UNITS_SAMPLED * SAMPLE_BYTES // max(1, len(units))))
     samples = Samples(Sample())
     for unit in units:
@@ -264,12 +264,12 @@ def _times(slice: Slice, head: Sample, size: float) -> float:
 class _Working:
     """What the job does with texts."""
 
-    def __init__(self, config: Config, prepared: Prepared, engine: str) -> None:
+    def __init__(self, config: Config, prepared: Prepared, encoder: str) -> None:
         from milldam.dedup.fingerprints import Fingerprinter
         from milldam.dedup.minhash import MinHasher
 
         plain, rules = config.tokenizer_rules.special_text == "plain", config.dedup_rules
-        self._engine = make_engine(engine, prepared.tokenizer_json, plain_specials=plain, threads=1)
+        self._encoder = make_encoder(encoder, prepared.tokenizer_json, plain_specials=plain, threads=1)
         self._fingerprinter = Fingerprinter(rules.normalize) if rules is not None else None
         self._hasher = MinHasher(rules.near) if rules is not None and rules.near is not None else None
         self._filters = Filters(config.filters)
@@ -303,14 +303,16 @@ class _Working:
                 self._hasher.signatures(texts)
         with _timed(head.work, "filter"):
             self._filters.judge(texts, Verdicts(len(texts)))
-        self._encode(texts)  # what an engine learns from the first words is no measure of the millions that follow
+        self._encode(texts)  # what an encoder learns from the first words is no measure of the millions that follow
         with _timed(head.work, "encode", 1 / WARM_SHARE):
             head.tokens += self._encode(texts)
         head.work["write"] += byte_count(texts) * WRITE_SECONDS
 
     def _encode(self, texts: pa.LargeStringArray) -> int:
         """Tokens of the texts, with one more a document."""
-        return len(texts) + sum(len(self._engine.encode(group)[0]) for group in groups(texts, self._engine.batch_bytes))
+        return len(texts) + sum(
+            len(self._encoder.encode(group)[0]) for group in groups(texts, self._encoder.batch_bytes)
+        )
 
 
 @contextmanager

@@ -47,7 +47,7 @@ _REASONS_SHOWN = 10
 class TextFacts(TypedDict, total=False):
     """What only tokenize and preprocess tell; without a run's own part when the store was up to date."""
 
-    engine: str
+    encoder: str
     inexact_cuts: int
     damaged_files: int
     flow: list[dict[str, Any]]
@@ -126,7 +126,7 @@ class Finish:
             dtype=token_dtype(prepared.vocab_size),
             vocab_size=prepared.vocab_size,
             tokenizer=tokenizer | dataclasses.asdict(prepared.special),
-            engine=_engine_version(self.plan.engine),
+            encoder=_encoder_version(self.plan.encoder),
             settings=prepared.identity.settings,
             input=prepared.identity.input,
             shards=(),
@@ -249,7 +249,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         dropped=tally.reasons,
         warnings=(f"{counted(cuts, 'cut')} in giant documents could not be proved exact.",) if cuts else (),
         facts={
-            "engine": manifest.engine,
+            "encoder": manifest.encoder,
             "inexact_cuts": cuts,
             "damaged_files": manifest.damaged_files,
             "flow": tally.flow(),
@@ -376,8 +376,8 @@ def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{stage['stage']}: {', '.join(reasons[:_REASONS_SHOWN])}{more}"
 
 
-def _engine_version(engine: str) -> str:
-    return f"{engine} {version({'huggingface': 'tokenizers'}.get(engine, engine))}"
+def _encoder_version(encoder: str) -> str:
+    return f"{encoder} {version({'huggingface': 'tokenizers'}.get(encoder, encoder))}"
 
 
 def _plain(value: Any) -> Any:

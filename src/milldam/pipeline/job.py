@@ -32,7 +32,7 @@ from milldam.pipeline.estimating import TYPICAL, Samples, Survey, estimate, free
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.fitting import Fitting
 from milldam.pipeline.needs import Machines, Needs
-from milldam.pipeline.preparing import Preparation, Prepared, pick_engine
+from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.resolving import check_index, steps_of
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
 from milldam.run import job as frame
@@ -137,17 +137,17 @@ class TokenJob:
     def plan(self, session: Session, prepared: Prepared, begin: str) -> TokenPlan:
         """All that can be refused is refused before anything in the folder is replaced."""
         fitting = Fitting(self._config, prepared, session.budget, session.pool)
-        choice = self._choose_engine(session, prepared, fitting)
+        choice = self._choose_encoder(session, prepared, fitting)
         folder = session.folder
         if begin == NEW or (folder.task is None and self._must_replan(folder, prepared)):
             survey = Survey()
             units = folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
-            self._require_disk(prepared, choice.engine, survey, units)
+            self._require_disk(prepared, choice.encoder, survey, units)
             files = {"tokenizer.json": prepared.tokenizer_json.encode()}
             if begin == NEW:
-                folder.start(prepared.identity, files, (*OUTPUTS, "packed/*"))
+                folder.start(prepared.identity, files, (*OUTPUTS, "packed/"))
             else:
                 folder.replan(prepared.identity, files)
         else:
@@ -160,8 +160,8 @@ class TokenJob:
     def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
         return self._from_stdin or folder.needs_replan(prepared.identity)
 
-    def _choose_engine(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
-        choice = pick_engine(self._config, prepared)
+    def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
+        choice = pick_encoder(self._config, prepared)
         if choice.warning is not None:
             session.observer.warn(choice.warning)
         fitting.fit(fitting.loaded_bytes, 1)
@@ -170,12 +170,12 @@ class TokenJob:
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
 
-    def _require_disk(self, prepared: Prepared, engine: str, survey: Survey, units: int) -> None:
+    def _require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
         job = (self._config, prepared, survey)
         stages = self._stage_names(self._pieces(prepared, units))
         if estimate(*job, Samples(TYPICAL), stages, Machines()).peak[1] > free_bytes(self._config.out):
-            samples = measure(self._config, prepared, survey.some, engine)
+            samples = measure(self._config, prepared, survey.some, encoder)
             require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
     def _plan_work(self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int) -> TokenPlan:
@@ -187,8 +187,8 @@ class TokenJob:
             units=units,
             input_bytes=prepared.identity.input["bytes"],
             shard_size=prepared.shard_size,
-            engine=choice.engine,
-            engine_note=choice.note,
+            encoder=choice.encoder,
+            encoder_note=choice.note,
             stages=self._stage_names(pieces),
             pieces=pieces,
             left_out=prepared.left_out,
@@ -315,7 +315,7 @@ class TokenJob:
                 seed=config.seed,
                 write_dropped=config.write_dropped,
             ),
-            engine=plan.engine,
+            encoder=plan.encoder,
             plain_specials=config.tokenizer_rules.special_text == "plain",
             special=prepared.special,
             dtype=token_dtype(prepared.vocab_size),
@@ -383,10 +383,10 @@ def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
         state = _state_of(config, prepared)
         survey = Survey.of(prepared.units(folder))
         fitting = Fitting(config, prepared, budget, work.pool, survey.dearest)
-        choice = job._choose_engine(work, prepared, fitting)
+        choice = job._choose_encoder(work, prepared, fitting)
         plan = job._plan_work(prepared, fitting, choice, survey.units)
         machines = Machines(nodes, plan.workers)
-        samples = measure(config, prepared, survey.some, plan.engine)
+        samples = measure(config, prepared, survey.some, plan.encoder)
         needs = estimate(config, prepared, survey, samples, plan.stages, machines)
         require_disk(needs, config.out)
         memory = usage().anonymous + plan.workers * fitting.worker_bytes

@@ -15,7 +15,7 @@ from typing import Any
 
 from milldam.checked import checked, read_json
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, MilldamError, MismatchError, StoreError
+from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
 from milldam.formats.flat import token_blocks
@@ -36,9 +36,7 @@ def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
     if out is not None:
         return out
     if len(inputs) != 1 or not inputs[0].endswith(".txt"):
-        raise ConfigError(
-            "--format npy without -o takes exactly one .txt file; say where the file goes with -o FILE.npy."
-        )
+        raise ConfigError(Setting("out"), ": say where the file goes; only beside one .txt file it need not be said.")
     return Path(inputs[0]).with_suffix(".npy")
 
 
@@ -47,7 +45,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
     npy = Path(config.out)
     sidecar = npy.with_name(npy.name + ".json")
     if npy.suffix != ".npy":
-        raise ConfigError(f"-o {npy}: with --format npy the output is a file that ends in .npy.")
+        raise ConfigError(Setting("out"), f": {npy}: the output is a file that ends in .npy.")
     work = work_folder(npy)
     _clear_comparison(work)
     compared = npy.exists() and not config.overwrite and not work.exists()
@@ -93,7 +91,9 @@ def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
         manifest = checked(Manifest, read_json(sidecar), sidecar)
     except (FileNotFoundError, StoreError):
         raise MismatchError(
-            f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with --overwrite."
+            f"{npy} exists, and no {sidecar.name} beside it says what it was made from. Replace it with ",
+            Setting("overwrite", True),
+            ".",
         ) from None
     (work / RUN_FOLDER).mkdir(parents=True)
     manifest.write(work)

@@ -1,4 +1,4 @@
-"""Everything a job has to know before it works: input, tokenizer, columns, engine. What can be wrong is found here.
+"""Everything a job has to know before it works: input, tokenizer, columns, encoder. What can be wrong is found here.
 
 Reads the heads of a few files and nothing else.
 """
@@ -36,7 +36,7 @@ from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
-from milldam.tokenizers.proof import Choice, Expected, choose_engine, expected_ids
+from milldam.tokenizers.proof import Choice, Expected, choose_encoder, expected_ids
 from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
 
 SAMPLE_BYTES = 64 << 10
@@ -261,10 +261,10 @@ def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: in
                 index += 1
 
 
-def pick_engine(config: Config, prepared: Prepared) -> Choice:
-    """The engine to encode with, proved on samples."""
+def pick_encoder(config: Config, prepared: Prepared) -> Choice:
+    """The encoder to encode with, proved on samples."""
     rules = config.tokenizer_rules
-    return choose_engine(
+    return choose_encoder(
         rules.encoder,
         prepared.tokenizer_json,
         prepared.expected,

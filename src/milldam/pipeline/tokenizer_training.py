@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.config.settings import Config, TrainingRules
-from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
 from milldam.pipeline.preparing import Preparation, Source, planned_units
@@ -59,7 +59,8 @@ def _rules(config: Config) -> TrainingRules:
     if tokenizer.train is None:
         raise ConfigError("tokenizer.train is missing: it says how large the vocabulary shall be.")
     if Path(tokenizer.path).exists() and not config.overwrite:
-        raise ConfigError(f"{tokenizer.path} exists already. Replace it with --overwrite, or change tokenizer.path.")
+        said = f"{tokenizer.path} exists already. Replace it with "
+        raise ConfigError(said, Setting("overwrite", True), ", or change tokenizer.path.")
     return tokenizer.train
 
 

@@ -44,8 +44,8 @@ from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
 from milldam.text.cleaning import CleanRules
 from milldam.text.verdicts import Verdicts
-from milldam.tokenizers.encoder import Encoder, bare_form
-from milldam.tokenizers.engines import HUGGINGFACE, Engine, FrugalEngine, make_engine
+from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, FrugalEncoder, make_encoder
 from milldam.tokenizers.special import SpecialTokens
 
 NOT_SAMPLED = "not_sampled"
@@ -76,7 +76,7 @@ class TokenizeTask:
     out: Path
     sets: tuple[SetRules, ...]
     selection: Selection
-    engine: str
+    encoder: str
     plain_specials: bool
     special: SpecialTokens
     dtype: str
@@ -103,22 +103,22 @@ class TokenizeTask:
 
 
 class UnitTokenizer:
-    """A worker's state: the engine, loaded once."""
+    """A worker's state: the encoder, loaded once."""
 
     def __init__(self, task: TokenizeTask) -> None:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        engine = self._make(task.engine, tokenizer_json)
+        encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
-        self._engine = FrugalEngine(engine, cache_limit(task.share_bytes, usage().anonymous))
+        self._encoder = FrugalEncoder(encoder, cache_limit(task.share_bytes, usage().anonymous))
 
-    def _make(self, engine: str, tokenizer_json: str) -> Engine:
+    def _make(self, encoder: str, tokenizer_json: str) -> Encoder:
         plain = self._task.plain_specials
-        return make_engine(engine, tokenizer_json, plain_specials=plain, threads=self._task.threads)
+        return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
-        encoder = Encoder(self._engine, self._task.special, self._task.dtype, bare=self._bare)
+        encoder = DocumentEncoder(self._encoder, self._task.special, self._task.dtype, bare=self._bare)
         judge = _Judge(self._task, assignment.unit)
         with _UnitWork(self._task, assignment, judge, encoder, report) as work:
             work.run()
@@ -238,7 +238,7 @@ class _UnitWork:
     """One unit on its way through the stages."""
 
     def __init__(
-        self, task: TokenizeTask, assignment: Assignment, judge: _Judge, encoder: Encoder, report: Report
+        self, task: TokenizeTask, assignment: Assignment, judge: _Judge, encoder: DocumentEncoder, report: Report
     ) -> None:
         self._task, self._given, self._judge = task, assignment, judge
         self._encoder, self._report = encoder, report
@@ -250,7 +250,7 @@ class _UnitWork:
             rows=assignment.rows,
             skip_batches=assignment.batches,
             spool=str(task.out / RUN_FOLDER),
-            # With cores to spare, reading goes on in a thread while the engine, which holds no lock, encodes.
+            # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
             ahead=task.threads > 1,
         )
         self._reader = open_reader(reading, task.texts_of(assignment))

@@ -33,7 +33,7 @@ from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run.identity import Identity
 from milldam.run.old_folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
 from milldam.run.old_workforce import Staff, Stage, at_work
-from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, fit_workers, least_bytes, make_plan, memory_option
+from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.progress import Observer, Quiet
 from milldam.run.summary import Summary, describe_machine, package_versions
 from milldam.sealed import is_whole
@@ -261,7 +261,7 @@ class _Job:
         scale = Scale(tokenizer.json, self._rules, tokenizer.template, row_bytes)
 
         def advice(weight: int) -> str:
-            option = memory_option(least + weight)
+            option = enough_memory(least + weight)
             return f"too much for a budget of {format_size(limit)}. {option} --overwrite would do"
 
         return Limits((limit - parent) // VALUE_FACTOR, max(0, limit - least), scale.weigh, advice)
@@ -293,8 +293,8 @@ class _Job:
             done=done,
             input_bytes=identity.input["bytes"],
             shard_size=chunk_bytes // max(1, units),
-            engine="huggingface",
-            engine_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+            encoder="huggingface",
+            encoder_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
             stages=("read", "window"),
         )
 

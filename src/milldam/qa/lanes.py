@@ -21,6 +21,7 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.batches import Delivery, differences, wide_enough
+from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.prefetch import prefetched
@@ -86,8 +87,7 @@ class Lanes:
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._dtype = prefetch, wide_enough(dtype, self.samples)
         self._order = self.samples._order(shuffle, self._seed)
-        self._standing = self._at_begin(0)
-        self._running: Iterator[tuple[Rows, Standing]] | None = None
+        self._loop: Loop[Standing, Rows] = Loop(self._at_begin(0))
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
@@ -100,35 +100,16 @@ class Lanes:
     # ---- steps ----
 
     def __iter__(self) -> Iterator[Rows]:
-        begun = self._standing.steps > 0
-        step = next(self, None)
-        if step is None and begun:
-            # The loop before was left with its last step in hand: it was through.
-            step = next(self, None)
-        while step is not None:
-            running = self._running
-            yield step
-            if running is not self._running:
-                raise RuntimeError("a state was loaded while these lanes were iterated; begin a new loop")
-            step = next(self, None)
+        return self._loop.items(self._begin)
 
     def __next__(self) -> Rows:
-        if self._running is None:
-            made = self._made(self._standing)
-            self._running = prefetched(made, self._prefetch) if self._prefetch else made
-        try:
-            found = next(self._running, None)
-        except BaseException:
-            # What failed or was interrupted is tried again from where it stands, not taken for the end.
-            self._running = None
-            raise
-        if found is None:
-            end = self._end(self._standing.begin)
-            assert end is not None
-            self._standing, self._running = self._at_begin(end), None
-            raise StopIteration
-        step, self._standing = found
-        return step
+        return handed_out(self._loop.next(self._begin))
+
+    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[Rows, Standing]], Standing | None]:
+        made, end = self._made(standing), self._end(standing.begin)
+        return prefetched(made, self._prefetch) if self._prefetch else made, None if end is None else self._at_begin(
+            end
+        )
 
     def _made(self, standing: Standing) -> Iterator[tuple[Rows, Standing]]:
         plan = self._plan(standing)
@@ -175,14 +156,14 @@ class Lanes:
     @property
     def busy_share(self) -> float:
         """The share of rows of this loop, so far, that were no padding; 1.0 before the first step."""
-        rows = self._standing.steps * self.delivery.batch_size
-        return self._standing.windows / rows if rows else 1.0
+        rows = self._loop.place.steps * self.delivery.batch_size
+        return self._loop.place.windows / rows if rows else 1.0
 
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, as small JSON: behind the last step that was handed out, not those made ahead."""
-        now = self._standing
+        now = self._loop.place
         return {
             "version": STATE_VERSION,
             "settings": self._settings(),
@@ -206,10 +187,9 @@ class Lanes:
         if state["rank"] == self.delivery.rank:
             standing: Standing = checked(Standing, state, _NAME)
             self._require_lanes(standing)
-            self._standing = standing
         else:
-            self._standing = self._replayed(state["begin"], state["steps"])
-        self._running = None
+            standing = self._replayed(state["begin"], state["steps"])
+        self._loop.move(standing, inside=standing.steps > 0)
 
     def _require_lanes(self, standing: Standing) -> None:
         documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from milldam.markup import escape, share, short_count, shorten
 from milldam.memory import format_size
-from milldam.report.charts import Column, column_chart
-from milldam.report.drawing import WIDTH
-from milldam.report.facts import Clusters, Facts, Packing
+from milldam.report.documents import MAX_SPLITS, Lengths, Sample
+from milldam.report.drawing import WIDTH, Column, column_chart
+from milldam.report.facts import Facts
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
-from milldam.report.lengths import MAX_SPLITS, Lengths
-from milldam.report.samples import Sample
 
 _SPLITS_DRAWN = 6
+_DEDUP_KINDS = {"dedup": "exact duplicates", "near": "near duplicates"}
 _SIZES_APART = 10
 """Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
 
@@ -68,14 +68,15 @@ def _length_figures(one: Lengths) -> str:
 
 def packing(facts: Facts) -> Section | None:
     """How well the rows are filled; None for a store without rows."""
-    rows = facts.packing
-    if not rows:
+    by_split: dict[str, dict[str, Any]] = facts.told.get("packing", {})
+    if not by_split:
         return None
-    total, room = sum(one.rows for one in rows), sum(one.rows * one.seq_len for one in rows)
-    filled = sum(one.efficiency * one.rows * one.seq_len for one in rows)
+    first, rows = next(iter(by_split.values())), by_split.values()
+    total, room = sum(one["rows"] for one in rows), sum(one["rows"] * one["seq_len"] for one in rows)
+    filled = sum(one["efficiency"] * one["rows"] * one["seq_len"] for one in rows)
     tiles = [
-        Tile("Strategy", shorten(rows[0].strategy.replace("_", " "), 20)),
-        Tile("Tokens a row", f"{rows[0].seq_len:,}"),
+        Tile("Strategy", shorten(first["strategy"].replace("_", " "), 20)),
+        Tile("Tokens a row", f"{first['seq_len']:,}"),
         Tile("Rows", short_count(total), "", f"{total:,}" if total >= 10_000 else ""),
         Tile("Efficiency", f"{100 * filled / max(room, 1):.2f}", "%"),
     ]
@@ -84,50 +85,51 @@ def packing(facts: Facts) -> Section | None:
         "Efficiency: the part of the rows that holds tokens of documents.",
         "Tail: tokens at the very end that fill no row.",
     )
-    return Section("packing", "Packing", about, show_tiles(tiles, small=True) + f"<h3>By split</h3>{_row_table(rows)}")
+    body = f"{show_tiles(tiles, small=True)}<h3>By split</h3>{_row_table(by_split)}"
+    return Section("packing", "Packing", about, body)
 
 
-def _row_table(rows: Iterable[Packing]) -> str:
+def _row_table(by_split: dict[str, dict[str, Any]]) -> str:
     heads = ["Split", "Filled", "Efficiency", "Rows", "Padding", "Tail", "Documents cut"]
     cells = (
         (
-            escape(shorten(one.split)),
-            bar([(one.efficiency, "")], 1),
-            f"{100 * one.efficiency:.2f} %",
-            f"{one.rows:,}",
-            f"{one.padding:,}",
-            f"{one.tail:,}",
-            f"{one.cut_documents:,}",
+            escape(shorten(split)),
+            bar([(one["efficiency"], "")], 1),
+            f"{100 * one['efficiency']:.2f} %",
+            *(f"{one[name]:,}" for name in ("rows", "padding", "tail", "cut_documents")),
         )
-        for one in rows
+        for split, one in by_split.items()
     )
     return table(heads, cells, numbers=range(2, 7), kind="rows")
 
 
 def duplicates(facts: Facts) -> Section | None:
     """How large the clusters of duplicates are; None when none were looked for."""
-    if not facts.clusters:
+    found = {kind: facts.told[name] for name, kind in _DEDUP_KINDS.items() if facts.told.get(name)}
+    if not found:
         return None
-    body = f'<div class="pair">{"".join(map(_clusters, facts.clusters))}</div>'
+    body = f'<div class="pair">{"".join(_clusters(kind, one) for kind, one in found.items())}</div>'
     about = paragraphs("Clusters of equal or similar documents by size. Of each, the first document is kept.")
     return Section("duplicates", "Duplicates", about, body)
 
 
-def _clusters(one: Clusters) -> str:
-    found = sum(one.sizes.values())
+def _clusters(kind: str, told: dict[str, Any]) -> str:
+    """`told["clusters"]`: how many there are of each size; those of one document are none."""
+    sizes = {int(size): n for size, n in told.get("clusters", {}).items() if int(size) > 1}
+    found, documents, dropped = sum(sizes.values()), told["documents"], told["dropped"]
     figures = {
-        "compared": short_count(one.documents),
-        "dropped": short_count(one.dropped),
-        "share": share(one.dropped, one.documents),
+        "compared": short_count(documents),
+        "dropped": short_count(dropped),
+        "share": share(dropped, documents),
         "clusters": short_count(found),
-        "largest": short_count(max(one.sizes, default=1)),
+        "largest": short_count(max(sizes, default=1)),
     }
     drawn = '<p class="none">No two documents belong together.</p>'
     if found:
-        columns = _size_columns(one.sizes)
-        drawn = chart(column_chart(columns, f"Clusters, {one.kind}", "documents in a cluster", width=WIDTH // 2))
+        columns = _size_columns(sizes)
+        drawn = chart(column_chart(columns, f"Clusters, {kind}", "documents in a cluster", width=WIDTH // 2))
     below = table(list(figures), [list(figures.values())], kind="figures")
-    return f"<div><h3>{escape(one.kind.capitalize())}</h3>{drawn}{below}</div>"
+    return f"<div><h3>{escape(kind.capitalize())}</h3>{drawn}{below}</div>"
 
 
 def _size_columns(sizes: dict[int, int]) -> list[Column]:

@@ -1,4 +1,4 @@
-"""Shapes and scales of charts, as SVG text: no script, colours by class so that the style around has the say.
+"""Charts as SVG text: no script, colours by class so that the style around has the say, a tooltip per mark.
 
 What is drawn is few figures already; names from the data are escaped here.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
-from milldam.markup import duration, escape_plain, round_step
+from milldam.markup import duration, escape_plain, round_step, short_count, shorten
 from milldam.memory import format_size
+from milldam.report.timeline import Span, Timeline
 
-WIDTH = 920
+WIDTH, CHART_HEIGHT = 920, 414
 LETTER = 7.0
 """About the width of a letter at the charts' size, in pixels."""
 _TIME_STEPS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
@@ -83,16 +85,15 @@ def drawn_limit(limit: int | None, peak: int) -> int | None:
     return limit if limit is not None and limit <= 8 * peak else None
 
 
-def limit_line(panel: Panel, limit: int | None, drawn: int | None, name: str, *, at_start: bool = False) -> list[str]:
-    """A line with its name at its end or, where the curve would be in the way, at its start."""
+def limit_line(panel: Panel, limit: int | None, drawn: int | None, name: str) -> list[str]:
     if limit is None:
         return []
     label = f"{name} {format_size(limit)}"
     if drawn is None:
         return [text(panel.right - 6, panel.top + 16, f"{label}, far above", "budget", "end")]
     y = panel.y(drawn)
-    x, anchor = (panel.left + 6, "start") if at_start else (panel.right - 6, "end")
-    return [line(panel.left, y, panel.right, y, "budget-line"), text(x, y - 6, label, "budget", anchor)]
+    named = text(panel.right - 6, y - 6, label, "budget", "end")
+    return [line(panel.left, y, panel.right, y, "budget-line"), named]
 
 
 def peak_mark(panel: Panel, seconds: float, peak: int, limit: int | None) -> list[str]:
@@ -105,3 +106,122 @@ def peak_mark(panel: Panel, seconds: float, peak: int, limit: int | None) -> lis
     near_line = limit is not None and -4 < y - panel.y(limit) < 24
     dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="peak"/>'
     return [dot, text(x + beside, y + 18 if near_line else y - 7, label, "name", anchor)]
+
+
+# ---- memory over time ----
+
+
+def memory_chart(timeline: Timeline, budget: int | None) -> str:
+    """The curve as a part of a page."""
+    return svg(WIDTH, CHART_HEIGHT, "Memory over time", memory_curve(timeline, budget, "budget"))
+
+
+def memory_picture(timeline: Timeline, limit: int | None, title: str, said: str) -> str:
+    """The curve as a file of its own, on light and dark ground."""
+    size = f'viewBox="-24 -70 {WIDTH + 48} {CHART_HEIGHT + 80}" width="{WIDTH + 48}" height="{CHART_HEIGHT + 80}"'
+    label = escape_plain(f"Memory of {title} over time")
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
+        f"<style>{page_style()}</style>",
+        '<rect x="-24" y="-70" width="100%" height="100%" class="paper"/>',
+        text(0, -34, shorten(title, 96), "title"),
+        text(0, -12, said),
+        *memory_curve(timeline, limit, "limit"),
+    ]
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def page_style() -> str:
+    return resources.files("milldam.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def memory_curve(timeline: Timeline, budget: int | None, called: str) -> list[str]:
+    """Anonymous memory against the budget above, file-backed memory below, both over the same time and stages."""
+    peak = timeline.peak.anonymous
+    drawn = drawn_limit(budget, peak)
+    above = Panel(66, WIDTH - 8, 40, 280, timeline.seconds, max(peak, drawn or 0, 1) * 1.12)
+    below = Panel(66, WIDTH - 8, 318, 388, timeline.seconds, max(timeline.peak_file, 1) * 1.12)
+    parts = [*_stage_bands(timeline.spans, above, below), *size_axis(above, 4), *size_axis(below, 2)]
+    parts += area(above, [(p.seconds, p.anonymous) for p in timeline.points], "anonymous")
+    parts += area(below, [(p.seconds, p.file) for p in timeline.points], "file")
+    parts += [*_restart_lines(timeline, above, below), *time_axis(below)]
+    parts += [
+        text(above.left, below.top - 10, "file-backed", "name"),
+        *peak_mark(above, timeline.peak.seconds, peak, drawn),
+    ]
+    return parts + limit_line(above, budget, drawn, called)
+
+
+def _stage_bands(spans: Sequence[Span], above: Panel, below: Panel) -> list[str]:
+    parts = []
+    for number, span in enumerate(spans):
+        left, width = above.x(span.start), above.x(span.stop) - above.x(span.start)
+        tooltip = f"<title>{escape_plain(span.stage)}: {duration(span.stop - span.start)}</title>"
+        for panel in (above, below):
+            place = f'x="{left:.1f}" y="{panel.top:.1f}" width="{max(width, 0.5):.1f}"'
+            height = f'height="{panel.bottom - panel.top:.1f}"'
+            parts.append(f'<rect {place} {height} class="band{number % 2}">{tooltip}</rect>')
+        parts.append(line(left, above.top - 6, left, above.top, "axis"))
+    return parts + _stage_labels(spans, above)
+
+
+def _stage_labels(spans: Sequence[Span], panel: Panel) -> list[str]:
+    """Names above the bands, those of the longest first; what finds no room is left to the tooltips and the table."""
+    taken: list[tuple[float, float]] = []
+    parts = []
+    for span in sorted(spans, key=lambda one: one.start - one.stop):
+        name = shorten(span.stage, 24)
+        half = len(name) * LETTER / 2
+        middle = (panel.x(span.start) + panel.x(span.stop)) / 2
+        middle = min(max(middle, panel.left + half), panel.right - half)
+        if all(middle + half + 8 <= left or middle - half - 8 >= right for left, right in taken):
+            taken.append((middle - half, middle + half))
+            parts.append(text(middle, panel.top - 12, name, "stage", "middle"))
+    return parts
+
+
+def _restart_lines(timeline: Timeline, above: Panel, below: Panel) -> list[str]:
+    parts = []
+    for at in timeline.restarts:
+        x = above.x(at)
+        parts.append(line(x, above.top, x, below.bottom, "restart"))
+        parts.append(text(x + 4, above.bottom - 8, "resumed"))
+    return parts
+
+
+# ---- histograms ----
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A bar of a histogram."""
+
+    label: str
+    value: int
+    tooltip: str
+
+
+def column_chart(columns: Sequence[Column], label: str, unit: str, *, width: int = WIDTH) -> str:
+    """Bars with their values on top and their names below; names are thinned out where there is no room."""
+    height = 250
+    most = max((column.value for column in columns), default=0)
+    # Few bars stay slim, at the left.
+    limit = max(len(columns), (width - 8) / 84)
+    panel = Panel(4, width - 4, 24, height - 44, limit, max(most, 1))
+    slot = panel.x(1) - panel.x(0)
+    bar = slot - min(8.0, slot * 0.14)
+    widest = max((len(column.label) for column in columns), default=0) * LETTER + 6
+    every = max(1, -(-int(widest) // max(1, int(slot))))
+    parts = [line(panel.left, panel.bottom, panel.right, panel.bottom, "axis")]
+    parts.append(text(panel.left, panel.bottom + 38, unit))
+    for number, column in enumerate(columns):
+        middle = panel.x(number + 0.5)
+        top = min(panel.y(column.value), panel.bottom - 2) if column.value else panel.bottom
+        shape = f'x="{middle - bar / 2:.1f}" y="{top:.1f}" width="{bar:.1f}" height="{panel.bottom - top:.1f}" rx="2"'
+        parts.append(f'<rect {shape} class="column"><title>{escape_plain(column.tooltip)}</title></rect>')
+        value = short_count(column.value)
+        if column.value and len(value) * LETTER <= slot + 2:
+            parts.append(text(middle, top - 6, value, "value", "middle"))
+        if number % every == 0:
+            parts.append(text(middle, panel.bottom + 18, column.label, "tick", "middle"))
+    return svg(width, height, label, parts)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import resources
 
-from milldam.markup import duration, escape, escape_plain, moment, share, short_count, shorten
+from milldam.markup import counted, duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.memory import format_size
 from milldam.report.contents import duplicates, lengths, packing, samples, splits
-from milldam.report.facts import Facts, as_number
+from milldam.report.drawing import page_style
+from milldam.report.facts import Facts
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
-from milldam.report.record import configuration, versions
-from milldam.report.work import flow, memory, sources, throughput
+from milldam.report.work import configuration, flow, memory, sources, throughput, versions
 from milldam.stores.tokens.tally import Tally
 
 # Whatever slipped through the escaping could still neither run nor load anything.
@@ -28,13 +27,12 @@ def render(facts: Facts) -> str:
     """The whole page, fit to be encoded."""
     sections = [section for make in _SECTIONS if (section := make(facts)) is not None]
     name = facts.path.resolve().name
-    style = resources.files("milldam.report").joinpath("page.css").read_text(encoding="utf-8")
     head = [
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape_plain(name)}: milldam run report</title>",
-        f"<style>\n{style}</style>",
+        f"<style>\n{page_style()}</style>",
     ]
     body = [
         f'<header><div class="mark">{_MARK}milldam run report</div><h1>{escape(name)}</h1>{_byline(facts)}</header>',
@@ -50,11 +48,10 @@ def _byline(facts: Facts) -> str:
     manifest = facts.manifest
     said = [
         f"Tokenizer <b>{escape(shorten(manifest.tokenizer.get('name', '')))}</b>",
-        f"engine <b>{escape(shorten(manifest.engine))}</b>",
+        f"encoder <b>{escape(shorten(manifest.encoder))}</b>",
     ]
-    finished = as_number(facts.summary.get("finished"))
-    if finished:
-        said.append(f"finished <b>{moment(finished)}</b>")
+    if facts.summary.get("finished"):
+        said.append(f"finished <b>{moment(facts.summary['finished'])}</b>")
     return f"<p>{', '.join(said)}.</p>"
 
 
@@ -100,10 +97,9 @@ def _per_document(facts: Facts) -> str:
 
 
 def _time_tile(facts: Facts) -> Tile:
-    if facts.seconds is None:
+    if not facts.seconds:
         return Tile("Time", "–", more="not recorded")
-    workers = as_number(facts.summary.get("workers"))
-    said = [f"{workers:g} workers" if workers != 1 else "1 worker"] if workers else []
+    said = [counted(facts.summary["workers"], "worker")] if facts.summary.get("workers") else []
     said += [f"{facts.sessions} sessions"] if facts.sessions > 1 else []
     return Tile("Time", duration(facts.seconds), more="<br>".join(said))
 
@@ -117,7 +113,7 @@ def _speed_tile(facts: Facts) -> Tile:
 
 def _memory_tile(facts: Facts) -> Tile:
     peak, budget = facts.peak_memory, facts.budget
-    if peak is None:
+    if not peak:
         return Tile("Peak memory", "–", more="not recorded")
     more = ""
     if budget:

@@ -8,7 +8,7 @@
     status.json     what is going on now, for `milldam status`
     memory.csv      the memory timeline
     lock            held while a run is at work
-    shares/         a folder per share of a stage that another machine works on, with its own records and status
+    shares/         a folder per array task, which another machine works on, with its own records and status
 
 Nothing here is held in memory whole, however many units there are: units are read as they are handed out; of what is
 done, a bit a unit is kept.

@@ -1,6 +1,6 @@
 """A job as arrays of tasks for a scheduler: the script that queues its stages, each behind the one before.
 
-Stage after stage: `prepare` as one task, then each stage that can be cut into pieces as an array of shares, then
+Stage after stage: `prepare` as one task, then each stage that can be cut into pieces as a job array, then
 `finish` as one task. What each task runs is `milldam run-units`, which any scheduler can start. The stages, their order
 and their pieces are those of the job's plan.
 """
@@ -47,7 +47,7 @@ class ArraySettings:
 
     nodes: int
     """Tasks of an array that work at the same time, a machine each."""
-    shares: int | None = None
+    tasks: int | None = None
     """Tasks of an array; None: as many as nodes."""
     options: tuple[str, ...] = ()
     """More options for sbatch, as they are."""
@@ -88,11 +88,11 @@ def _queued(stage: str, pieces: int | None, before: str | None, settings: ArrayS
     command = f"$run_units --stage {stage}"
     options = [f"--job-name={shlex.quote(f'{settings.name}-{stage}')}"]
     if pieces is not None:
-        shares = min(pieces, settings.shares or settings.nodes)
+        tasks = min(pieces, settings.tasks or settings.nodes)
         # Put in on the machine that runs the task.
-        command += f" --index \\$SLURM_ARRAY_TASK_ID --of {shares}"
-        at_once = f"%{settings.nodes}" if shares > settings.nodes else ""
-        options.append(f"--array=0-{shares - 1}{at_once}")
+        command += f" --index \\$SLURM_ARRAY_TASK_ID --of {tasks}"
+        at_once = f"%{settings.nodes}" if tasks > settings.nodes else ""
+        options.append(f"--array=0-{tasks - 1}{at_once}")
     if before is not None:
         options.append(f'--dependency="afterok:${_variable(before)}"')
     return f'{_variable(stage)}=$(queue "{command}" \\\n  {" ".join(options)})'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 
 PREPARE, FINISH = "prepare", "finish"
 """Before the first stage and behind the last: each for one task alone."""
@@ -20,7 +20,8 @@ class ArrayTask:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise ConfigError(f"--index {self.index} --of {self.of}: an index is 0 to {max(0, self.of - 1)}.")
+            said = f": {self.index} of {self.of} array tasks: the index is 0 to {max(0, self.of - 1)}."
+            raise ConfigError(Setting("index"), said)
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import socket
@@ -29,7 +30,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError, TaskHeldError
 from milldam.files import (
     explain_os_errors,
     names_matching,
@@ -87,7 +88,7 @@ class RunFolder:
                 self._refuse_company()
             except Timeout:
                 if self.task is not None and not self._lock.is_locked:
-                    raise ShareHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
+                    raise TaskHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
                 self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
@@ -145,7 +146,9 @@ class RunFolder:
         if planned is None:
             raise StoreError(
                 f"{self.folder / PLAN}: damaged, so nobody can tell what this unfinished run was to make. "
-                "Start anew with --overwrite."
+                "Start anew with ",
+                Setting("overwrite", True),
+                ".",
             )
         return planned
 
@@ -189,7 +192,9 @@ class RunFolder:
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))
         raise MismatchError(
-            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with --overwrite."
+            f"{self.name} {how} with other settings:\n{listed}\nChoose another place, or replace it with ",
+            Setting("overwrite", True),
+            ".",
         )
 
     def require_same(self, identity: Identity) -> None:
@@ -206,7 +211,7 @@ class RunFolder:
         return self._staged.write(units)
 
     def start(self, identity: Identity, files: dict[str, bytes], outputs: tuple[str, ...]) -> None:
-        """Begin anew: remove what matches `outputs`, write `files` and the staged plan durably, the identity last."""
+        """Begin anew: remove what matches `outputs` (folders end in a slash), write `files` and the staged plan durably, the identity last."""
         self._clear(outputs)
         for name, content in files.items():
             write_file(self.out / name, content)
@@ -246,6 +251,9 @@ class RunFolder:
         (self.out / self.kind.manifest).unlink(missing_ok=True)
         self.journal.close()
         self.tidy()
+        for name in outputs:
+            if name.endswith("/"):
+                shutil.rmtree(self.out / name, ignore_errors=True)
         remove_matching(self.out, *outputs)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
         (self.folder / PLAN).unlink(missing_ok=True)
@@ -306,13 +314,19 @@ def refuse_foreign(out: Path, kind: Kind) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
-    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists()
+        raise ConfigError(f"{out}: is a file. Name a folder for the store.")
+    is_ours = (out / kind.manifest).exists() or (out / RUN_FOLDER / "lock").exists() or _is_barely_begun(out)
     if out.is_dir() and any(names_matching(out, "*")) and not is_ours:
-        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = kind_in(out)
     if other is not None and other is not kind:
-        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
+
+
+def _is_barely_begun(out: Path) -> bool:
+    """Killed when it had made its folder, before it could lock it."""
+    names = list(itertools.islice(names_matching(out, "*"), 2))
+    return names == [RUN_FOLDER] and next(names_matching(out / RUN_FOLDER, "*"), None) is None
 
 
 def kind_in(out: Path) -> Kind | None:

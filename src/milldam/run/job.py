@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from milldam.errors import ConfigError, MilldamError, NotReadyError
+from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.array_task import FINISH, PREPARE, ArrayTask
 from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder, read_status
@@ -170,7 +170,7 @@ def run_array_task(
 ) -> None:
     """Do what is left of a task of a stage, beside others that do theirs.
 
-    Raises NotReadyError when the job is not prepared or a stage before is not done, ShareHeldError when somebody is at
+    Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is at
     work on this task.
     """
     with RunFolder(options.out, job.kind, task=task) as folder, _at_work(folder, options, observer) as work:
@@ -190,7 +190,8 @@ def run_array_task(
 def _one_stage(stages: Iterable[Stage], work: Session, task: ArrayTask, names: tuple[str, ...]) -> None:
     if task.stage not in names:
         raise ConfigError(
-            f"--stage {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after."
+            Setting("stage"),
+            f": {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after.",
         )
     for stage in stages:
         if stage.name == task.stage:
@@ -207,8 +208,9 @@ def _one_stage(stages: Iterable[Stage], work: Session, task: ArrayTask, names: t
 def _require_done(stage: Stage, wanted: str) -> None:
     if next(iter(stage.units), None) is not None:
         raise NotReadyError(
-            f"--stage {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
-            "`milldam preprocess` does all that is left on one machine."
+            Setting("stage"),
+            f": {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
+            "`milldam preprocess` does all that is left on one machine.",
         )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from milldam.errors import WorkerError
+from milldam.errors import Setting, WorkerError
 from milldam.memory import usage
 from milldam.run.tasks import CRASH, DONE, TASK, WORK, Event, Task
 
@@ -184,7 +184,9 @@ class _Job:
         if self._crashes[unit] > RETRIES:
             raise WorkerError(
                 f"Unit {unit} ended its worker process {self._crashes[unit]} times; the last one {cause}.\n"
-                "Every finished unit is safe. Run the same command again; if it was memory, with fewer --workers."
+                "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
+                Setting("workers"),
+                ".",
             )
         self._on_event(Event(worker.number, worker.process.pid, unit, CRASH, cause))
         self._again.append(unit)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ShareHeldError, StoreError
+from milldam.errors import ConfigError, MismatchError, NotReadyError, StoreError, TaskHeldError
 from milldam.files import (
     NewFile,
     explain_os_errors,
@@ -89,7 +89,7 @@ class Run:
                 self._refuse_company()
             except Timeout:
                 if self.share is not None and not self._lock.is_locked:
-                    raise ShareHeldError(f"{self.name}: another task is at work on {self.share.label}.") from None
+                    raise TaskHeldError(f"{self.name}: another task is at work on {self.share.label}.") from None
                 self._lock.release()
                 raise ConfigError(
                     f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
@@ -515,17 +515,17 @@ def refuse_foreign(out: Path, manifest: str = MANIFEST) -> None:
     """Never mix our files with somebody else's, nor those of two kinds of stores."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: is a file; -o names a folder for the store.")
+        raise ConfigError(f"{out}: is a file. Name a folder for the store.")
     if (
         out.is_dir()
         and any(names_matching(out, "*"))
         and not (out / manifest).exists()
         and not (out / RUN_FOLDER / "lock").exists()
     ):
-        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder with -o.")
+        raise ConfigError(f"{out}: not empty and not made by milldam; it is left alone. Choose another folder.")
     other = store_kind(out)
     if other is not None and other.manifest != manifest:
-        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder with -o.")
+        raise ConfigError(f"{out}: holds {other.phrase} ({other.manifest}). Choose another folder.")
 
 
 def require_complete(run: Run, units: int) -> None:

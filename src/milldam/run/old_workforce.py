@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from milldam.memory import Budget, Monitor, release
+from milldam.memory import Budget, release
 from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.run.monitor import Monitor
 from milldam.run.old_folder import Run
 from milldam.run.planning import cores
 from milldam.run.pools import Pool as Crew
@@ -49,8 +50,7 @@ def at_work(run: Run, observer: Observer, budget: Budget, engine: str, address: 
     crew = crew_for(engine, address, budget.limit_bytes)
     with contextlib.ExitStack() as stack:
         stack.callback(crew.leave)
-        monitor = stack.enter_context(Monitor(run.own / "memory.csv", stage="prepare"))
-        monitor.here = crew.machine
+        monitor = stack.enter_context(Monitor(run.own / "memory.csv", stage="prepare", here=crew.machine))
         workforce = Workforce(run, observer, monitor, budget, crew)
         crew.require_shared(run.folder)
         yield workforce

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from milldam.errors import ResourceError
+from milldam.errors import ResourceError, Setting
 from milldam.memory import Budget, format_size
 from milldam.run.tasks import cores as cores
 
@@ -36,8 +36,8 @@ class WorkPlan:
     workers: int
     threads: int
     share_bytes: int
-    engine: str
-    engine_note: str
+    encoder: str
+    encoder_note: str
     note: str = ""
     stages: tuple[str, ...] = ("tokenize",)
     left_out: str = ""
@@ -81,7 +81,9 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
     if budget.limit_bytes < alone:
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
-            f"it takes at least {memory_option(alone)}."
+            "it takes at least ",
+            enough_memory(alone),
+            ".",
         )
     several = (budget.limit_bytes - parent_bytes) // need
     return max(1, min(wanted, several))
@@ -92,9 +94,9 @@ def least_bytes(parent_bytes: int, tokenizer_bytes: int) -> int:
     return max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
 
 
-def memory_option(least: int) -> str:
-    """What to type for a budget that does; a process does not weigh the same twice, so it is a little more."""
-    return f"--memory {least * 103 // 100 // 10**6 + 1}MB"
+def enough_memory(least: int) -> Setting:
+    """A budget that does; a process does not weigh the same twice, so it is a little more."""
+    return Setting("memory", f"{least * 103 // 100 // 10**6 + 1}MB")
 
 
 def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
@@ -102,13 +104,14 @@ def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
     needed = parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
     if budget.limit_bytes < needed:
         raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: "
-            f"it takes at least {memory_option(needed)}."
+            f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: it takes at least ",
+            enough_memory(needed),
+            ".",
         )
 
 
 def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
-    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its engine's cache.
+    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its encoder's cache.
 
     The cache is a table that doubles when it is full, old and new side by side for a moment. So it may grow to the
     last size whose making still fits into what the share leaves besides the batches on their way, and no further.

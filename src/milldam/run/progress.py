@@ -49,7 +49,7 @@ class Quiet:
             sizes[0],
             plan.workers,
             sizes[1],
-            "; ".join(filter(None, (plan.engine_note, plan.note))),
+            "; ".join(filter(None, (plan.encoder_note, plan.note))),
         )
         if plan.left_out:
             log.warning('not read: %s. To read text among them, name it with input_format="txt".', plan.left_out)

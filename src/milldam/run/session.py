@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from milldam.memory import Budget, Monitor, release
+from milldam.memory import Budget, release
 from milldam.run.folder import RunFolder
 from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.run.monitor import Monitor
 from milldam.run.planning import cores
 from milldam.run.pools import Pool, Workers, pool_for
 from milldam.run.progress import Observer, Snapshot
@@ -57,8 +58,7 @@ def session(
     pool = pool_for(executor, address, budget.limit_bytes)
     with contextlib.ExitStack() as stack:
         stack.callback(pool.leave)
-        monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare"))
-        monitor.here = pool.machine
+        monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare", here=pool.machine))
         pool.require_shared(folder.folder)
         yield Session(folder, observer, monitor, budget, pool)
 
@@ -193,7 +193,7 @@ def _worker_status(event: Event) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _thread_limit(workers: Workers) -> Iterator[None]:
-    """Keep the engines' thread pools to the workers asked for; a pool reads this when it is first used."""
+    """Keep the encoders' thread pools to the workers asked for; a pool reads this when it is first used."""
     before = dict(os.environ)
     if workers.count == 1 and workers.threads < cores():
         os.environ.setdefault("RAYON_NUM_THREADS", str(workers.threads))

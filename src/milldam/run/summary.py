@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from milldam.markup import counted
-from milldam.memory import MemoryUse, format_size
+from milldam.memory import format_size
+from milldam.run.monitor import MemoryUse
 from milldam.run.planning import cores
 from milldam.sealed import write_sealed
 

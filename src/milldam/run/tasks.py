@@ -1,4 +1,4 @@
-"""Where units are worked on: in this process (serial), in several (local), on a cluster (Ray), in shares (Slurm).
+"""Where units are worked on: in this process (serial), in several (local), on a cluster (Ray), in array tasks (Slurm).
 
 An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state
 once, and the callable it returns works on one assignment at a time, reporting what it commits and how it gets on.

@@ -143,10 +143,9 @@ class Reading:
             place = reject.file if number is None else f"{reject.file}:{number}"
             if reject.origin:
                 place += f" (counted from byte {reject.origin:,})"
-            option = "--strict" if rules.strict else "--invalid-utf8 strict"
-            raise InputError(
-                f"{place}: {reject.reason}: {reject.detail}\nLeave out {option} to set such records aside."
-            )
+            setting = Setting("strict", True) if rules.strict else Setting("invalid_utf8", "strict")
+            said = f"{place}: {reject.reason}: {reject.detail}\nLeave out "
+            raise InputError(said, setting, " to set such records aside.")
         self.on_reject(reject)
         if ahead is not None:
             self.places.skip(ahead)

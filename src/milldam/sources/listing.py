@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from milldam.errors import InputError
+from milldam.errors import InputError, Setting
 from milldam.files import hash_bytes
 from milldam.input_files import (
     COMPRESSIONS,
@@ -70,10 +70,9 @@ def list_inputs(
             yield file
         if not found:
             known = ", ".join(FORMATS)
-            there = f"\nIn it: {others}. To read text of other endings: --input-format txt" if str(others) else ""
-            raise InputError(
-                f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz.{there}"
-            )
+            said = f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz."
+            there = f"\nIn it: {others}. To read text of other endings: "
+            raise InputError(said, *((there, Setting("input_format", "txt")) if str(others) else ()))
 
 
 def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
@@ -195,5 +194,5 @@ def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None
         return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
     if kind is None:
         known = "|".join(dict.fromkeys(FORMATS.values()))
-        raise InputError(f"{name}: its ending says no known format. Say what it is: --input-format {known}")
+        raise InputError(f"{name}: its ending says no known format. Say what it is: ", Setting("input_format", known))
     return kind

@@ -67,7 +67,7 @@ def _of_bytes(head: bytes, slice: Slice) -> str:
     """What can be told without reading lines; empty: nothing."""
     table = next((kind for magic, kind in _TABLES.items() if head.startswith(magic)), None)
     if table is not None:
-        return f"it is {table} by its first bytes: --input-format {table}, or name it .{table}."
+        return f"it is {table} by its first bytes. Name it .{table}, or set input_format to {table}."
     other = next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), None)
     if other is not None:
         return f"it is {other} by its first bytes. Unpack or convert it first."
@@ -89,7 +89,7 @@ def _of_header(head: bytes) -> str:
     separator = next((name for name in OTHER_SEPARATORS if name in line), None)
     if separator is None:
         return "its first line names no columns."
-    advice = "--input-format tsv" if separator == "\t" else f"convert it: tr '{separator}' ',' < OLD > NEW"
+    advice = "set input_format to tsv" if separator == "\t" else f"convert it: tr '{separator}' ',' < OLD > NEW"
     return f"its first line, {json.dumps(line[:60])}, is one column. If {separator!r} separates columns, {advice}."
 
 
@@ -97,7 +97,7 @@ def _of_lines(head: bytes, format: str) -> str:
     """JSON of which no record is an object."""
     if format == "jsonl" and not is_json_lines(head):
         what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
-        return f"it is {what}, not one record a line: --input-format json, or name it .json."
+        return f"it is {what}, not one record a line. Name it .json, or set input_format to json."
     line = next(line for line in head.split(b"\n") if line.strip())
     text = line.decode("utf-8", "replace").strip()
     shown = json.dumps(text[:60] + ("..." if len(text) > 60 else ""), ensure_ascii=False)
@@ -152,7 +152,7 @@ def _of_fields(kinds: dict[str, str], what: str) -> str:
         chat = next(name for name in _CHATS if _is_turns(kinds.get(name)))
         return (
             f'its records are conversations: "{chat}" is a list of turns. Make a text of each first, with milldam.map '
-            "and the tokenizer's apply_chat_template; or name another field: --text-column."
+            "and the tokenizer's apply_chat_template; or name another field with text_column."
         )
     shown = ", ".join(f'"{name}" ({kind})' for name, kind in list(kinds.items())[:_FIELDS_SHOWN])
     more = ", ..." if len(kinds) > _FIELDS_SHOWN else ""

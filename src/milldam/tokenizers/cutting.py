@@ -29,7 +29,7 @@ from typing import Protocol
 
 import numpy as np
 
-from milldam.tokenizers.engines import Ids, Offsets
+from milldam.tokenizers.encoders import Ids, Offsets
 from milldam.tokenizers.runs import Runs
 
 _REACH = 2048

@@ -1,4 +1,4 @@
-"""Which engine to use, proved on the spot: gigatoken where it gives the very ids of HF tokenizers.
+"""Which encoder to use, proved on the spot: gigatoken where it gives the very ids of HF tokenizers.
 
 Encodes a fixed set of hard strings and the first documents of the real input with both. A difference falls back to
 HF tokenizers, and the caller shows it to the user.
@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 from milldam.memory import release
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_engine
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_encoder
 
 _ADDED = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Texts, and the ids that an engine must give."""
+    """Texts, and the ids that an encoder must give."""
 
     texts: list[str]
     ids: list[Ids]
@@ -30,7 +30,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    engine: str
+    encoder: str
     note: str
     """Why, in a sentence."""
     warning: str | None = None
@@ -49,12 +49,12 @@ def _around_added(tokenizer: Any) -> list[str]:
     return [f"a {token} b{token}{token}c\n{token}\n " for token in added[:_ADDED]]
 
 
-def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool) -> Choice:
-    """Settle on an engine."""
+def choose_encoder(wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool) -> Choice:
+    """Settle on an encoder."""
     if wanted == HUGGINGFACE:
         return Choice(HUGGINGFACE, "as asked")
     try:
-        fast = make_engine(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, threads=1)
+        fast = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, threads=1)
         difference = _first_difference(expected, encode_each(fast, expected.texts))
     except Exception as error:  # it refuses with several exception types, none of them its own
         return _refused(wanted, str(error).splitlines()[0] if str(error) else type(error).__name__)
@@ -72,7 +72,8 @@ def choose_engine(wanted: str, tokenizer_json: str, expected: Expected, *, plain
 
 def _refused(wanted: str, reason: str) -> Choice:
     if wanted == GIGATOKEN:
-        raise ConfigError(f"--engine gigatoken: it can't encode with this tokenizer ({reason}). Use --engine auto.")
+        said = f": gigatoken can't encode with this tokenizer ({reason}). Use "
+        raise ConfigError(Setting("tokenizer.encoder"), said, Setting("tokenizer.encoder", "auto"), ".")
     return Choice(HUGGINGFACE, f"gigatoken does not know this kind of tokenizer: {reason}")
 
 

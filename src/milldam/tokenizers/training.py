@@ -24,7 +24,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.files import explain_os_errors, hash_bytes, json_bytes, write_file
 from milldam.memory import format_size, release
 
@@ -198,7 +198,9 @@ class _Sample:
             raise ResourceError(
                 f"Training the tokenizer would take more than {format_size(self._memory_bytes)}: the first "
                 f"{format_size(self.size)} of the sample hold {format_size(self.word_bytes)} of different words.\n"
-                f"Take a smaller sample (tokenizer.train.sample), or allow more memory (--memory)."
+                "Take a smaller sample (tokenizer.train.sample), or give more ",
+                Setting("memory"),
+                ".",
             )
 
 

@@ -59,7 +59,7 @@ class Manifest:
 
     A store that was made without one has no hash, and no `tokenizer.json`.
     """
-    engine: str
+    encoder: str
     """What encoded it, with its version."""
     settings: dict[str, Any]
     """Every setting that changes the result."""

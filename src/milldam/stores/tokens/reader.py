@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,13 @@ from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
 from milldam.stores.tokens.place import Folder, Place
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 MAPPED_SHARDS = 256
 TOKENIZER = "tokenizer.json"
 
-TokenArray = npt.NDArray[np.integer[Any]]
+TokenArray = np.ndarray[tuple[int, ...], np.dtype[np.integer[Any]]]
 
 
 def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
@@ -68,7 +71,7 @@ class Store:
         # ends[k]: documents in the shards up to and including k
         self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
         self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
-        self._tokenizer: Any = None
+        self._tokenizer: Tokenizer | None = None
 
     def _select(self, split: str | None) -> tuple[Shard, ...]:
         known = self.manifest.splits
@@ -155,7 +158,7 @@ class Store:
             raise StoreError(f"{self.name}: no tokens have such ids. `milldam verify` checks it.") from None
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The store's tokenizer, as a `tokenizers.Tokenizer`."""
         if self._tokenizer is None:
             data = self.place.read(TOKENIZER)
@@ -248,7 +251,7 @@ class Store:
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
 
-def parse_tokenizer(data: bytes, path: str) -> Any:
+def parse_tokenizer(data: bytes, path: str) -> Tokenizer:
     """A `tokenizers.Tokenizer` from the bytes of its file."""
     import tokenizers
 

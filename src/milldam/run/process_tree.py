@@ -1,4 +1,4 @@
-"""Which processes belong to a command, and what each of them holds.
+"""Which processes belong to a tree, and what each of them holds.
 
 A process belongs to the tree once its parent does, and stays in it when that parent ends. With `adopting`, processes
 that lost their parents come to us (PR_SET_CHILD_SUBREAPER), so that none gets away between two looks, not even one that
@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import os
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from milldam.memory import Usage, process_tree, usage
 
 _HAS_PROC = Path("/proc/self/status").exists()
-_STATUS = re.compile(rb"^(Name|VmHWM|VmSwap|Rss\w+):\s+(.*)$", re.MULTILINE)
+_STATUS = re.compile(rb"^(Name|VmHWM|Rss\w+):\s+(.*)$", re.MULTILINE)
 _ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Pss_File):\s+(\d+)", re.MULTILINE)
 _INTERPRETERS = re.compile(r"python|pypy|ruby|perl|node|bash|^sh$|zsh|dash|java|milldam|pt_")
 _NAME_CHARACTERS = 48
@@ -35,53 +34,53 @@ class Reading:
 
     pid: int
     name: str
-    anonymous: int
-    file: int
+    use: Usage
     resident_peak: int = 0
     """The most it ever had resident, file-backed too, by the kernel's own count: no spike is missed."""
-    swapped: int = 0
 
 
 class ProcessTree:
-    """The processes of a tree, looked up again and again. Holds a number for each process of the machine."""
+    """The processes below a root, looked up again and again. Holds a number for each process of the machine."""
 
-    def __init__(self, *, adopting: bool) -> None:
-        """Whatever runs before `begin` is a stranger, save for its root."""
+    def __init__(
+        self, root: int, *, alone: bool = False, adopting: bool = False, strangers: frozenset[int] = frozenset()
+    ) -> None:
+        """`alone`: without what is below it. `strangers`: what ran before the root and is none of its processes."""
+        self._root, self._members, self._alone = root, {root}, alone
         self._adopting = os.getpid() if adopting else None
-        self._members: set[int] = set()
-        self._strangers = _listed() if _HAS_PROC else set()
+        self._strangers = set(strangers) - {root}
         self._names: dict[int, tuple[bytes, str, int]] = {}
-        self._ended: set[int] = set()
-        self._root = 0
-
-    def begin(self, root: int) -> None:
-        self._root = root
-        self._members = {root}
-        if root == os.getpid():
-            self._strangers = set()
-        self._strangers.discard(root)
 
     def read(self) -> list[Reading]:
         """What each process holds; those that have ended are left out."""
         if not _HAS_PROC:
-            return [found for pid in process_tree(self._root) if (found := _read_without_proc(pid)) is not None]
-        self._look()
+            pids = [self._root] if self._alone else process_tree(self._root)
+            return [found for pid in pids if (found := _read_without_proc(pid)) is not None]
+        if not self._alone:
+            self._look()
         readings = [found for pid in sorted(self._members) if (found := self._reading(pid)) is not None]
-        self._ended = self._members - {one.pid for one in readings}
+        for pid in self._members - {self._root, *(one.pid for one in readings)}:
+            # Ended, and its parent before it: nobody but us takes note of it.
+            if self._adopting is not None and _parent(pid) == self._adopting:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
         return readings
 
-    @property
-    def members(self) -> frozenset[int]:
-        return frozenset(self._members)
+    def count_once(self) -> Usage | None:
+        """Memory with each page counted once, however many processes share it; None where nobody tells.
 
-    def orphans_ended(self) -> list[int]:
-        """Members that have ended and whose parent we have become: nobody else takes note of it."""
-        if self._adopting is None:
-            return []
-        return [pid for pid in self._ended - {self._root} if _parent(pid) == self._adopting]
+        The kernel walks all pages for it: about a second for 100 GB.
+        """
+        total = Usage()
+        for pid in tuple(self._members):
+            with contextlib.suppress(OSError):
+                found = {name: int(n) for name, n in _ROLLUP.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes())}
+                anonymous = found.get(b"Pss_Anon", 0) + found.get(b"Pss_Shmem", 0)
+                total += Usage(1024 * anonymous, 1024 * found.get(b"Pss_File", 0))
+        return total if total.anonymous + total.file else None
 
     def _look(self) -> None:
-        present = _listed()
+        present = listed()
         self._members &= present
         self._strangers &= present
         for pid in self._names.keys() - self._members:
@@ -91,7 +90,7 @@ class ProcessTree:
             self._members |= found
             for pid in found:
                 del parents[pid]
-        # Of one whose parent has just ended nobody can tell yet: it is looked at again.
+        # One whose parent has just ended may still turn out to be ours: it is looked at again.
         self._strangers |= {pid for pid, parent in parents.items() if parent == 0 or parent in present}
 
     def _is_ours(self, parent: int | None) -> bool:
@@ -106,12 +105,11 @@ class ProcessTree:
         if b"RssAnon" not in found:
             return None  # ended, and not taken note of yet
         sizes = {key: int(value.split()[0]) * 1024 for key, value in found.items() if key != b"Name"}
-        anonymous = sizes[b"RssAnon"] + sizes.get(b"RssShmem", 0)
-        file_backed, swapped = sizes.get(b"RssFile", 0), sizes.get(b"VmSwap", 0)
-        return Reading(pid, self._name(pid, found[b"Name"]), anonymous, file_backed, sizes.get(b"VmHWM", 0), swapped)
+        use = Usage(sizes[b"RssAnon"] + sizes.get(b"RssShmem", 0), sizes.get(b"RssFile", 0))
+        return Reading(pid, self._name(pid, found[b"Name"]), use, sizes.get(b"VmHWM", 0))
 
     def _name(self, pid: int, kernel_name: bytes) -> str:
-        """The command's name, read anew when the process became another program.
+        """The command's name, read again when the process became another program.
 
         The first looks may fall between a fork and what follows it, when it still has its parent's words or none.
         """
@@ -122,16 +120,9 @@ class ProcessTree:
         return name
 
 
-def most_resident() -> int:
-    """The most that this process has had resident, by the kernel's count."""
-    with contextlib.suppress(OSError, KeyError), open("/proc/self/status", "rb", buffering=0) as file:
-        return int(dict(_STATUS.findall(file.read(8192)))[b"VmHWM"].split()[0]) * 1024
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if os.uname().sysname == "Darwin" else used * 1024
-
-
-def _listed() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+def listed() -> set[int]:
+    """Every process of the machine."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()} if _HAS_PROC else set()
 
 
 def _parent(pid: int) -> int | None:
@@ -171,7 +162,7 @@ def name_of(words: list[str], kernel_name: str) -> str:
             name += " -c"
         elif script:
             name += f" {Path(script).name}"
-    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    printable = "".join(letter if letter.isprintable() and letter != "," else "?" for letter in name)
     return printable[:_NAME_CHARACTERS]
 
 
@@ -179,25 +170,8 @@ def _read_without_proc(pid: int) -> Reading | None:
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        now = usage(pid)
-        return Reading(pid, name_of([], psutil.Process(pid).name()), now.anonymous, now.file)
+        return Reading(pid, name_of([], psutil.Process(pid).name()), usage(pid))
     return None
-
-
-def count_once(pids: frozenset[int]) -> Usage | None:
-    """Memory of a tree with each page counted once, however many processes share it; None where nobody tells.
-
-    The kernel walks all pages for it: about a second for 100 GB.
-    """
-    anonymous = file_backed = 0
-    for pid in pids:
-        try:
-            found = dict(_ROLLUP.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes()))
-        except OSError:
-            continue
-        anonymous += 1024 * (int(found.get(b"Pss_Anon", 0)) + int(found.get(b"Pss_Shmem", 0)))
-        file_backed += 1024 * int(found.get(b"Pss_File", 0))
-    return Usage(anonymous, file_backed) if anonymous + file_backed else None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The engines that encode: Arrow strings in, flat ids with offsets out.
+"""The encoders that encode: Arrow strings in, flat ids with offsets out.
 
 Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
-limit of its own, so `FrugalEngine` builds it anew (0.1 to 1 s) when the process outgrows its limit; HF tokenizers keeps
+limit of its own, so `FrugalEncoder` rebuilds it (0.1 to 1 s) when the process outgrows its limit; HF tokenizers keeps
 ten thousand short words at most. A megabyte of nothing but new words adds about 30 MB, so the limit is looked at before
 each megabyte.
 """
@@ -28,8 +28,8 @@ GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 _ENOUGH_ROOM = 8 << 20
 
 
-class Engine(Protocol):
-    """What the encoder needs of an engine."""
+class Encoder(Protocol):
+    """Turns text into ids, without special tokens around a document."""
 
     name: str
     batch_bytes: int
@@ -51,14 +51,14 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> Engine:
-    """Build an engine; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
+def make_encoder(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> Encoder:
+    """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
     if name == GIGATOKEN:
-        return GigatokenEngine(tokenizer_json, plain_specials=plain_specials, threads=threads)
-    return HuggingFaceEngine(tokenizer_json, plain_specials=plain_specials)
+        return GigatokenEncoder(tokenizer_json, plain_specials=plain_specials, threads=threads)
+    return HuggingFaceEncoder(tokenizer_json, plain_specials=plain_specials)
 
 
-class GigatokenEngine:
+class GigatokenEncoder:
     """gigatoken: BPE at a hundred megabytes a second and core, straight from Arrow's buffers."""
 
     batch_bytes = 1 << 20
@@ -102,7 +102,7 @@ def _as_awkward(texts: pa.LargeStringArray) -> Any:
     return ak.Array(layout)
 
 
-class HuggingFaceEngine:
+class HuggingFaceEncoder:
     """HF tokenizers: every kind of tokenizer, two megabytes a second and core; the environment sets its threads."""
 
     # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
@@ -138,27 +138,27 @@ class HuggingFaceEngine:
         return encode_by_huggingface(self._tokenizer, [text.decode()])[0]
 
 
-class FrugalEngine:
-    """An engine that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory.
+class FrugalEncoder:
+    """An encoder that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory.
 
     What Arrow holds, texts on their way, is left out: no renewal would give that back.
     """
 
-    def __init__(self, engine: Engine, limit_bytes: int) -> None:
-        self._engine, self._limit_bytes = engine, limit_bytes
-        self.name, self.batch_bytes = engine.name, engine.batch_bytes
-        self.document_bytes, self.piece_bytes = engine.document_bytes, engine.piece_bytes
+    def __init__(self, encoder: Encoder, limit_bytes: int) -> None:
+        self._encoder, self._limit_bytes = encoder, limit_bytes
+        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
+        self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
         self._unchecked_bytes = 0
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         self._check()
-        return self._engine.encode(texts)
+        return self._encoder.encode(texts)
 
     def encode_text(self, text: bytes) -> Ids:
         self._unchecked_bytes += len(text)
         if self._unchecked_bytes >= self.batch_bytes:
             self._check()
-        return self._engine.encode_text(text)
+        return self._encoder.encode_text(text)
 
     def _check(self) -> None:
         self._unchecked_bytes = 0
@@ -169,25 +169,25 @@ class FrugalEngine:
         return usage().anonymous - int(pa.total_allocated_bytes())
 
     def renew(self) -> None:
-        self._engine.renew()
+        self._encoder.renew()
 
     def _make_room(self) -> None:
         """What the allocators keep may be enough; else the caches go."""
         release()
         if self._held() >= self._limit_bytes - _ENOUGH_ROOM:
-            self._engine.renew()
+            self._encoder.renew()
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
-    """The ids that every other engine must match."""
+    """The ids that every other encoder must match."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
-def encode_each(engine: Engine, texts: Sequence[str] | Sequence[bytes]) -> list[Ids]:
+def encode_each(encoder: Encoder, texts: Sequence[str] | Sequence[bytes]) -> list[Ids]:
     """The ids of some texts, one array each."""
     kind = pa.large_binary() if texts and isinstance(texts[0], bytes) else pa.large_string()
-    flat, offsets = engine.encode(pa.array(texts, kind).cast(pa.large_string()))
+    flat, offsets = encoder.encode(pa.array(texts, kind).cast(pa.large_string()))
     return [flat[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 

@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.token_pieces import (
     NO_SPECIAL,
+    document_encoder,
     encode_documents,
     encode_in_parts,
     encode_whole,
-    make_encoder,
     reference,
-    small_engine,
+    small_encoder,
     small_windows,
     texts_of,
 )
 from tests.kit.token_runs import small_links
 
-from milldam.tokenizers.encoder import Encoder, add_special_tokens, bare_form, bare_json
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, FrugalEngine
+from milldam.tokenizers.document_encoder import DocumentEncoder, add_special_tokens, bare_form, bare_json
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, FrugalEncoder
 from milldam.tokenizers.special import SpecialTokens
 
 GIANT = "a giant of many words that comes in pieces " * 40
@@ -39,10 +39,10 @@ def _small_windows() -> Iterator[None]:
 
 
 @pytest.fixture(params=[GIGATOKEN, HUGGINGFACE])
-def encoder(request: pytest.FixtureRequest, demo_tokenizer: Path) -> Encoder:
+def encoder(request: pytest.FixtureRequest, demo_tokenizer: Path) -> DocumentEncoder:
     """The demo tokenizer with small pieces; the end of a document is token 0."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    return make_encoder(small_engine(tokenizer_json, request.param), tokenizer_json, SpecialTokens(None, 0))
+    return document_encoder(small_encoder(tokenizer_json, request.param), tokenizer_json, SpecialTokens(None, 0))
 
 
 def expected(demo_tokenizer: Path, *texts: str) -> list[list[int]]:
@@ -56,7 +56,7 @@ def expected(demo_tokenizer: Path, *texts: str) -> list[list[int]]:
 @settings(max_examples=50)
 @given(batches=st.lists(st.lists(st.sampled_from([*SMALL, GIANT, "x" * 290, "y" * 301]), max_size=6), max_size=5))
 def test_documents_keep_their_order_among_giants(
-    encoder: Encoder, demo_tokenizer: Path, batches: list[list[str]]
+    encoder: DocumentEncoder, demo_tokenizer: Path, batches: list[list[str]]
 ) -> None:
     """Small, giant and empty ones in any mix: one list of tokens a document, in the order given."""
     encoder.dropped.clear()
@@ -65,7 +65,7 @@ def test_documents_keep_their_order_among_giants(
     assert encoder.dropped["empty"] == texts.count("")
 
 
-def test_a_document_in_parts_between_batches_is_one_document(encoder: Encoder, demo_tokenizer: Path) -> None:
+def test_a_document_in_parts_between_batches_is_one_document(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
     """Its parts come alone, the last one too; what comes before and after is not touched."""
     before = list(encoder.encode(texts_of("first", "second")))
     parts = [one for part in ("some ", "words ", "in parts ") for one in encoder.encode(texts_of(part), open=True)]
@@ -77,7 +77,7 @@ def test_a_document_in_parts_between_batches_is_one_document(encoder: Encoder, d
     assert [tokens.open for tokens in parts] == [True] * (len(parts) - 1) + [False]
 
 
-def test_tokens_say_which_text_they_come_from(encoder: Encoder) -> None:
+def test_tokens_say_which_text_they_come_from(encoder: DocumentEncoder) -> None:
     """Whatever gives no token or comes in pieces, each piece has the place of its text in the batch."""
     texts = ("one", "", "two", GIANT, "", "three", GIANT, "four")
     several = list(encoder.encode(texts_of(*texts)))
@@ -87,53 +87,53 @@ def test_tokens_say_which_text_they_come_from(encoder: Encoder) -> None:
     assert seen == sorted(seen) and seen.count(3) > 1
 
 
-def test_batches_are_taken_in_slices_too(encoder: Encoder, demo_tokenizer: Path) -> None:
+def test_batches_are_taken_in_slices_too(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
     """Arrow slices share their buffers with what is not theirs."""
     batch = texts_of("not this", "one", "two", GIANT, "nor this")[1:4]
     found = [token for tokens in encoder.encode(batch) for token in tokens.flat.tolist()]
     assert found == functools.reduce(operator.iadd, expected(demo_tokenizer, "one", "two", GIANT), [])
 
 
-def test_an_empty_batch_gives_nothing(encoder: Encoder) -> None:
+def test_an_empty_batch_gives_nothing(encoder: DocumentEncoder) -> None:
     """Readers send such batches for progress."""
     assert [tokens for tokens in encoder.encode(texts_of()) if len(tokens.lengths)] == []
     assert not encoder.dropped
 
 
-def test_calls_to_the_engine_are_bounded(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_to_the_encoder_are_bounded(encoder: DocumentEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than `batch_bytes` at a time, which bounds the memory of a call."""
     sizes: list[int] = []
-    encode = encoder.engine.encode
+    encode = encoder.encoder.encode
     monkeypatch.setattr(
-        encoder.engine, "encode", lambda texts: [sizes.append(sum(map(len, texts.to_pylist()))), encode(texts)][1]
+        encoder.encoder, "encode", lambda texts: [sizes.append(sum(map(len, texts.to_pylist()))), encode(texts)][1]
     )
     encode_documents(encoder, [["x" * 150] * 30, [GIANT, GIANT], ["y" * 299] * 3])
-    assert max(sizes) <= encoder.engine.batch_bytes
+    assert max(sizes) <= encoder.encoder.batch_bytes
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_ids_have_the_type_of_the_store(demo_tokenizer: Path, dtype: str) -> None:
     """Narrow where the vocabulary allows it; for small documents and giants alike."""
-    engine = small_engine(demo_tokenizer.read_text(encoding="utf-8"))
-    encoder = Encoder(engine, SpecialTokens(1, 0), dtype)
+    encoder = small_encoder(demo_tokenizer.read_text(encoding="utf-8"))
+    encoder = DocumentEncoder(encoder, SpecialTokens(1, 0), dtype)
     assert {tokens.flat.dtype.name for tokens in encoder.encode(texts_of("small", GIANT))} == {dtype}
 
 
 def test_a_giant_run_keeps_to_the_memory_limit(demo_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pieces are encoded one by one as texts, which the engine remembers like any other."""
+    """Its pieces are encoded one by one as texts, which the encoder remembers like any other."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    engine = small_engine(tokenizer_json)
+    encoder = small_encoder(tokenizer_json)
     renewed: list[bool] = []
-    monkeypatch.setattr(engine, "renew", lambda: renewed.append(True))
-    encoder = make_encoder(FrugalEngine(engine, limit_bytes=0), tokenizer_json)
+    monkeypatch.setattr(encoder, "renew", lambda: renewed.append(True))
+    encoder = document_encoder(FrugalEncoder(encoder, limit_bytes=0), tokenizer_json)
     encode_documents(encoder, [["etaoin" * 3000]])
-    assert len(renewed) > 18_000 // engine.batch_bytes
+    assert len(renewed) > 18_000 // encoder.batch_bytes
 
 
 # ---- empty documents ----
 
 
-def test_documents_without_tokens_are_counted_and_left_out(encoder: Encoder, demo_tokenizer: Path) -> None:
+def test_documents_without_tokens_are_counted_and_left_out(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
     """In a batch, as a document in parts, and as nothing at all."""
     assert encode_documents(encoder, [["", "a", ""]]) == expected(demo_tokenizer, "a")
     assert encode_in_parts(encoder, ["", "", ""]) == []
@@ -142,7 +142,7 @@ def test_documents_without_tokens_are_counted_and_left_out(encoder: Encoder, dem
 
 def test_a_giant_that_normalises_to_nothing_is_empty(wordpiece_json: str) -> None:
     """White space is no token to BERT, whatever its size."""
-    encoder = make_encoder(small_engine(wordpiece_json), wordpiece_json, SpecialTokens(1, 2))
+    encoder = document_encoder(small_encoder(wordpiece_json), wordpiece_json, SpecialTokens(1, 2))
     assert encode_documents(encoder, [["a", " " * 5000, "b"]]) == [
         [1, *encode_whole(reference(wordpiece_json), text), 2] for text in ("a", "b")
     ]
@@ -153,7 +153,7 @@ def test_a_giant_that_normalises_to_nothing_is_empty(wordpiece_json: str) -> Non
 
 
 @pytest.mark.parametrize("parts", [1, 5, 40])
-def test_cancel_forgets_the_open_document(encoder: Encoder, demo_tokenizer: Path, parts: int) -> None:
+def test_cancel_forgets_the_open_document(encoder: DocumentEncoder, demo_tokenizer: Path, parts: int) -> None:
     """Whether nothing or much of it has been handed on: what follows is as if it had not been."""
     for _ in range(parts):
         list(encoder.encode(texts_of("lost words in parts " * 10), open=True))
@@ -161,7 +161,7 @@ def test_cancel_forgets_the_open_document(encoder: Encoder, demo_tokenizer: Path
     assert encode_documents(encoder, [["next", GIANT]]) == expected(demo_tokenizer, "next", GIANT)
 
 
-def test_cancel_without_an_open_document_does_nothing(encoder: Encoder, demo_tokenizer: Path) -> None:
+def test_cancel_without_an_open_document_does_nothing(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
     """It may come before anything was read."""
     encoder.cancel()
     assert encode_documents(encoder, [["next"]]) == expected(demo_tokenizer, "next")
@@ -203,7 +203,7 @@ def test_special_tokens_are_put_around_documents_and_never_doubled(
 def test_giants_have_the_special_tokens_of_small_documents(demo_tokenizer: Path, special: SpecialTokens) -> None:
     """Once, at the start of the first part and the end of the last."""
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json, special)
+    encoder = document_encoder(small_encoder(tokenizer_json), tokenizer_json, special)
     plain = [encode_whole(reference(tokenizer_json), text) for text in ("small", GIANT)]
     assert encode_documents(encoder, [["small", GIANT]]) == naive_special(plain, special.bos, special.eos)
 
@@ -214,7 +214,7 @@ def test_special_tokens_that_a_giant_has_already_are_not_doubled(demo_tokenizer:
     tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
     tokenizer = reference(tokenizer_json)
     sign = tokenizer.token_to_id("#")
-    encoder = make_encoder(small_engine(tokenizer_json), tokenizer_json, SpecialTokens(sign, sign))
+    encoder = document_encoder(small_encoder(tokenizer_json), tokenizer_json, SpecialTokens(sign, sign))
     small, giant = text.replace("a", " b ").format("#"), text.replace("a", f" {GIANT}").format("#")
     plain = [encode_whole(tokenizer, one) for one in (small, giant)]
     assert encode_documents(encoder, [[small, giant]]) == naive_special(plain, sign, sign)
@@ -228,7 +228,7 @@ def test_only_tokenizers_that_mark_word_starts_need_a_bare_form(
 ) -> None:
     """Byte-level BPE and WordPiece do not."""
     plain = demo_tokenizer.read_text(encoding="utf-8")
-    forms = [bare_form(one, small_engine) for one in (plain, wordpiece_json, unigram_json)]
+    forms = [bare_form(one, small_encoder) for one in (plain, wordpiece_json, unigram_json)]
     assert [form.make is not None for form in forms] == [False, False, True]
 
 

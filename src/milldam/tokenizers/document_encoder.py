@@ -1,6 +1,6 @@
 """Batches of text -> batches of tokens: special tokens in place, ids narrowed, documents of any size.
 
-Holds one batch and, for a document larger than the engine takes at once, the part of it not yet cut. A document that
+Holds one batch and, for a document larger than the encoder takes at once, the part of it not yet cut. A document that
 gives no token is left out and counted as `empty`.
 """
 
@@ -20,7 +20,7 @@ from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
 from milldam.tokenizers.cutting import Cutter, character_start
-from milldam.tokenizers.engines import Engine, Ids, Offsets, json_model_type
+from milldam.tokenizers.encoders import Encoder, Ids, Offsets, json_model_type
 from milldam.tokenizers.runs import Runs, find_runs
 from milldam.tokenizers.special import SpecialTokens
 
@@ -32,7 +32,7 @@ _LONGEST_CHARACTER = 4
 class BareForm:
     """How pieces that continue a text are encoded."""
 
-    make: Callable[[], Engine] | None = None
+    make: Callable[[], Encoder] | None = None
     """The tokenizer without the mark at a word's start; None: it has no such mark."""
     spans_words: bool = False
     """The mark belongs to the whole text, not to each word: a bare piece may run on over spaces."""
@@ -42,11 +42,11 @@ class BareForm:
     """Byte-level BPE: where pieces may overlap."""
 
 
-class Encoder:
+class DocumentEncoder:
     """One per worker. `encode` takes batches in order; an open batch holds one text, a part of a document."""
 
-    def __init__(self, engine: Engine, special: SpecialTokens, dtype: str, *, bare: BareForm | None = None) -> None:
-        self.engine, self.special = engine, special
+    def __init__(self, encoder: Encoder, special: SpecialTokens, dtype: str, *, bare: BareForm | None = None) -> None:
+        self.encoder, self.special = encoder, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
         self._bare = bare or BareForm()
@@ -70,7 +70,7 @@ class Encoder:
             return
         first = 0
         for run in self._runs(texts):
-            if byte_count(run) > self.engine.document_bytes and len(run) == 1:
+            if byte_count(run) > self.encoder.document_bytes and len(run) == 1:
                 yield from self._encode_giant(run[0].as_buffer(), first)
             elif len(run):
                 yield self._encode_documents(run, first)
@@ -83,16 +83,16 @@ class Encoder:
 
     def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """Slices of the batch: giant documents alone, others in groups."""
-        giants = np.flatnonzero(np.diff(text_offsets(texts)) > self.engine.document_bytes)
+        giants = np.flatnonzero(np.diff(text_offsets(texts)) > self.encoder.document_bytes)
         start = 0
         for giant in giants.tolist():
-            yield from groups(texts[start:giant], self.engine.batch_bytes)
+            yield from groups(texts[start:giant], self.encoder.batch_bytes)
             yield texts[giant : giant + 1]
             start = giant + 1
-        yield from groups(texts[start:], self.engine.batch_bytes)
+        yield from groups(texts[start:], self.encoder.batch_bytes)
 
     def _encode_documents(self, texts: pa.LargeStringArray, first: int) -> Tokens:
-        flat, offsets = self.engine.encode(texts)
+        flat, offsets = self.encoder.encode(texts)
         lengths = np.diff(offsets)
         positions = np.arange(first, first + len(texts))
         empty = int(np.count_nonzero(lengths == 0))
@@ -102,27 +102,27 @@ class Encoder:
         flat, lengths = add_special_tokens(flat, lengths, self.special, self.dtype)
         return Tokens(flat, lengths, positions=positions)
 
-    # ---- a document larger than the engine takes at once ----
+    # ---- a document larger than the encoder takes at once ----
 
     def _make_cutter(self) -> Cutter:
         form = self._bare
         return Cutter(
-            _Encoding(lambda: self.engine),
+            _Encoding(lambda: self.encoder),
             _Encoding(form.make) if form.make is not None else None,
             bare_spans_words=form.spans_words,
             weighs_words=form.weighs_words,
             runs=form.runs,
-            piece_bytes=self.engine.piece_bytes,
-            buffer_bytes=2 * self.engine.batch_bytes,
+            piece_bytes=self.encoder.piece_bytes,
+            buffer_bytes=2 * self.encoder.batch_bytes,
         )
 
     def _encode_giant(self, text: pa.Buffer, position: int) -> Iterator[Tokens]:
         """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
         start = 0
         while start < text.size:
-            stop = start + self.engine.batch_bytes
+            stop = start + self.encoder.batch_bytes
             part = text.slice(start, min(stop + _LONGEST_CHARACTER, text.size) - start).to_pybytes()
-            size = len(part) if stop >= text.size else character_start(part, self.engine.batch_bytes)
+            size = len(part) if stop >= text.size else character_start(part, self.encoder.batch_bytes)
             start += size
             yield from self._encode_part(part[:size], position, final=start >= text.size)
 
@@ -147,22 +147,22 @@ class Encoder:
 
 
 class _Encoding:
-    """An engine as the cutter uses it, made when it is first needed."""
+    """An encoder as the cutter uses it, made when it is first needed."""
 
-    def __init__(self, make: Callable[[], Engine]) -> None:
+    def __init__(self, make: Callable[[], Encoder]) -> None:
         self._make = make
 
     @cached_property
-    def _engine(self) -> Engine:
+    def _encoder(self) -> Encoder:
         return self._make()
 
     def texts(self, texts: Sequence[bytes]) -> list[Ids]:
-        return [self._engine.encode_text(text) for text in texts]
+        return [self._encoder.encode_text(text) for text in texts]
 
     def pieces(self, text: bytes, offsets: Sequence[int]) -> tuple[Ids, Offsets]:
         starts, data = pa.py_buffer(np.array(offsets, dtype=np.int64)), pa.py_buffer(text)
         pieces = pa.LargeStringArray.from_buffers(len(offsets) - 1, starts, data)
-        encoded = [self._engine.encode(group) for group in groups(pieces, self._engine.batch_bytes)]
+        encoded = [self._encoder.encode(group) for group in groups(pieces, self._encoder.batch_bytes)]
         lengths = np.concatenate([np.diff(starts) for _, starts in encoded])
         return np.concatenate([flat for flat, _ in encoded]), np.concatenate(([0], np.cumsum(lengths)))
 
@@ -199,7 +199,7 @@ def add_special_tokens(
     return out, lengths
 
 
-def bare_form(tokenizer_json: str, make: Callable[[str], Engine]) -> BareForm:
+def bare_form(tokenizer_json: str, make: Callable[[str], Encoder]) -> BareForm:
     """How to continue a text in pieces: without a mark, where the tokenizer marks the start of words or of the text."""
     marks_text, marks_words = '"Prepend"' in tokenizer_json, '"Metaspace"' in tokenizer_json
     if not marks_text and not marks_words:

@@ -1,4 +1,4 @@
-"""Both engines give the ids of HF tokenizers, from Arrow strings to flat ids; and which one is used is proved."""
+"""Both encoders give the ids of HF tokenizers, from Arrow strings to flat ids; and which one is used is proved."""
 
 from __future__ import annotations
 
@@ -17,11 +17,19 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
-from milldam.tokenizers import engines, proof
-from milldam.tokenizers.engines import GIGATOKEN, HUGGINGFACE, FrugalEngine, encode_each, json_model_type, make_engine
-from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_engine, expected_ids
+from milldam.tokenizers import encoders, proof
+from milldam.tokenizers.encoders import (
+    GIGATOKEN,
+    HUGGINGFACE,
+    FrugalEncoder,
+    encode_each,
+    json_model_type,
+    make_encoder,
+)
+from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_encoder, expected_ids
 
 BOTH = (GIGATOKEN, HUGGINGFACE)
 TEXTS = st.lists(
@@ -36,8 +44,8 @@ def demo_json(demo_tokenizer: Path) -> str:
 
 @pytest.fixture(scope="module")
 def both(demo_json: str) -> dict[str, Any]:
-    """The demo tokenizer in both engines; special tokens' text is text."""
-    return {name: make_engine(name, demo_json, plain_specials=True, threads=1) for name in BOTH}
+    """The demo tokenizer in both encoders; special tokens' text is text."""
+    return {name: make_encoder(name, demo_json, plain_specials=True, threads=1) for name in BOTH}
 
 
 def changed(tokenizer_json: str, change: Callable[[dict[str, Any]], None]) -> str:
@@ -53,7 +61,7 @@ def whole(tokenizer_json: str, text: str, *, plain: bool = True) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-# ---- engines ----
+# ---- encoders ----
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -84,46 +92,46 @@ def test_one_text_has_the_ids_it_has_in_a_batch(both: dict[str, Any], name: str,
 def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
     demo_json: str, name: str, plain: bool, text: str
 ) -> None:
-    """By both engines alike."""
-    engine = make_engine(name, demo_json, plain_specials=plain, threads=1)
-    ids = encode_each(engine, [text])[0].tolist()
+    """By both encoders alike."""
+    encoder = make_encoder(name, demo_json, plain_specials=plain, threads=1)
+    ids = encode_each(encoder, [text])[0].tolist()
     assert ids == whole(demo_json, text, plain=plain)
     assert (0 in ids) is not plain
 
 
 def test_the_text_of_a_special_token_is_text_to_unigram_too(unigram_json: str) -> None:
     """No text of the input can make a special token."""
-    engine = make_engine(HUGGINGFACE, unigram_json, plain_specials=True, threads=1)
+    encoder = make_encoder(HUGGINGFACE, unigram_json, plain_specials=True, threads=1)
     special = tokenizers.Tokenizer.from_str(unigram_json).token_to_id("</s>")
-    assert special not in engine.encode_text(b"one </s> two</s>").tolist()
+    assert special not in encoder.encode_text(b"one </s> two</s>").tolist()
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
     """In the same order."""
     texts = [f"text number {n} " * (n % 50) for n in range(300)]
-    one, many = (make_engine(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
+    one, many = (make_encoder(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
     assert [ids.tolist() for ids in encode_each(one, texts)] == [ids.tolist() for ids in encode_each(many, texts)]
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_a_renewed_engine_is_the_same_engine(demo_json: str, name: str) -> None:
+def test_a_renewed_encoder_is_the_same_encoder(demo_json: str, name: str) -> None:
     """Only its caches are gone."""
-    engine = make_engine(name, demo_json, plain_specials=True, threads=1)
-    before = encode_each(engine, HARD_STRINGS)
-    engine.renew()
-    assert all(map(np.array_equal, before, encode_each(engine, HARD_STRINGS)))
+    encoder = make_encoder(name, demo_json, plain_specials=True, threads=1)
+    before = encode_each(encoder, HARD_STRINGS)
+    encoder.renew()
+    assert all(map(np.array_equal, before, encode_each(encoder, HARD_STRINGS)))
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_an_engine_says_its_name_and_version(both: dict[str, Any], name: str) -> None:
+def test_an_encoder_says_its_name_and_version(both: dict[str, Any], name: str) -> None:
     """So that a store says what made it."""
     assert both[name].name.startswith(name)
     assert any(letter.isdigit() for letter in both[name].name)
 
 
 @pytest.mark.parametrize(("used", "renewed"), [([10 << 20], 0), ([99 << 20, 10 << 20], 0), ([99 << 20, 95 << 20], 1)])
-def test_a_frugal_engine_is_renewed_when_the_process_has_grown(
+def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
     both: dict[str, Any], monkeypatch: pytest.MonkeyPatch, used: list[int], renewed: int
 ) -> None:
     """Not while there is room, nor when giving back what allocators keep is enough."""
@@ -131,9 +139,9 @@ def test_a_frugal_engine_is_renewed_when_the_process_has_grown(
     inner = both[HUGGINGFACE]
     monkeypatch.setattr(inner, "renew", lambda: calls.append("renew"), raising=False)
     seen = iter(used)
-    monkeypatch.setattr(engines, "usage", lambda: SimpleNamespace(anonymous=next(seen)))
-    monkeypatch.setattr(engines, "release", lambda: None)
-    frugal = FrugalEngine(inner, limit_bytes=98 << 20)
+    monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen)))
+    monkeypatch.setattr(encoders, "release", lambda: None)
+    frugal = FrugalEncoder(inner, limit_bytes=98 << 20)
     assert [ids.tolist() for ids in encode_each(frugal, ["a text"])] == [inner.encode_text(b"a text").tolist()]
     assert len(calls) == renewed
 
@@ -162,14 +170,14 @@ def test_the_kind_of_model_is_found_when_model_is_a_word() -> None:
 def choose(wanted: str, tokenizer_json: str, *samples: str, plain: bool = True) -> Choice:
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     expected = expected_ids(tokenizer, samples, plain_specials=plain)
-    return choose_engine(wanted, tokenizer_json, expected, plain_specials=plain)
+    return choose_encoder(wanted, tokenizer_json, expected, plain_specials=plain)
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_gigatoken_is_used_where_it_is_the_same(demo_json: str, plain: bool) -> None:
     """And the note says on how many texts that was seen."""
     choice = choose("auto", demo_json, "one sample", plain=plain)
-    assert (choice.engine, choice.warning) == (GIGATOKEN, None)
+    assert (choice.encoder, choice.warning) == (GIGATOKEN, None)
     counted = re.search(r"same ids as HF tokenizers on (\d+) texts", choice.note)
     assert counted is not None
     assert int(counted[1]) > len(HARD_STRINGS)
@@ -184,14 +192,14 @@ def test_a_tokenizer_on_which_gigatoken_differs_falls_back_with_a_warning(demo_j
     """Byte-level BPE that does not split words: the warning shows a text and the ids of both."""
     tokenizer_json = changed(demo_json, lambda tokenizer: tokenizer["pre_tokenizer"].update(use_regex=False))
     choice = choose("auto", tokenizer_json)
-    assert choice.engine == HUGGINGFACE
+    assert choice.encoder == HUGGINGFACE
     assert choice.warning is not None
     for words in ("text: '", "at token ", "gigatoken [", "HF tokenizers ["):
         assert words in choice.warning
 
 
 class Differing:
-    """An engine that is wrong about one text."""
+    """An encoder that is wrong about one text."""
 
     def __init__(self, inner: Any, about: str, ids: list[int]) -> None:
         self._inner, self._about, self._ids = inner, about, ids
@@ -212,10 +220,10 @@ def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
     text = "the text of the input on which they differ"
     right = whole(demo_json, text)
     ids = [*right, 77] if wrong == "longer" else wrong
-    monkeypatch.setattr(proof, "make_engine", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
+    monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
     choice = choose("auto", demo_json, "fine", text, "fine too")
     at = len(right) if wrong == "longer" else 0
-    assert choice.engine == HUGGINGFACE
+    assert choice.encoder == HUGGINGFACE
     assert choice.warning is not None
     assert repr(text) in choice.warning
     assert f"at token {at}: gigatoken {ids[at : at + 6]}, HF tokenizers {right[at : at + 6]}" in choice.warning
@@ -225,7 +233,7 @@ def test_gigatoken_by_name_is_used_with_a_warning_where_it_differs(demo_json: st
     """The user has the word, and is told."""
     tokenizer_json = changed(demo_json, lambda tokenizer: tokenizer["pre_tokenizer"].update(use_regex=False))
     choice = choose(GIGATOKEN, tokenizer_json)
-    assert choice.engine == GIGATOKEN
+    assert choice.encoder == GIGATOKEN
     assert choice.warning is not None
 
 
@@ -233,7 +241,7 @@ def test_gigatoken_by_name_is_used_with_a_warning_where_it_differs(demo_json: st
 def test_a_kind_that_gigatoken_does_not_know_falls_back_quietly(request: pytest.FixtureRequest, kind: str) -> None:
     """With a note, but no warning: nothing is wrong."""
     choice = choose("auto", request.getfixturevalue(kind), "one sample")
-    assert (choice.engine, choice.warning) == (HUGGINGFACE, None)
+    assert (choice.encoder, choice.warning) == (HUGGINGFACE, None)
     assert "does not know this kind of tokenizer" in choice.note
 
 
@@ -242,19 +250,19 @@ def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wron
     request: pytest.FixtureRequest, kind: str
 ) -> None:
     """With what to say instead."""
-    with pytest.raises(ConfigError, match=r"--engine gigatoken: .*Use --engine auto"):
+    with pytest.raises(ConfigError, match=r"encoder: gigatoken can't .*Use encoder='auto'"):
         choose(GIGATOKEN, request.getfixturevalue(kind))
 
 
-def test_an_engine_that_fails_while_encoding_falls_back(demo_json: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_fails_while_encoding_falls_back(demo_json: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal may come late."""
 
     class Failing:
         def encode(self, texts: pa.LargeStringArray) -> tuple[Any, Any]:
             raise RuntimeError("not this text")
 
-    monkeypatch.setattr(proof, "make_engine", lambda *_, **__: Failing())
-    assert choose("auto", demo_json).engine == HUGGINGFACE
+    monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Failing())
+    assert choose("auto", demo_json).encoder == HUGGINGFACE
 
 
 @pytest.mark.parametrize(
@@ -269,7 +277,7 @@ def test_added_tokens_are_part_of_the_proof(demo_json: str, added: dict[str, Any
     tokenizer_json = changed(demo_json, lambda tokenizer: tokenizer["added_tokens"].append(token))
     told = choose("auto", tokenizer_json, "a <x> b<x><x>c <x>\n<x>", plain=False)
     untold = choose("auto", tokenizer_json, "no such token here", plain=False)
-    assert told.engine == untold.engine
+    assert told.encoder == untold.encoder
 
 
 def test_the_hard_strings_are_hard_and_always_the_same() -> None:
@@ -280,9 +288,9 @@ def test_the_hard_strings_are_hard_and_always_the_same() -> None:
     assert len({letter for text in HARD_STRINGS for letter in text}) > 1000
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5"])
+@pytest.mark.parametrize("name", first_quick(["gpt2", "qwen2.5"]))
 def test_gigatoken_is_the_same_for_real_tokenizers(shared_data: Path, demo_texts: list[str], name: str) -> None:
     """On the demo corpus and the hard strings."""
     text = (shared_data / "tokenizers" / name / "tokenizer.json").read_text(encoding="utf-8")
     choice = choose("auto", text, *demo_texts)
-    assert (choice.engine, choice.warning) == (GIGATOKEN, None)
+    assert (choice.encoder, choice.warning) == (GIGATOKEN, None)

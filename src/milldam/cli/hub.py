@@ -1,23 +1,24 @@
-"""`milldam push`: a store to the Hugging Face Hub."""
+"""`milldam push` and `milldam pull`: a store to the Hugging Face Hub, and from there."""
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import click
 
+from milldam.cli.options import json_option
+from milldam.cli.running import EXIT_INTERRUPTED
+from milldam.cli.summaries import show_summary
 from milldam.cli.terminal import visible
-from milldam.markup import counted
 
-if TYPE_CHECKING:
-    from milldam.hub.pushing import PushSummary
+_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
 
 
 @click.command()
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 @click.option("--revision", metavar="BRANCH", help="Branch to push to; made when it is not there. [default: main]")
 @click.option("--message", help="Message of the commits.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent and removed; change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
+@json_option
+@_quiet
 def push(
     store: Path,
     repo: str,
@@ -41,7 +42,7 @@ def push(
 ) -> None:
     """Push a store of tokens, of question-answering features or a table to the Hugging Face Hub, with a data set card.
 
-    Private unless --public. What is there already is not sent again; interrupted or killed, the same command goes on.
+    Private unless --public. What is there already is not sent again; interrupted or killed, the same command resumes.
     The token is what huggingface_hub finds: the variable HF_TOKEN, or `hf auth login`. Nothing but the files of the
     store and its card is sent: no run folder, no rejects.
 
@@ -52,51 +53,48 @@ def push(
     from milldam.hub.pushing import PushRequest, push_store
 
     request = PushRequest(store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
-    with exit_at_interrupt("What was committed stays; run the same command again to go on."):
-        summary = push_store(request, (lambda _: None) if quiet else say)
-    for note in summary.notes:
-        click.echo(visible(f"Note: {note}"), err=True)
-    if as_json:
-        click.echo(json.dumps(summary.as_json()))
-    elif not quiet:
-        click.echo(visible("\n".join(summary_lines(summary))))
+    with _exit_at_interrupt():
+        summary = push_store(request, None if quiet else _say)
+    show_summary(summary, as_json=as_json, quiet=quiet)
 
 
-def summary_lines(summary: PushSummary) -> list[str]:
-    from milldam.memory import format_size
+@click.command()
+@click.argument("repo", metavar="USER/NAME")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: NAME]")
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit. [default: main]")
+@click.option("--split", metavar="NAME", help="Only this split of a store of tokens.")
+@json_option
+@_quiet
+def pull(repo: str, out: Path | None, revision: str | None, split: str | None, as_json: bool, quiet: bool) -> None:
+    """Fetch a store that `milldam push` put on the Hugging Face Hub; every file is compared with the manifest.
 
-    who = "private" if summary.private else "public"
-    if summary.up_to_date:
-        return [f"{summary.url} is up to date: {counted(summary.present, 'file')}, {who}."]
-    sent, gone = ("Would send", "remove") if summary.dry_run else ("Sent", "removed")
-    lines = [
-        f"{summary.url} ({who}, {summary.revision})",
-        f"{sent} {counted(summary.uploaded, 'file')}, {format_size(summary.uploaded_bytes)};"
-        f" {summary.present} were there"
-        + (f"; {gone} {len(summary.deleted)}, which the store no longer has" if summary.deleted else ""),
-    ]
-    if not summary.dry_run:
-        lines.append(f"To fetch it: milldam pull {summary.repo}" + _revision(summary.revision))
-    return lines
+    What is there and whole is kept; interrupted or killed, the same command resumes. Afterwards the store opens
+    memory-mapped, as if it had been made here.
+
+    \b
+    milldam pull anna/corpus -o corpus.milldam
+    milldam pull anna/corpus -o val.milldam --split val
+    """
+    from milldam.hub.pulling import PullRequest, pull_store
+
+    with _exit_at_interrupt():
+        summary = pull_store(PullRequest(repo, out, revision, split), None if quiet else _say)
+    show_summary(summary, as_json=as_json, quiet=quiet)
 
 
-def _revision(name: str) -> str:
-    return "" if name == "main" else f" --revision {name}"
-
-
-def say(sentence: str) -> None:
+def _say(sentence: str) -> None:
     """Progress, on standard error."""
     click.echo(visible(sentence), err=True)
 
 
 @contextmanager
-def exit_at_interrupt(told: str) -> Iterator[None]:
+def _exit_at_interrupt() -> Iterator[None]:
     """Ctrl-C and SIGTERM end the process at once: the network would hold it up, and a kill does no harm."""
-    from milldam.cli.interrupting import EXIT_INTERRUPTED
 
     def leave(number: int, frame: FrameType | None) -> None:
+        told = "Interrupted. Everything finished is safe. To resume, run the same command again:"
         # Not click.echo: the signal may have come in the middle of one.
-        os.write(2, f"\nInterrupted. {told}\n".encode())
+        os.write(2, f"\n{told}\n  milldam {shlex.join(sys.argv[1:])}\n".encode())
         os._exit(EXIT_INTERRUPTED)
 
     earlier = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}

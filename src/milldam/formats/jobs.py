@@ -1,0 +1,58 @@
+"""What import and export have in common as jobs of the frame: their plan, and how a worker tells of its unit."""
+
+from __future__ import annotations
+
+import time
+
+from milldam.memory import usage
+from milldam.run.planning import SMALL_INPUT, WorkPlan, fit_workers, make_plan
+from milldam.run.session import Session
+from milldam.run.tasks import PROGRESS, Report
+
+REPORT_SECONDS = 0.25
+
+
+def plan_work(
+    session: Session, stages: tuple[str, ...], *, units: int, input_bytes: int, shard_size: int, workers: int | None
+) -> WorkPlan:
+    """As many workers as are wanted, useful and fit into the budget."""
+    cores = session.pool.cores if workers is None else workers
+    useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
+    held = usage().anonymous
+    return make_plan(
+        session.budget,
+        kind=WorkPlan,
+        workers=fit_workers(session.budget, held, 0, useful),
+        useful=useful,
+        cores=cores,
+        held_bytes=held,
+        units=units,
+        input_bytes=input_bytes,
+        shard_size=shard_size,
+        encoder="",
+        encoder_note="",
+        stages=stages,
+        pieces=dict.fromkeys(stages, units),
+    )
+
+
+class Telling:
+    """Tells now and then how a unit gets on."""
+
+    def __init__(self, report: Report, size: int) -> None:
+        self._report, self._size = report, size
+        self._counts = {"documents": 0, "tokens": 0, "input_bytes": 0}
+        self._last = time.monotonic()
+
+    def add(self, *, documents: int = 0, tokens: int = 0, input_bytes: int = 0) -> None:
+        counts = self._counts
+        counts["documents"] += documents
+        counts["tokens"] += tokens
+        # Of what is compressed, what comes out of it is more than what it takes.
+        counts["input_bytes"] = min(self._size, counts["input_bytes"] + input_bytes)
+        if time.monotonic() - self._last > REPORT_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        self._last = time.monotonic()
+        self._report(PROGRESS, {"counts": dict(self._counts), "seconds": {}, "anonymous_bytes": usage().anonymous})

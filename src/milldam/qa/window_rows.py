@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,50 @@ import numpy.typing as npt
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import widened
-from milldam.loader.types import Array
+from milldam.loader.types import Array, Bools, Int32s
 from milldam.stores.features.format import FeatureForm
+
+if TYPE_CHECKING:
+    from milldam.stores.features import FeatureStore
 
 Rows = dict[str, Array]
 """Columns by name, one row a window."""
+
+
+class WindowBatch(TypedDict, total=False):
+    """Windows of a batch, one row each: those columns that were asked for."""
+
+    input_ids: Int64s
+    attention_mask: Int64s
+    token_type_ids: Int64s
+    start_positions: Int64s
+    end_positions: Int64s
+    cls_index: Int64s
+    example: Int64s
+    """The number of its document in the store; -1 on padding."""
+    segment_index: Int64s
+    total_segments: Int64s
+    has_answer: Bools
+    window: Int64s
+    """Its number in the store; -1 on padding."""
+    offset_mapping: Int32s
+    context_begin: Int64s
+    context_tokens: Int64s
+
+
+class StepBatch(WindowBatch):
+    """A step of some documents, one row each."""
+
+    document_mask: Bools
+    """False: the document has ended, and the row is padding."""
+
+
+class LaneBatch(StepBatch):
+    """A step of some lanes, one row each."""
+
+    reset: Bools
+    """True: a document begins."""
+
 
 COLUMNS = (
     "input_ids",
@@ -50,27 +89,6 @@ _PADS = {"example": -1, "window": -1, "segment_index": -1, "context_begin": 0, "
 _KNOWN = (*COLUMNS, "offset_mapping", "context_begin", "context_tokens")
 
 
-class Windows(Protocol):
-    """What batches need of a feature store."""
-
-    @property
-    def examples(self) -> int:
-        """How many documents."""
-
-    @property
-    def form(self) -> FeatureForm: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def __len__(self) -> int:
-        """How many windows."""
-
-    def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Array]:
-        """Stored columns of these windows, in the order asked for."""
-
-    def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
-        """The first window of each document, and how many it has."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowColumns:
     """The columns of a batch.
@@ -91,7 +109,7 @@ class WindowColumns:
         if not self.names:
             raise ConfigError(f"columns: none is named; there are {', '.join(_KNOWN)}.")
 
-    def read(self, store: Windows, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
+    def read(self, store: FeatureStore, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
         """Windows by number. `out`: columns of as many rows or more, which are overwritten."""
         names = [name for name in self.names if name != "window"]
         wanted = dict.fromkeys(stored for name in names for stored in _MADE_OF.get(name, (name,)))

@@ -32,7 +32,8 @@ from milldam.qa.sources import examples_of
 from milldam.qa.tokenizer import load_qa_tokenizer
 from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
-from milldam.stores.features import FeatureStore, verify
+from milldam.stores.features import FeatureStore
+from milldam.stores.verify import verify
 
 KILLS = 5
 

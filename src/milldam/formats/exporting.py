@@ -31,7 +31,6 @@ from milldam.files import (
     remove_temporaries,
     stays_in_folder,
     sync_folder,
-    write_json,
 )
 from milldam.formats import Format, load_format
 from milldam.formats.jobs import Telling, plan_work
@@ -51,6 +50,7 @@ from milldam.run.summary import Summary
 from milldam.run.tasks import PART, Report, Work
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
+from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
 EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.")
@@ -204,9 +204,8 @@ class ExportJob:
             sync_folder(folder)
         counts = self._counts([one for each in made.values() for one in each])
         identity = {"settings": prepared.identity.settings, "input": prepared.identity.input}
-        head = {"format": EXPORT.format, "format_version": EXPORT.version} | identity
-        manifest = head | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
-        write_json(session.folder.out / EXPORT.manifest, manifest)
+        manifest = identity | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
+        EXPORT.write(session.folder.out, manifest)
         told = replace(self.summary(manifest), units=plan.units, reused=done.reused, workers=plan.workers)
         return session.measured(told)
 
@@ -228,7 +227,7 @@ class ExportJob:
 
     def up_to_date(self, session: Session, prepared: _Prepared) -> ExportSummary:
         """All was made before a kill; only its names are missing."""
-        summary = self.summary(EXPORT.read(session.folder.out))
+        summary = self.summary(EXPORT.value(Folder(session.folder.out)))
         return replace(summary, units=summary.counts["files"], reused=summary.counts["files"])
 
     def summary(self, made: dict[str, Any]) -> ExportSummary:
@@ -369,7 +368,7 @@ class Place:
         """Give the files their names. Killed on the way, the next call goes on here."""
         if not (self.work / RECORD_NAME).exists():
             return  # another process has done it
-        record = EXPORT.read(self.work)
+        record = EXPORT.value(Folder(self.work))
         with explain_os_errors(self.out):
             if self._is_folder:
                 if self.files.exists():

@@ -49,11 +49,12 @@ from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import key_of
+from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
-from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
@@ -366,8 +367,7 @@ class ImportJob:
         summary = self._summary(folder, prepared, facts, shards.splits)
         shards.write(facts, folder.out)
         shards.remove()
-        named = ManifestText.at(Folder(folder.out)).shards()
-        sweep(folder.out, ("*.bin", "*.idx"), (f"{shard.name}.{kind}" for shard in named for kind in ("bin", "idx")))
+        sweep(folder.out, ("*.bin", "*.idx"), live_files(folder.out, TOKENS))
         records = done.records
         summary = session.measured(
             replace(

@@ -29,8 +29,8 @@ def plan_work(
         units=units,
         input_bytes=input_bytes,
         shard_size=shard_size,
-        engine="",
-        engine_note="",
+        encoder="",
+        encoder_note="",
         stages=stages,
         pieces=dict.fromkeys(stages, units),
     )

@@ -39,9 +39,9 @@ from milldam.run.old_shares import Share
 from milldam.run.old_units import UnitList
 from milldam.sealed import ended, is_whole, read_sealed, seal_file, write_sealed
 from milldam.stores.kinds import store_kind
+from milldam.stores.place import Folder
 from milldam.stores.tokens.manifest import NAME as MANIFEST
 from milldam.stores.tokens.manifest import ManifestText
-from milldam.stores.tokens.place import Folder
 
 RUN_FOLDER, PACKED_FOLDER, DEDUP_FOLDER = "run", "packed", "dedup"
 QA_RECORDS, TABLE_RECORDS = "made.jsonl", "mapped.jsonl"

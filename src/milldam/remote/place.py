@@ -7,7 +7,6 @@ it can't be removed in between.
 
 from __future__ import annotations
 
-import json
 import logging
 import mmap
 import os
@@ -220,7 +219,7 @@ class RemotePlace:
             )
 
     def _shards(self) -> int:
-        return len(json.loads(self._small.get(TOKENS.manifest, b"{}")).get("shards", ()))
+        return self._small.get(TOKENS.manifest, b"").count(b'\n   "bin": {')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_again, self._made_from

@@ -168,7 +168,7 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
         assert names_imported(name, "milldam.stores.tokens.writer") <= {"Tokens"}, name
 
 
-EXECUTORS = {"tasks", "crews", "local", "serial", "worker", "ray_cluster", "ray_node", "array_task", "lean_arrow"}
+EXECUTORS = {"tasks", "pools", "local", "serial", "worker", "ray_cluster", "ray_node", "array_task", "lean_arrow"}
 
 
 def test_executors_get_callables_and_know_nothing_else() -> None:
@@ -258,6 +258,24 @@ def test_the_library_neither_prints_nor_exits() -> None:
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called == "print" or (called in ("sys.exit", "exit") and name != "milldam.run.worker"):
                 found.append(f"{name}: {called}")
+    assert found == []
+
+
+def test_messages_outside_the_command_line_name_settings_not_options() -> None:
+    """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
+    option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
+    command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
+    scripts = {"milldam.run.array_jobs", "milldam.loader.freshness", "milldam.config.loading", "milldam.hub.card", "milldam.dedup.index"}
+    found = []
+    for name, path in MODULES.items():
+        if room(name) in ("cli", "watching") or name in scripts:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if id(node) not in said and option.search(text) and not command.search(text):
+                found.append(f"{name}: {text}")
     assert found == []
 
 

@@ -279,9 +279,9 @@ def _check(format: Format, store: Store, out: Path, settings: ExportSettings) ->
         if getattr(settings, name) is not None and name not in format.OPTIONS:
             raise ConfigError(f"{settings.to}: ", Setting(name), " does not apply to this format. Leave it out.")
     if out.name in ("", ".."):
-        raise ConfigError(f"-o {out}: name what is to be made, such as {settings.to}-data.")
+        raise ConfigError(f"{out}: name what is to be made, such as {settings.to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
-        raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
+        raise ConfigError(f"{out}: is the store itself. Choose another place.")
 
 
 def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettings) -> Store:
@@ -351,9 +351,9 @@ class Place:
         made = self.made()
         if self._is_folder:
             if not made and (not self.out.is_dir() or any(self.out.iterdir())):
-                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
+                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone.")
         elif there.is_dir():
-            raise ConfigError(f"{there}: is a folder; {self._to} is a file. Say which with -o.")
+            raise ConfigError(f"{there}: is a folder; {self._to} is a file..")
         if not overwrite and not (self._is_folder and not made):
             origin = "made from another store or with other options" if made else "no record says what it was made from"
             raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")

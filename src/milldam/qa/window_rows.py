@@ -16,9 +16,10 @@ from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import widened
 from milldam.loader.types import Array, Bools, Int32s
+from milldam.stores.features.format import FeatureForm
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureForm, FeatureStore
+    from milldam.stores.features import FeatureStore
 
 Rows = dict[str, Array]
 """Columns by name, one row a window."""
@@ -119,7 +120,7 @@ class WindowColumns:
         self, name: str, stored: Mapping[str, Array], form: FeatureForm, dtype: npt.DTypeLike, out: Array | None
     ) -> Array:
         if name == "attention_mask":
-            return attention_mask(stored["length"], form, dtype, out)
+            return form.attention_mask(stored["length"], dtype, out)
         if name == "has_answer":
             return widened(stored["start_positions"] != stored["cls_index"], np.bool_, out)
         return widened(stored[_MADE_OF.get(name, (name,))[0]], _dtype_of(name, dtype), out)
@@ -133,16 +134,6 @@ def _dtype_of(name: str, dtype: npt.DTypeLike) -> npt.DTypeLike:
     if name in _OF_TOKENS:
         return dtype
     return {"has_answer": np.bool_, "offset_mapping": np.int32}.get(name, np.int64)
-
-
-def attention_mask(lengths: Array, form: FeatureForm, dtype: npt.DTypeLike, out: Array | None = None) -> Array:
-    """(windows, L): 1 on tokens, 0 on padding."""
-    length = form.max_seq_length
-    mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]
-    # (L,): how far each token is from the side that has no padding
-    places = np.arange(length)[::-1] if form.pad_left else np.arange(length)
-    np.less(places, lengths[:, None], out=mask)
-    return mask
 
 
 def _padding(name: str, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:

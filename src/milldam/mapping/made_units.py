@@ -86,8 +86,8 @@ def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -
 
 
 def clear_up(folder: RunFolder, table: TableManifest) -> None:
-    """Remove what a finished table no longer needs. What a run with another function needs again stays: hashes of
-    large files, and row numbers of the data set."""
+    """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
+    needs again stays: hashes of large files, and row numbers of the data set."""
     folder.tidy()
     sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)

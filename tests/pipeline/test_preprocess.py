@@ -287,6 +287,7 @@ def test_runs_of_other_cleaning_share_an_index(tmp_path: Path) -> None:
     assert texts_in(indexed(tmp_path, "c", ["one", "v", "three", "four"])) == ["four"]
 
 
+@pytest.mark.slow
 def test_two_runs_at_the_same_time_share_an_index(tmp_path: Path) -> None:
     """Both finish, neither spoils the index: what either had is seen afterwards."""
     jobs = {name: fresh_texts(400, seed) for name, seed in (("a", 1), ("b", 2))}

@@ -28,9 +28,10 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.identity import Identity
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
+from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
-EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.")
+EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.", "")
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
@@ -66,9 +67,9 @@ class Place:
         made = self.made()
         if self._is_folder:
             if not made and (not self.out.is_dir() or any(self.out.iterdir())):
-                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
+                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone.")
         elif there.is_dir():
-            raise ConfigError(f"{there}: is a folder; {self._to} is a file. Say which with -o.")
+            raise ConfigError(f"{there}: is a folder; {self._to} is a file.")
         if not overwrite and not (self._is_folder and not made):
             origin = "made from another store or with other options" if made else "no record says what it was made from"
             raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")
@@ -84,7 +85,7 @@ class Place:
         """Give the files their names. Killed on the way, the next call goes on here."""
         if not (self.work / RECORD_NAME).exists():
             return  # another process has done it
-        record = EXPORT.read(self.work)
+        record = EXPORT.value(Folder(self.work))
         with explain_os_errors(self.out):
             if self._is_folder:
                 if self.files.exists():

@@ -18,7 +18,6 @@ from milldam.files import (
     remove_temporaries,
     stays_in_folder,
     sync_folder,
-    write_json,
 )
 from milldam.formats import Format, load_format
 from milldam.formats.export_place import EXPORT, Place, sizes_below
@@ -37,6 +36,7 @@ from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.tasks import PART, Report, Work
 from milldam.sealed import read_sealed
+from milldam.stores.place import Folder
 
 RECORDS = "records.jsonl"
 
@@ -178,9 +178,8 @@ class ExportJob:
             sync_folder(folder)
         counts = self._counts([one for each in made.values() for one in each])
         identity = {"settings": prepared.identity.settings, "input": prepared.identity.input}
-        head = {"format": EXPORT.format, "format_version": EXPORT.version} | identity
-        manifest = head | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
-        write_json(session.folder.out / EXPORT.manifest, manifest)
+        manifest = identity | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
+        EXPORT.write(session.folder.out, manifest)
         told = replace(self.summary(manifest), units=plan.units, reused=done.reused, workers=plan.workers)
         return session.measured(told)
 
@@ -202,7 +201,7 @@ class ExportJob:
 
     def up_to_date(self, session: Session, prepared: _Prepared) -> ExportSummary:
         """All was made before a kill; only its names are missing."""
-        summary = self.summary(EXPORT.read(session.folder.out))
+        summary = self.summary(EXPORT.value(Folder(session.folder.out)))
         return replace(summary, units=summary.counts["files"], reused=summary.counts["files"])
 
     def summary(self, made: dict[str, Any]) -> ExportSummary:
@@ -253,9 +252,9 @@ def _check(format: Format, store: Store, out: Path, settings: ExportSettings) ->
         if getattr(settings, name) is not None and name not in format.OPTIONS:
             raise ConfigError(f"{settings.to}: ", Setting(name), " does not apply to this format. Leave it out.")
     if out.name in ("", ".."):
-        raise ConfigError(f"-o {out}: name what is to be made, such as {settings.to}-data.")
+        raise ConfigError(f"{out}: name what is to be made, such as {settings.to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
-        raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
+        raise ConfigError(f"{out}: is the store itself. Choose another place.")
 
 
 def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettings) -> Store:

@@ -40,11 +40,12 @@ from milldam.run.progress import Observer
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
+from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
-from milldam.stores.tokens.place import Folder
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
@@ -277,8 +278,7 @@ class ImportJob:
         summary = self._summary(folder, prepared, facts, shards.splits)
         shards.write(facts, folder.out)
         shards.remove()
-        named = ManifestText.at(Folder(folder.out)).shards()
-        sweep(folder.out, ("*.bin", "*.idx"), (f"{shard.name}.{kind}" for shard in named for kind in ("bin", "idx")))
+        sweep(folder.out, ("*.bin", "*.idx"), live_files(folder.out, TOKENS))
         records = done.records
         summary = session.measured(
             replace(

@@ -211,7 +211,7 @@ class RunFolder:
         return self._staged.write(units)
 
     def start(self, identity: Identity, files: dict[str, bytes], outputs: tuple[str, ...]) -> None:
-        """Begin anew: remove what matches `outputs` (folders end in a slash), write `files` and the staged plan durably, the identity last."""
+        """Begin anew: remove what matches `outputs` (folders end in a slash), write `files`, then the staged plan."""
         self._clear(outputs)
         for name, content in files.items():
             write_file(self.out / name, content)

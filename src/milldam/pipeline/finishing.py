@@ -22,7 +22,7 @@ from milldam.markup import counted
 from milldam.packing.rows import pack
 from milldam.pipeline.aside import DROPPED as DROPPED_PARTS
 from milldam.pipeline.aside import REJECTS
-from milldam.pipeline.deduplicating import Deduplication
+from milldam.pipeline.deduplicating import Deduplication, remove_drop_sets
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run.folder import RunFolder
@@ -167,8 +167,7 @@ class Finish:
         sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
         kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
         sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED_PARTS}*"), kept)
-        if self.made.dedup is not None:
-            self.made.dedup.clean_up()
+        remove_drop_sets(folder)
 
     def _pack(self) -> dict[str, Any]:
         if self.config.packing_rules is None:
@@ -203,6 +202,7 @@ class Finish:
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
+    remove_drop_sets(folder)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}

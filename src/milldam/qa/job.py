@@ -47,6 +47,7 @@ from milldam.run.summary import Summary
 from milldam.run.units import Keys
 from milldam.sealed import is_whole
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
+from milldam.stores.generations import live_files
 from milldam.stores.kinds import FEATURES
 
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ class QAJob:
 
     def _clean_up(self, folder: RunFolder, manifest: FeatureManifest, records: list[Record]) -> None:
         """Remove what the store does not name, and what was needed only on the way."""
-        sweep(folder.out, SHARDS, (name for one in manifest.shards for name in one.files))
+        sweep(folder.out, SHARDS, live_files(folder.out, FEATURES))
         kept = (Path(name).name for record in records for name in record.files)
         sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
         shutil.rmtree(folder.folder / CHUNKS, ignore_errors=True)

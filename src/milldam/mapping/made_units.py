@@ -24,6 +24,7 @@ from milldam.run.folder import RUN_FOLDER, RunFolder
 from milldam.run.records import Files, Record, Records, sweep
 from milldam.sealed import record_of, seal_line
 from milldam.stores.generations import live_files
+from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableShard
 
 RECORDS, SPOOL = "records.jsonl", "rows"

@@ -22,8 +22,8 @@ from unittest import mock
 
 from milldam.config.tokenize_options import tokenize_config
 from milldam.pipeline.job import run_job
-from milldam.run import old_workforce as workforce
 from milldam.run.local import LocalExecutor
+from milldam.run.pools import LocalPool
 from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import DONE, Event, Executor, Task
 
@@ -62,7 +62,7 @@ def measure(name: str, corpus: str, tokenizer: str) -> None:
     with tempfile.TemporaryDirectory(prefix="milldam-workers-") as folder:
         config = tokenize_config(corpus, Path(folder) / "out", tokenizer, {"memory": "2GB", "workers": 2})
         started = time.monotonic()
-        with mock.patch.object(workforce.Workforce, "_executor", lambda *_: EXECUTORS[name]()):
+        with mock.patch.object(LocalPool, "executor", lambda *_: EXECUTORS[name]()):
             summary = run_job(config, report=False)
         seconds = time.monotonic() - started
     assert summary.memory is not None

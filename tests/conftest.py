@@ -6,6 +6,7 @@ import collections
 import itertools
 import json
 import math
+import os
 import signal
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.kit.token_pieces import TokenizerJson
 
 # What is started in the background (`nohup make test &`) ignores Ctrl-C, and so would everything that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests kill processes, not machines: what was written is there without waiting for the disk.
+os.fsync = lambda descriptor: None
 
 PROJECT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
-from milldam.stores.kinds import FEATURES, TABLE, TOKENS, Kind, store_kind
+from milldam.stores.kinds import TOKENS, store_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -82,26 +82,16 @@ def open(
     found = store_kind(path)
     if found is TOKENS and not asked:
         opened = Store(path, split=split)
-    elif found in (TABLE, FEATURES):
+    elif found is not None and found is not TOKENS:
         for name in asked if split is None else ("split", *asked):
             raise ConfigError(f"{path}: {found.phrase} has no {name} to choose. Leave it out.")
-        opened = _open_other(found, path)
+        opened = found.open(path)
     else:
         from milldam.loader.opening import open_data
 
         opened = open_data(path, split=split, **asked)
     _require_kind(opened, kind)
     return opened  # type: ignore[no-any-return]
-
-
-def _open_other(kind: Kind, path: str | Path) -> Table | FeatureStore:
-    if kind is TABLE:
-        from milldam.stores.table import Table
-
-        return Table(path)
-    from milldam.qa import FeatureStore
-
-    return FeatureStore(path)
 
 
 _KINDS = {"Store": "tokens", "Table": "table", "FeatureStore": "features"}

@@ -19,6 +19,7 @@ from milldam.checked import checked
 from milldam.errors import InputError, nearest
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.stores.kinds import KINDS, TABLE
+from milldam.stores.place import Folder
 
 FORMATS = {
     ".txt": "txt",
@@ -169,7 +170,7 @@ class _Units(TypedDict):
 
 def _shards(table: Path) -> Iterator[str]:
     path = table / TABLE.manifest
-    units = checked(_Units, TABLE.read(table), path)["units"]
+    units = checked(_Units, TABLE.value(Folder(table)), path)["units"]
     for name in (unit["shard"]["name"] for unit in units if unit["shard"] is not None):
         if not stays_in_folder(name):
             raise InputError(f'{path}: the shard name "{name}" leaves the folder; refused.')

@@ -22,7 +22,7 @@ from milldam.formats import export, import_tokens, jobs
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
 from milldam.stores.tokens import blocks
-from milldam.stores.tokens.verify import verify
+from milldam.stores.verify import verify
 
 FLAT = ("npy", "nanogpt")
 ROWS = ("hf", "parquet", "mds", "litdata")

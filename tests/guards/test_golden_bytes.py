@@ -34,9 +34,10 @@ MANIFESTS = ("milldam.json", "milldam-table.json", "milldam-qa.json")
 # ---- input ----
 
 
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One input of each kind, the same on every machine."""
+    tmp_path = tmp_path_factory.mktemp("golden")
     texts = list(make_texts(400_000, seed=3))
     write_lines(tmp_path / "a.jsonl", texts)
     write_parquet(tmp_path / "b.parquet", texts[:200])
@@ -51,7 +52,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_lines(tmp_path / "held-out.jsonl", texts_with_copies(60, seed=6))
     (tmp_path / "bert.json").write_text(tokenizer_json("bert"), encoding="utf-8")
     (tmp_path / "squad.json").write_text(json.dumps(_questions(random.Random(11))), encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -102,8 +102,8 @@ def _export(format: str, name: str, **options: Any) -> Callable[[str], object]:
 
 
 def _import(out: str) -> object:
-    _tokenize("a.jsonl")("store")
-    milldam.export("store", "npy", "flat.npy")
+    _tokenize("a.jsonl")("plain")
+    milldam.export("plain", "npy", "flat.npy")
     return milldam.import_tokens("flat.npy", out, eos=0, tokenizer=str(TOKENIZER), shard_size="100KB")
 
 
@@ -186,10 +186,13 @@ def _rows_in_order(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_makes_the_bytes_it_always_made(job: str, desk: Path) -> None:
+def test_a_job_makes_the_bytes_it_always_made(
+    job: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Equal input and settings give equal bytes: today, and after every change of the house."""
-    JOBS[job]("out")
-    made = frozen(desk / "out")
+    monkeypatch.chdir(inputs)
+    JOBS[job](str(tmp_path / "out"))
+    made = frozen(tmp_path / "out")
     golden = json.loads(GOLDEN.read_bytes()) if GOLDEN.exists() else {}
     if os.environ.get("MILLDAM_WRITE_GOLDEN"):
         GOLDEN.write_text(json.dumps(golden | {job: made}, indent=1, sort_keys=True) + "\n")

@@ -24,6 +24,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from huggingface_hub import constants
+from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
@@ -36,12 +37,10 @@ from milldam.hub import card, client, contents, pull, push, pushing
 from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
 from milldam.loader.stores import Store
-from milldam.stores.features.verify import verify as verify_features
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
-from milldam.stores.table.verify import verify as verify_table
 from milldam.stores.tokens.manifest import Manifest
 from milldam.stores.tokens.tally import Tally
-from milldam.stores.tokens.verify import verify as verify_tokens
+from milldam.stores.verify import verify as verify_store
 
 # huggingface_hub hands files to its HTTP library in a way that this one deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -106,9 +105,9 @@ def tokens(folder: Path) -> Path:
 
 
 MAKERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Iterator[str]]]] = {
-    "tokens": (tokens, verify_tokens),
-    "features": (feature_store, verify_features),
-    "table": (table_store, verify_table),
+    "tokens": (tokens, verify_store),
+    "features": (feature_store, verify_store),
+    "table": (table_store, verify_store),
 }
 
 
@@ -166,7 +165,7 @@ def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Pat
     store = pull(REPO, tmp_path / "val", split="val")
     assert isinstance(store, Store)
     assert store.splits == ("val",) and store.tokens == 80_000
-    assert list(verify_tokens(tmp_path / "val")) == []
+    assert list(verify_store(tmp_path / "val")) == []
     assert hub.count(r"/cdn/.*train-") == 0
     assert pulled(REPO, tmp_path / "val", split="val").up_to_date
     with pytest.raises(MismatchError, match="split val"):
@@ -212,7 +211,7 @@ def test_private_unless_public_is_asked_for(hub: HubServer, tmp_path: Path) -> N
     push(folder, REPO)
     push(folder, "anna/open", public=True)
     assert hub.repos[REPO].private and not hub.repos["anna/open"].private
-    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes() + b"\n")
+    edit_manifest(folder, lambda value: value.update(engine="another"))
     before = len(hub.repos["anna/open"].commits)
     with pytest.raises(ConfigError, match="is public: everybody could read"):
         push(folder, "anna/open")
@@ -617,16 +616,15 @@ def test_a_damaged_repository_is_not_pulled(hub: HubServer, tmp_path: Path) -> N
             pull(REPO, tmp_path / "back")
         assert not (tmp_path / "back" / MANIFEST).exists() and not (tmp_path / "back" / name).exists()
     hub.add_repo(REPO, files=good)
-    assert list(verify_tokens(pull(REPO, tmp_path / "back").path)) == []
+    assert list(verify_store(pull(REPO, tmp_path / "back").path)) == []
 
 
 @pytest.mark.parametrize("name", ["../train-00000", "/etc/train", "a/b", "..", ".hidden"])
 def test_a_manifest_that_leaves_the_folder_is_refused(hub: HubServer, tmp_path: Path, name: str) -> None:
     """A manifest from the Hub must not make us write elsewhere, nor over hidden files."""
     folder = tokens(tmp_path / "made")
-    value = json.loads((folder / MANIFEST).read_bytes())
-    value["shards"][0]["name"] = name
-    hub.add_repo(REPO, files={MANIFEST: json.dumps(value).encode()})
+    edit_manifest(folder, lambda value: value["shards"][0].update(name=name))
+    hub.add_repo(REPO, files={MANIFEST: (folder / MANIFEST).read_bytes()})
     with pytest.raises(StoreError, match="leaves the folder; refused"):
         pull(REPO, tmp_path / "deep" / "back")
     assert not (tmp_path / "deep" / "back").exists()

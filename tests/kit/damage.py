@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from milldam.sealed import sealed_blocks
+from milldam.stores.kinds import KINDS
+
 DEEP: Any = 0
 for _ in range(200):
     DEEP = [DEEP]
@@ -82,3 +85,18 @@ def damaged(path: Path, rng: random.Random) -> bytes:
         return json.dumps(other_value(json.loads(data), rng), indent=rng.choice((None, 1))).encode()
     is_text = path.suffix in (".json", ".jsonl", ".csv")
     return rng.choice(TEXT if is_text else BYTES)(data, rng)
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a manifest says, and seal it again: as a forger would, or another version of milldam."""
+    path = next(path for kind in KINDS if (path := folder / kind.manifest).exists())
+    value = json.loads(path.read_bytes())
+
+    change(value)
+    write_resealed(path, value)
+
+
+def write_resealed(path: Path, value: dict[str, Any]) -> None:
+    value = {name: one for name, one in value.items() if name != "check"}
+    # ASCII: what is put in need not be text.
+    path.write_bytes(b"".join(sealed_blocks([json.dumps(value, indent=1).encode()[:-2]])))

@@ -18,7 +18,7 @@ from milldam.errors import ConfigError, InputError, StoreError
 from milldam.mapping import cache
 from milldam.mapping import map as map_rows
 from milldam.stores.table import Table
-from milldam.stores.table.verify import verify
+from milldam.stores.verify import verify
 
 FILES, ROWS = 8, 20
 

@@ -26,7 +26,7 @@ from milldam.mapping import map as map_rows
 from milldam.mapping import run_map
 from milldam.mapping.settings import settings_of
 from milldam.stores.table import Table
-from milldam.stores.table.verify import verify
+from milldam.stores.verify import verify
 
 FILES, ROWS = 8, 20
 

@@ -27,8 +27,8 @@ from milldam.packing.rules import PackingRules
 from milldam.stores.tokens import ShardWriter, Store, open_store
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.verify import verify
 from milldam.stores.tokens.writer import Tokens
+from milldam.stores.verify import verify
 
 WRAPPED, PADDED, BEST_FIT = PackingRules(), PackingRules(pad_last=True), PackingRules(strategy="best_fit")
 PAD = 65_000

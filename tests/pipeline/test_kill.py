@@ -201,6 +201,7 @@ def test_ctrl_c_while_standard_input_is_silent(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == 130
 
 
+@pytest.mark.slow
 def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
     """When the system kills one worker, its unit is done again, a warning says so, and the bytes are the same."""
     out = tmp_path / "s"
@@ -246,6 +247,7 @@ def test_a_run_that_is_process_1_has_its_workers(plain: Job, tmp_path: Path) -> 
     plain.assert_finished(out)
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path) -> None:
     """Two runs can't write into one folder: the second is refused, the first one is not disturbed."""
     out = tmp_path / "s"

@@ -31,7 +31,7 @@ from milldam.qa.features import Features
 from milldam.qa.lanes import Lanes
 from milldam.qa.selection import Selection
 from milldam.qa.spans import Chosen
-from milldam.qa.window_rows import COLUMNS, Rows, Windows
+from milldam.qa.window_rows import COLUMNS, Rows
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest
 from milldam.stores.features.reader import FeatureStore
@@ -205,7 +205,7 @@ def test_an_unknown_column_is_refused_with_those_there_are() -> None:
 # ---- time steps ----
 
 
-def check_steps(steps: TimeSteps, store: Windows, counts: Sequence[int]) -> None:
+def check_steps(steps: TimeSteps, store: FeatureStore, counts: Sequence[int]) -> None:
     """Row b is document b at every step, and padding from its end on."""
     assert len(steps) == max(counts)
     for t, step in enumerate(steps):
@@ -215,7 +215,7 @@ def check_steps(steps: TimeSteps, store: Windows, counts: Sequence[int]) -> None
         check_rows(step, store)
 
 
-def check_rows(rows: Rows, store: Windows) -> None:
+def check_rows(rows: Rows, store: FeatureStore) -> None:
     """Rows with a window are that window's, rows without are padding."""
     busy = rows["document_mask"]
     first, _ = store.windows_of(rows["example"][busy])
@@ -598,7 +598,7 @@ def test_an_empty_store_is_refused() -> None:
 def test_batches_become_tensors_of_the_same_values(real: FeatureStore) -> None:
     """Plain batches, time steps and lanes, without a copy."""
     pytest.importorskip("torch")
-    from milldam.qa.torch_batches import to_tensors
+    from milldam.qa.batches import to_tensors
 
     for batch in (
         next(WindowSamples(real).batches(3)),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.qa.compat import (
     StreamingSquadProcessor,
     configure_memory_tokens,
@@ -204,20 +204,16 @@ def test_changed_data_is_other_data_by_any_name(kind: str, tmp_path: Path, token
     assert opened(path, tmp_path / "cache", tokenizer, **options).example(0)["id"] == "b"
 
 
-def test_data_that_changed_behind_its_name_is_told(
+def test_data_that_changed_behind_its_name_is_processed_anew(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on the Hub: the message says what to do here, where there is no command line."""
+    """As on the Hub: the folder is the same, its features are those of the data as it is now."""
     monkeypatch.setattr("milldam.qa.compat.caching._identity", lambda dataset, split: dataset)
     path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps(EXAMPLES[0]) + "\n")
-    process(path, tmp_path / "cache", tokenizer)
-    folder = opened(path, tmp_path / "cache", tokenizer).path
-    path.write_text(json.dumps(EXAMPLES[1]) + "\n")
-    with pytest.raises(MismatchError, match=f"Remove the folder {folder.name} in cache_dir") as told:
+    for number in (0, 1):
+        path.write_text(json.dumps(EXAMPLES[number]) + "\n")
         process(path, tmp_path / "cache", tokenizer)
-    assert "--overwrite" not in str(told.value)
-    assert "was made from other settings or input" in str(told.value)
+        assert opened(path, tmp_path / "cache", tokenizer).example(0)["id"] == EXAMPLES[number]["id"]
 
 
 def test_a_tokenizer_that_was_used_is_the_same(squad: Path, cache: Path, tokenizer: Any) -> None:

@@ -24,15 +24,17 @@ from tests.kit.jobs import (
     wait_until,
 )
 from tests.kit.qa_jobs import command, small, write_examples
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
-from milldam.qa.job import WINDOWS_BYTES, QARun, prepare
+from milldam.qa.job import WINDOWS_BYTES, prepare
 from milldam.qa.sources import examples_of
 from milldam.qa.tokenizer import load_qa_tokenizer
 from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
-from milldam.stores.features import FeatureStore, verify
+from milldam.stores.features import FeatureStore
+from milldam.stores.verify import verify
 
 KILLS = 5
 
@@ -64,7 +66,7 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
     """Every window of every example, in order, with its texts; and the store is whole."""
     store = small(few, tmp_path / "s")
     examples = list(examples_of(few))
-    settings = QARun(tmp_path / "s").identity().settings
+    settings = store.manifest.settings
     rules = _rules(settings)
     made = load_qa_tokenizer(str(TOKENIZER), rules)
     expected = Windower(tokenizers.Tokenizer.from_str(made.json), rules, made.template)(examples)
@@ -228,8 +230,8 @@ def test_other_settings_never_return_old_features(
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_another_tokenizer_or_input_is_refused(few: Path, tmp_path: Path) -> None:
-    """A token more in the vocabulary, or a line more in the file, is something else."""
+def test_another_tokenizer_is_refused(few: Path, tmp_path: Path) -> None:
+    """A token more in the vocabulary is something else."""
     path = tmp_path / "e.jsonl"
     path.write_bytes(few.read_bytes())
     small(path, tmp_path / "s")
@@ -238,9 +240,6 @@ def test_another_tokenizer_or_input_is_refused(few: Path, tmp_path: Path) -> Non
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(MismatchError, match="tokenizer: "):
         small(path, tmp_path / "s", tokenizer=tmp_path / "tokenizer.json")
-    path.write_bytes(few.read_bytes() + few.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(MismatchError, match=r"e\.jsonl: .* bytes \(was "):
-        small(path, tmp_path / "s")
 
 
 def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
@@ -313,17 +312,19 @@ def test_a_giant_example_alone_is_read_again_with_more_memory(tmp_path: Path) ->
     asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
     assert "No examples left: too_large 1." in run_milldam(*asked("--memory", "200MB"), code=3).stderr
     detail = json.loads((tmp_path / "s/rejects.jsonl").read_text())["detail"]
-    run_milldam(*asked("--memory", detail.partition("--memory ")[2].split()[0]))
+    run_milldam(*asked("--memory", detail.partition("With memory ")[2].split()[0]))
     assert FeatureStore(tmp_path / "s").examples == 1
 
 
-@pytest.mark.parametrize("text", ["! ? ", "word and word ", "\u0939\u093f\u0928\u094d\u0926\u0940 ", "\U0001f44d"])
+@pytest.mark.parametrize(
+    "text", first_quick(["! ? ", "word and word ", "\u0939\u093f\u0928\u094d\u0926\u0940 ", "\U0001f44d"])
+)
 def test_examples_weigh_at_least_what_windows_of_them_take(text: str, tmp_path: Path) -> None:
     """What is expected of a long example is no less than what it is measured to take, whatever its text."""
     record = {"id": "1", "question": "?", "context": text * (600_000 // len(text.encode())), "answers": None}
     (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
     run = json.loads(run_milldam(*command(tmp_path / "e.jsonl", tmp_path / "s", "--memory", "2GB", "--json")).stdout)
-    rules = _rules(QARun(tmp_path / "s").identity().settings)
+    rules = _rules(FeatureStore(tmp_path / "s").manifest.settings)
     made = load_qa_tokenizer(str(TOKENIZER), rules)
     row_bytes = sum(column.row_bytes for column in made.form(rules).columns)
     (example,) = examples_of(tmp_path / "e.jsonl")
@@ -403,7 +404,7 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
 
 def recorded(out: Path) -> int:
     """Finished units of a run, and files that were read."""
-    records = (out / "run" / name for name in ("read.jsonl", "made.jsonl"))
+    records = (out / "run" / name for name in ("read.jsonl", "records.jsonl"))
     return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
 
 

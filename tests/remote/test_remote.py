@@ -32,7 +32,7 @@ from milldam.loader.stores import Store
 from milldam.loader.stream import TokenFile
 from milldam.remote import filesystem, place_at
 from milldam.remote.filesystem import RemoteFolder, without_secrets
-from milldam.stores.tokens.verify import verify
+from milldam.stores.verify import verify
 
 SHARD = 2000
 """Bytes of the token file of a shard below: 1,000 tokens."""

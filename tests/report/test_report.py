@@ -23,6 +23,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
 from milldam import markup
@@ -386,9 +387,7 @@ def make_hostile_store(folder: Path) -> Path:
         input={"files": 1, "bytes": 1, "fingerprint": evil},
     )
     # The split of a shard is a name from the manifest too.
-    manifest = json.loads((out / "milldam.json").read_bytes())
-    manifest["shards"][1]["split"] = HOSTILE[2]
-    (out / "milldam.json").write_text(json.dumps(manifest))
+    edit_manifest(out, lambda manifest: manifest["shards"][1].update(split=HOSTILE[2]))
     summary = full_summary()
     summary["facts"]["packing"] = {evil: summary["facts"]["packing"]["train"] | {"strategy": evil}}
     summary["facts"]["config"] = {evil: evil}

@@ -146,6 +146,7 @@ def test_one_run_goes_on_where_shares_stopped(counted: Job) -> None:
     counted.assert_finished()
 
 
+@pytest.mark.slow
 def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> None:
     """SIGKILL in the middle of its units: the second try goes on behind the last record."""
     share = ("run-units", counted.path, "--stage", "tokenize", "--index", 0, "--of", 1)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milldam.files import json_bytes
+from milldam.errors import StoreError
 from milldam.run.folder import RunFolder
 from milldam.run.journal import Journal
 from milldam.run.records import Record, Records
 from milldam.run.units import Keys
-from milldam.sealed import seal_line
+from milldam.sealed import seal_file, seal_line
 from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
 from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split
-from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.tally import Tally
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -196,8 +197,8 @@ def _as_one_document(manifest: Manifest) -> bytes:
     """What a plain JSON encoder makes of it."""
     value = dataclasses.asdict(manifest)
     totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}
-    head = {"format": "milldam store", "format_version": 1, "totals": totals}
-    return json_bytes(head | {"fingerprint": manifest.fingerprint} | value)
+    head = {"format": "milldam store", "format_version": 1, "created_by": f"milldam {version('milldam')}"}
+    return seal_file(head | {"totals": totals, "fingerprint": manifest.fingerprint} | value)
 
 
 @settings(max_examples=30)
@@ -220,16 +221,17 @@ def test_a_manifest_written_shard_by_shard_is_the_text_of_a_plain_encoder(
     assert [path.name for path in folder.iterdir()] == [NAME]
 
 
-def test_a_manifest_laid_out_in_another_way_is_read_too(tmp_path: Path) -> None:
-    """Somebody's tool may have written the JSON anew."""
+def test_a_manifest_that_somebody_wrote_anew_is_refused(tmp_path: Path) -> None:
+    """The seal is over the text: any other one is not what was written."""
     file = {"bytes": 1, "xxh3": "a"}
-    manifest = _manifest(tuple(Shard(f"train-{k}", "train", 1, 2, 3, 4, file, file) for k in range(1500)))
-    manifest.write(tmp_path)
+    _manifest(tuple(Shard(f"train-{k}", "train", 1, 2, 3, 4, file, file) for k in range(1500))).write(tmp_path)
     value = json.loads((tmp_path / NAME).read_bytes())
-    for indent in (None, 0, 1, 2):
-        (tmp_path / NAME).write_text(json.dumps(value, indent=indent, sort_keys=True))
-        assert Manifest.read(tmp_path) == manifest
-        assert ManifestText.at(Folder(tmp_path)).facts() == dataclasses.replace(manifest, shards=())
+    for text in (json.dumps(value), json.dumps(value | {"engine": "another"}, indent=1)):
+        (tmp_path / NAME).write_text(text + "\n")
+        with pytest.raises(StoreError, match="not as it was written"):
+            Manifest.read(tmp_path)
+        with pytest.raises(StoreError, match="not as it was written"):
+            list(ManifestText.at(Folder(tmp_path)).shards())
 
 
 # ---- records ----

@@ -55,6 +55,7 @@ def parts(events: list[Event]) -> list[Any]:
 # ---- units ----
 
 
+@pytest.mark.slow
 def test_every_unit_is_done_once_on_both_nodes(crew: Any) -> None:
     """Each unit reports its progress and its part, then is done; both nodes take part, and tell their memory."""
     events = run(crew, Square(), 8)
@@ -68,6 +69,7 @@ def test_every_unit_is_done_once_on_both_nodes(crew: Any) -> None:
     assert wait_until(lambda: not hands())
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit whose process is killed is tried again; one that kills every time ends the run."""
     events = run(crew, Deadly(tmp_path, 1, times=2), 3)
@@ -78,6 +80,7 @@ def test_a_worker_that_dies_is_replaced(crew: Any, tmp_path: Path, monkeypatch: 
         run(crew, Deadly(tmp_path, 1, times=99), 2)
 
 
+@pytest.mark.slow
 def test_errors_come_back_as_what_they_are(crew: Any) -> None:
     """A complaint about the input is one here too; a bug comes with its traceback."""
     with pytest.raises(InputError):
@@ -97,6 +100,7 @@ class Given:
         return work
 
 
+@pytest.mark.slow
 def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> None:
     """What is in flight never exceeds the slots, however many units there are; units are taken as they are needed."""
     taken, done = itertools.count(), Counter[str]()
@@ -120,6 +124,7 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> N
     assert not (executor._running or executor._crashes or executor._again or executor._hands)
 
 
+@pytest.mark.slow
 def test_memory_comes_back(crew: Any) -> None:
     """A worker that works apart ends with its unit, and one that holds too much; others go on."""
     apart = run(crew, Square(), 3, Workers(1, 1, apart=True))
@@ -130,6 +135,7 @@ def test_memory_comes_back(crew: Any) -> None:
     assert ended == {event.pid for event in apart}
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_workers(crew: Any) -> None:
     """When the driver stops in the middle, nothing goes on."""
 
@@ -142,6 +148,7 @@ def test_an_interruption_ends_the_workers(crew: Any) -> None:
     assert wait_until(lambda: not hands())
 
 
+@pytest.mark.slow
 def test_units_do_not_wait_for_a_node_that_others_have_taken(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't begin on a busy node goes to a slot that is free elsewhere."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -168,6 +175,7 @@ class _Hog:
 # ---- what is refused at the start ----
 
 
+@pytest.mark.slow
 def test_a_folder_that_all_nodes_see_is_accepted(crew: Any, tmp_path: Path) -> None:
     """Nothing is left of the check; another version, a folder unseen or one that can't be written to is refused."""
     crew.require_shared(tmp_path)
@@ -179,6 +187,7 @@ def test_a_folder_that_all_nodes_see_is_accepted(crew: Any, tmp_path: Path) -> N
     assert "has milldam 0.0.0" in str(complaint("a", tmp_path, (True, True, "0.0.0")))
 
 
+@pytest.mark.slow
 def test_a_node_of_another_version_is_refused_or_left_out(
     crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +205,7 @@ def test_a_node_of_another_version_is_refused_or_left_out(
     assert len(crew.slots(Workers(1, 1))) == 2
 
 
+@pytest.mark.slow
 def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
     """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
     assert [len(crew.slots(Workers(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
@@ -208,6 +218,7 @@ def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
     assert crew._room(small, Workers(9, 1)) == 3 and crew._room(small, Workers(1, 1)) == 0
 
 
+@pytest.mark.slow
 def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
     """Ray would wait for ever for memory that no node has."""
     with pytest.raises(ResourceError, match="Use memory='2000MB' or less"):

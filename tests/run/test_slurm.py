@@ -80,6 +80,7 @@ def states(jobs: list[dict[str, Any]]) -> dict[str, str]:
     return {job["name"].removeprefix("milldam-"): job["state"] for job in jobs}
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_store(tmp_path: Path, stand_in: StandIn) -> None:
     """The bytes of `milldam preprocess`, in a folder with an odd name, with setup commands of bash."""
     folder = tmp_path / "it's $HOME"

@@ -21,6 +21,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.damage import edit_manifest
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of
 from tests.kit.token_stores import shard_file
 
@@ -40,9 +41,9 @@ from milldam.stores.features import (
     FeatureShardWriter,
     FeatureStore,
     template_facts,
-    verify,
 )
 from milldam.stores.features.manifest import NAME
+from milldam.stores.verify import verify
 
 WAYS: tuple[Literal["map", "pread"], ...] = ("map", "pread")
 LENGTH = 16
@@ -305,7 +306,7 @@ def test_the_attention_mask_leaves_padding_out(tmp_path: Path, form: FeatureForm
 def test_a_store_without_memory_tokens_has_no_places_for_them(tmp_path: Path) -> None:
     """Without memory tokens the positions are arrays of no columns."""
     small_store(tmp_path)
-    change_manifest(tmp_path, lambda value: value.update(memory={"read": [], "write": []}))
+    edit_manifest(tmp_path, lambda value: value.update(memory={"read": [], "write": []}))
     store = FeatureStore(tmp_path)
     assert len(store.memory_tokens) == 0
     assert [part.shape for part in store.memory_positions(np.arange(3))] == [(3, 0), (3, 0)]
@@ -499,12 +500,6 @@ def test_writing_takes_the_memory_of_an_append(tmp_path: Path) -> None:
 # ---- damage ----
 
 
-def change_manifest(folder: Path, change: Any) -> None:
-    value = json.loads((folder / NAME).read_bytes())
-    change(value)
-    (folder / NAME).write_text(json.dumps(value))
-
-
 def everything(store: FeatureStore) -> None:
     """Touch every file."""
     store.rows(np.arange(len(store)), COLUMNS)
@@ -544,7 +539,7 @@ def rewritten(folder: Path, file: str, array: np.ndarray[Any, Any]) -> None:
     path = shard_file(folder, 0, file)
     path.write_bytes(array.tobytes())
     record = {"bytes": path.stat().st_size, "xxh3": xxhash.xxh3_128(path.read_bytes()).hexdigest()}
-    change_manifest(folder, lambda value: value["shards"][0]["files"].update({path.name: record}))
+    edit_manifest(folder, lambda value: value["shards"][0]["files"].update({path.name: record}))
 
 
 @pytest.mark.parametrize(
@@ -566,7 +561,7 @@ def test_verify_finds_positions_that_can_not_be(tmp_path: Path, place: int, valu
     numbers = np.fromfile(shard_file(tmp_path, 0, "numbers.bin"), "<i4").reshape(-1, 9)
     numbers[1, place] = value
     rewritten(tmp_path, "numbers.bin", numbers)
-    found = list(verify(tmp_path))
+    found = [problem for problem in verify(tmp_path) if "the fingerprint is not" not in problem]
     assert len(found) == 1 and "window 1:" in found[0] and problem in found[0]
 
 
@@ -586,7 +581,7 @@ def test_verify_finds_wrong_tokens_ids_and_indexes(tmp_path: Path) -> None:
         array = np.fromfile(shard_file(tmp_path, 0, file), dtype)
         array[place] = value
         rewritten(tmp_path, file, array)
-        found = list(verify(tmp_path))
+        found = [problem for problem in verify(tmp_path) if "the fingerprint is not" not in problem]
         assert len(found) == 1 and problem in found[0], (file, found)
         for name, data in before.items():
             (tmp_path / name).write_bytes(data)
@@ -596,7 +591,7 @@ def test_verify_finds_wrong_tokens_ids_and_indexes(tmp_path: Path) -> None:
 
 def refused(folder: Path, change: Any, message: str) -> None:
     before = (folder / NAME).read_bytes()
-    change_manifest(folder, change)
+    edit_manifest(folder, change)
     with pytest.raises(StoreError, match=message):
         FeatureStore(folder)
     (folder / NAME).write_bytes(before)

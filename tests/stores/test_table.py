@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.damage import edit_manifest, write_resealed
 
 from milldam.errors import ConfigError, StoreError
 from milldam.mapping.shards import BATCH_BYTES, TableShardWriter
 from milldam.memory import usage
 from milldam.stores.table import Table, TableManifest
 from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema
-from milldam.stores.table.verify import verify
+from milldam.stores.verify import verify
 
 SCHEMA = pa.schema([("id", pa.int64()), ("ids", pa.list_(pa.int32())), ("text", pa.string())])
 
@@ -185,14 +186,12 @@ def test_verify_finds_what_is_wrong_with_a_shard(table: Table) -> None:
 
 def test_verify_compares_rows_and_columns(table: Table) -> None:
     """A manifest that was edited."""
-    path = table.path / NAME
-    value = json.loads(path.read_text())
-    value["units"][0]["shard"]["rows"] = 19
-    path.write_text(json.dumps(value))
-    assert "20 rows where the manifest says 19" in next(verify(table.path))
-    value["schema"] = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
-    path.write_text(json.dumps(value))
-    assert "other columns than the manifest says: id (int64)" in next(verify(table.path))
+    edit_manifest(table.path, lambda value: value["units"][0]["shard"].update(rows=19))
+    totals, rows = verify(table.path)
+    assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
+    schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
+    edit_manifest(table.path, lambda value: value.update(schema=schema))
+    assert any("other columns than the manifest says: id (int64)" in problem for problem in verify(table.path))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
 def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> None:
     """Wherever it came from."""
     path = table.path / NAME
-    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    write_resealed(path, damage(json.loads(path.read_text())))
     with pytest.raises(StoreError, match=told):
         Table(table.path)
 

@@ -18,14 +18,15 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.damage import edit_manifest, write_resealed
 from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.errors import ConfigError, StoreError
 from milldam.stores.tokens import ShardWriter, Store, format, open_store, reader
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.verify import verify
 from milldam.stores.tokens.writer import Tokens
+from milldam.stores.verify import verify
 
 Document = list[int]
 
@@ -357,13 +358,6 @@ def test_more_shards_than_open_files_allowed(tmp_path: Path, monkeypatch: pytest
 # ---- what is refused ----
 
 
-def edit_manifest(folder: Path, change: Any) -> None:
-    path = folder / "milldam.json"
-    value = json.loads(path.read_bytes())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
 @pytest.mark.parametrize("name", ["../other/train-00000", "/etc/passwd", "sub/train", "..", ".", "", "a\\b"])
 def test_a_shard_name_that_leaves_the_folder_is_refused(store: Store, name: str) -> None:
     """A manifest from elsewhere can't make us open files outside of its folder."""
@@ -385,9 +379,8 @@ def test_another_format_version_is_refused_with_both_numbers(store: Store) -> No
         (b"{", "can't be read"),
         (b"[]", "not the manifest of a store of tokens"),
         (b'{"format": "other"}', "not the manifest of a store of tokens"),
-        (b'{"format": "milldam store", "format_version": 1}', "damaged: no dtype"),
-        (b'{"format": "milldam store", "format_version": 1, "shards": [{"name": "x"}]}', "damaged: no dtype"),
-        (b'{"format": "milldam store", "format_version": 1, "shards": 5}', "damaged: no dtype"),
+        (b'{"format": "milldam store", "format_version": 1}', "damaged: it is not as it was written"),
+        (b'{"format": "milldam store", "format_version": 2}', "its format_version is 2"),
     ],
 )
 def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:
@@ -396,6 +389,25 @@ def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, content: b
     with pytest.raises(StoreError, match=said) as caught:
         milldam.open(tmp_path)
     assert str(tmp_path / "milldam.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"shards": [{"name": "x"}]}, {"shards": 5}])
+def test_a_forged_manifest_is_an_error_that_names_the_field(tmp_path: Path, more: dict[str, Any]) -> None:
+    """A seal says that nothing changed, not that it makes sense."""
+    write_resealed(tmp_path / "milldam.json", {"format": "milldam store", "format_version": 1} | more)
+    with pytest.raises(StoreError, match="damaged: no dtype"):
+        milldam.open(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["created_by", "engine", "settings", "inexact_cuts", "input"])
+def test_a_changed_field_is_noticed_though_nobody_reads_it(store: Store, key: str) -> None:
+    """The manifest is sealed: opening and verifying notice any other text."""
+    path = store.path / "milldam.json"
+    value = json.loads(path.read_bytes())
+    path.write_text(json.dumps(value | {key: {"x": 1} if isinstance(value[key], dict) else "x"}, indent=1) + "\n")
+    for look in (milldam.open, lambda folder: list(verify(folder))):
+        with pytest.raises(StoreError, match=r"milldam\.json: damaged: it is not as it was written"):
+            look(store.path)
 
 
 def test_an_unknown_dtype_in_a_manifest_is_a_store_error(store: Store) -> None:

@@ -152,6 +152,7 @@ def test_workers_together_give_the_sequence_of_one_process(store: Store, workers
     assert all(tensor.dtype == torch.int64 for batch in batches for tensor in batch)
 
 
+@pytest.mark.slow
 def test_spawned_workers_that_persist_are_reached_by_set_epoch(store: Store) -> None:
     """Workers that were started before learn which epoch comes next."""
     dataset = BatchDataset(store.windows(SEQ_LEN), 8)
@@ -647,6 +648,7 @@ def test_samples_go_into_a_data_loader_as_they_are(tmp_path: Path, verb: str, fo
     assert {tuple(row) for row in torch.cat(shared).tolist()} == {tuple(row) for row in wanted}
 
 
+@pytest.mark.slow
 def test_a_trainer_of_transformers_takes_windows_and_rows(tmp_path: Path) -> None:
     """`form="hf"`, without a data set around them."""
     transformers = pytest.importorskip("transformers")

@@ -51,6 +51,7 @@ def test_a_nanogpt_loop_goes_on_with_the_same_losses(store: Path, tmp_path: Path
     assert resumed == {step: whole[step] for step in (6, 7, 8)}
 
 
+@pytest.mark.slow
 def test_ranks_share_the_data_and_their_number_may_change(store: Path, tmp_path: Path) -> None:
     """Two ranks train on what one does, so one goes on where two stopped."""
     pytest.importorskip("torch")
@@ -63,6 +64,7 @@ def test_ranks_share_the_data_and_their_number_may_change(store: Path, tmp_path:
     assert "32 samples seen by 1 ranks" in one
 
 
+@pytest.mark.slow
 def test_packed_rows_keep_documents_apart_in_both_ways(store: Path, tmp_path: Path) -> None:
     """flex_attention by the document ids gives the loss of a mask for every pair of tokens."""
     pytest.importorskip("torch")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import signal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.engine import engine_options
-from milldam.cli.interrupting import as_interrupt, end_interrupted
-from milldam.cli.summaries import show_summary
+from milldam.cli.options import choice, job_options
+from milldam.cli.running import run_and_show
 from milldam.errors import ConfigError
-from milldam.markup import counted
+from milldam.qa.settings import First, PaddingSide
 
 if TYPE_CHECKING:
     from milldam.qa.settings import QASettings
 
 _CONFIG_ENDINGS = (".yaml", ".yml")
+_STEPS = ("overlap", "hop", "doc_stride")
 
 
 @click.command()
@@ -29,46 +29,29 @@ _CONFIG_ENDINGS = (".yaml", ".yml")
 @click.option("--hop", type=int, metavar="N", help="Instead: tokens from one window's begin to the next one's.")
 @click.option("--doc-stride", type=int, metavar="N", help="Another word for --overlap, as fast tokenizers use it.")
 @click.option("--memory-tokens", type=int, metavar="N", help="So many memory tokens at each end. [default: 0]")
-@click.option(
-    "--first", type=click.Choice(["auto", "question", "context"]), help="What comes first in a window. [default: auto]"
-)
-@click.option(
-    "--padding-side", type=click.Choice(["auto", "left", "right"]), help="Where windows are padded. [default: auto]"
-)
+@click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]")
+@click.option("--padding-side", type=choice(PaddingSide), help="Where windows are padded. [default: auto]")
 @click.option("--max-segments", type=int, metavar="N", help="At most N windows of an example, the first ones.")
 @click.option("--max-examples", type=int, metavar="N", help="Stop after N examples, exactly.")
 @click.option("--split", metavar="NAME", help="Name of the split, and which one is read. [default: train]")
-@click.option("--memory", metavar="SIZE", help="Limit for the whole process tree. [default: half of what is free]")
-@click.option("--workers", type=int, help="Cores to use. [default: all]")
-@engine_options
-@click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input.")
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be used.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+@job_options()
 def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """Turn examples of question answering into windows for training, in a fixed amount of memory.
 
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
     folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Interrupted or
-    killed, the same command goes on where it stopped.
+    killed, the same command resumes. When the input has changed, it makes again what changed.
 
     \b
     milldam qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/ --overlap 128
     milldam qa train-v2.0.json -o squad.milldam --tokenizer xlnet/ --max-seq-length 512 --memory-tokens 16
     milldam qa qa.yaml --memory 600MB
     """
-    from milldam.cli.progress import make_observer
     from milldam.qa.job import run_qa
 
     given = {name: value for name, value in options.items() if value is not None and value is not False}
-    settings = _settings(inputs, given)
-    signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        with make_observer(quiet=quiet) as observer:
-            summary = run_qa(settings, observer)
-    except KeyboardInterrupt:
-        _explain_interrupt(Path(settings.out))
-    show_summary(summary, as_json=as_json, quiet=quiet)
+    run_and_show(partial(run_qa, _settings(inputs, given)), as_json=as_json, quiet=quiet)
 
 
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
@@ -81,13 +64,6 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
         return checked_settings(QASettings, {"inputs": inputs, **options})
     if len(inputs) > 1:
         raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
-    steps = ("overlap", "hop", "doc_stride")
     # One of them takes the place of any other in the file.
-    taken_away = dict.fromkeys(steps) if any(name in options for name in steps) else {}
+    taken_away = dict.fromkeys(_STEPS) if any(name in options for name in _STEPS) else {}
     return load_settings(QASettings, Path(inputs[0]), taken_away | options)
-
-
-def _explain_interrupt(out: Path) -> NoReturn:
-    from milldam.qa.job import QARun
-
-    end_interrupted(f"Every finished shard is safe.\n{counted(len(QARun(out).made()), 'unit')} done.")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from milldam.markup import counted
+
+if TYPE_CHECKING:
+    from milldam.stores.kinds import Kind
 
 _STUCK_SECONDS = 120
 
@@ -74,7 +77,7 @@ def _is_silent(told: dict[str, Any]) -> bool:
 class _FrameRun:
     """A run of the frame, seen from another process."""
 
-    def __init__(self, out: Path, kind: Any) -> None:
+    def __init__(self, out: Path, kind: Kind) -> None:
         from milldam.run.folder import RunFolder
         from milldam.stores.kinds import TABLE
 
@@ -98,19 +101,9 @@ class _FrameRun:
 def _run_of(out: Path) -> Any:
     """The run in a folder: of tokens, of a table, or of question answering."""
     from milldam.run.folder import kind_in
-    from milldam.run.old_folder import Run
-    from milldam.stores.kinds import FEATURES, TABLE, TOKENS
+    from milldam.stores.kinds import TOKENS
 
-    kind = kind_in(out)
-    if kind in (TOKENS, TABLE):
-        return _FrameRun(out, kind)
-    run = Run(out)
-    unfinished = (run.folder / "plan.json").exists() and "max_seq_length" in run.plan()["settings"]
-    if not unfinished and kind is not FEATURES:
-        return _FrameRun(out, TOKENS)
-    from milldam.qa.job import QARun
-
-    return QARun(out)
+    return _FrameRun(out, kind_in(out) or TOKENS)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:

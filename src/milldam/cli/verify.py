@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ import click
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.stores.tokens.place import Place
+    from milldam.stores.place import Place
 
 
 @click.command()
@@ -50,53 +49,18 @@ def verify(store: str, as_json: bool) -> None:
 
 
 def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
-    """What a store counts, and what is wrong with it, by its kind."""
-    from milldam.formats.foreign import foreign_path
-    from milldam.stores.kinds import FEATURES, TABLE, store_kind
+    """What a store, or a file of another tool, counts, and what is wrong with it."""
+    from milldam.formats.foreign import foreign_path, open_foreign
+    from milldam.stores.kinds import store_kind
+    from milldam.stores.verify import manifest_at
+    from milldam.stores.verify import verify as problems
 
-    folder = place.folder
-    if folder is None:
-        return _tokens(place)
-    kind, file = store_kind(folder), foreign_path(folder)
-    if kind is FEATURES:
-        return _features(folder)
-    if kind is TABLE:
-        return _table(folder)
-    return _tokens(place) if file is None or kind is not None else _file(file)
+    file = None if place.folder is None or store_kind(place.folder) else foreign_path(place.folder)
+    if file is not None:
+        from milldam.loader.verify import verify as problems_of_file
 
-
-def _table(store: Path) -> tuple[dict[str, int], Iterator[str]]:
-    from milldam.stores.table import TableManifest
-    from milldam.stores.table.verify import verify as find_problems
-
-    table = TableManifest.read(store)
-    return {"shards": len(table.shards), "rows": table.rows}, find_problems(store)
-
-
-def _tokens(store: Place) -> tuple[dict[str, int], Iterator[str]]:
-    """What a store of tokens counts, and what is wrong with it."""
-    from milldam.stores.tokens.manifest import Manifest
-    from milldam.stores.tokens.verify import verify as find_problems
-
-    manifest = Manifest.read_at(store)
-    facts = {"shards": len(manifest.shards), "documents": manifest.documents, "tokens": manifest.tokens}
-    return facts, find_problems(store)
-
-
-def _file(path: Path) -> tuple[dict[str, int], Iterator[str]]:
-    """The same of a file of another tool, or an .npy file of ours."""
-    from milldam.formats.foreign import open_foreign
-    from milldam.loader.verify import verify as find_problems
-
-    file = open_foreign(path)
-    return {"tokens": file.tokens}, find_problems(file)
-
-
-def _features(store: Path) -> tuple[dict[str, int], Iterator[str]]:
-    """The same of a store of features."""
-    from milldam.stores.features import FeatureManifest
-    from milldam.stores.features.verify import verify as find_problems
-
-    shards = FeatureManifest.read(store).shards
-    examples, windows = sum(shard.examples for shard in shards), sum(shard.windows for shard in shards)
-    return {"shards": len(shards), "examples": examples, "windows": windows}, find_problems(store)
+        opened = open_foreign(file)
+        return {"tokens": opened.tokens}, problems_of_file(opened)
+    _, manifest = manifest_at(place)
+    counted = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
+    return {"shards": len(manifest.shards)} | counted, problems(place)

@@ -10,7 +10,9 @@ reading      a file to import, and what is said of it
 documents    blocks of tokens -> documents -> shards
 writing      a file to export, and what writing it needs to know
 finding      what the user names -> the files to import
-exporting, importing     the jobs
+jobs         what import and export have in common as jobs
+importing, import_units      the job of import, and the work on its units
+exporting, export_place      the job of export, and where its files go
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
 makes the same bytes. What was made from something else or with other options is never mixed in.

@@ -10,17 +10,12 @@ killed import goes on; the file that was left half way is read again from its be
 
 Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
 the vocabulary is what `vocab_size` says, or one more than the largest id.
-
-Memory: blocks of a million tokens, and what the formats need besides (a row group's column of Parquet; 16 bytes for
-each sample of an MDS shard or a litdata chunk).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -30,36 +25,31 @@ from annotated_types import Ge, Le
 from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.formats import load_format
-from milldam.formats.documents import Border, Position, cut_shards
+from milldam.formats.documents import Border, Position
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
-from milldam.formats.jobs import Telling, plan_work
+from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
+from milldam.formats.jobs import plan_work, stage_of
 from milldam.formats.reading import ReadRules, SourceFile
-from milldam.input_files import version_of
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
-from milldam.run.pools import Workers
 from milldam.run.progress import Observer
-from milldam.run.records import Record, Records, sweep
+from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
-from milldam.run.tasks import PART, Report, Work
-from milldam.run.units import key_of
+from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
-from milldam.stores.tokens.place import Folder
-from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
 NO_TOKENIZER = "none"
-_LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
 
@@ -126,73 +116,6 @@ def run_import(settings: ImportSettings, observer: Observer | None = None) -> Im
     return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
 
 
-# ---- what is imported ----
-
-
-@dataclass(frozen=True, slots=True)
-class ImportUnit:
-    """Files that are read one after the other."""
-
-    split: str
-    files: tuple[SourceFile, ...]
-    size: int
-    state: str
-    """Changes when a file changes, or what is said of it."""
-
-    @classmethod
-    def of(cls, files: list[SourceFile]) -> ImportUnit:
-        listed = [list(_listed(file)) for file in files]
-        told = [[_named(one) for one in each] for each in listed]
-        said = [(file.format, file.facts) for file in files]
-        size = sum(one.size for each in listed for one in each)
-        return cls(str(files[0].split), tuple(files), size, key_of(told, said))
-
-    @property
-    def key(self) -> str:
-        return key_of(self.split, self.state)
-
-    def as_json(self) -> dict[str, Any]:
-        files = [{"format": file.format, "path": str(file.path), "facts": file.facts} for file in self.files]
-        return {"split": self.split, "files": files, "size": self.size, "state": self.state}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
-        split = value["split"]
-        files = tuple(SourceFile(one["format"], Path(one["path"]), split, one["facts"]) for one in value["files"])
-        return cls(split, files, value["size"], value["state"])
-
-
-@dataclass(frozen=True, slots=True)
-class _ListedFile:
-    """A file as the run folder lists it."""
-
-    path: str
-    size: int
-    version: str
-
-
-def _named(file: _ListedFile) -> tuple[str, int, str]:
-    """By its name: data that moves to another folder is still the same data."""
-    return Path(file.path).name, file.size, file.version
-
-
-def _listed(file: SourceFile) -> Iterator[_ListedFile]:
-    """What a file is read from, as it is now."""
-    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
-        yield _ListedFile(str(path), status.st_size, version_of(status))
-
-
-def _units(files: list[SourceFile], *, joined: bool) -> list[ImportUnit]:
-    if not joined:
-        return [ImportUnit.of([file]) for file in files]
-    splits = dict.fromkeys(file.split for file in files)
-    return [ImportUnit.of([file for file in files if file.split == split]) for split in splits]
-
-
 # ---- the tokenizer ----
 
 
@@ -255,7 +178,7 @@ class ImportJob:
         sources = [Path(source).expanduser() for source in settings.source]
         files = find_files(sources, settings.format, settings.split)
         tokenizer = _look_up_tokenizer(settings)
-        units = _units(files, joined=settings.border is not None)
+        units = units_of(files, joined=settings.border is not None)
         asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
         asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": tokenizer.facts["xxh3"]}
         asked |= {} if settings.bos is None else {"bos": settings.bos}
@@ -264,8 +187,8 @@ class ImportJob:
 
     def _input(self, folder: RunFolder, files: list[SourceFile], units: list[ImportUnit]) -> dict[str, Any]:
         """The input's state: its files, and what they are taken for."""
-        listed = folder.inputs.write((0, one) for file in files for one in _listed(file))
-        return listed | {"fingerprint": hash_bytes(f"{listed['fingerprint']} {[unit.key for unit in units]}".encode())}
+        state = folder.inputs.write((0, one) for file in files for one in listed(file))
+        return state | {"fingerprint": hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())}
 
     def has_results(self, folder: RunFolder) -> bool:
         return next(folder.journal.read(RECORDS), None) is not None
@@ -310,24 +233,13 @@ class ImportJob:
     def _stage(
         self, name: str, task: ScanTask | ImportTask, folder: RunFolder, records: Records, plan: WorkPlan
     ) -> Stage:
-        def assign(number: int) -> _Assignment:
-            begun = records.begun(number)
-            unit = folder.units.at(number, ImportUnit.from_json)
+        def assign(number: int) -> Assignment:
+            unit, begun = folder.units.at(number, ImportUnit.from_json), records.begun(number)
             if begun is None:
-                return _Assignment(unit, records.keys[number], 0, Position())
-            return _Assignment(unit, records.keys[number], begun.part + 1, Position(**begun.facts["position"]))
+                return Assignment(unit, records.keys[number], 0, Position())
+            return Assignment(unit, records.keys[number], begun.part + 1, Position(**begun.facts["position"]))
 
-        return Stage(
-            name,
-            task,
-            records.pending(),
-            assign,
-            Workers(plan.workers, 1),
-            records.add,
-            total=plan.units,
-            done=records.complete,
-            input_bytes=records.pending_bytes(folder.units.sizes()),
-        )
+        return stage_of(name, task, folder, records, assign, plan)
 
     def _vocabulary(self, scans: Records) -> int:
         """One more than the largest id."""
@@ -346,7 +258,7 @@ class ImportJob:
     def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> ImportSummary:
         folder, identity = session.folder, prepared.identity
         folder.tidy()
-        units = _units(prepared.files, joined=self._settings.border is not None)
+        units = units_of(prepared.files, joined=self._settings.border is not None)
         if self._input(folder, prepared.files, units) != identity.input:
             raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
         shards = ShardSpool(folder.folder)
@@ -366,8 +278,7 @@ class ImportJob:
         summary = self._summary(folder, prepared, facts, shards.splits)
         shards.write(facts, folder.out)
         shards.remove()
-        named = ManifestText.at(Folder(folder.out)).shards()
-        sweep(folder.out, ("*.bin", "*.idx"), (f"{shard.name}.{kind}" for shard in named for kind in ("bin", "idx")))
+        sweep(folder.out, ("*.bin", "*.idx"), live_files(folder.out, TOKENS))
         records = done.records
         summary = session.measured(
             replace(
@@ -403,97 +314,3 @@ class ImportJob:
                 "splits": documents,
             },
         )
-
-
-# ---- the work on a unit ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    """A unit, and how much of it is done already."""
-
-    unit: ImportUnit
-    key: str
-    part: int
-    position: Position
-
-
-@dataclass(frozen=True, slots=True)
-class ScanTask:
-    """Finds the largest id of a unit."""
-
-    rules: ReadRules
-
-    def start(self) -> Work:
-        return self._scan
-
-    def _scan(self, given: _Assignment, report: Report) -> None:
-        largest, told = -1, Telling(report, given.unit.size)
-        for file in given.unit.files:
-            for tokens in load_format(file.format).read(file, self.rules):
-                largest = max(largest, _largest(tokens, file))
-                _tell(told, tokens)
-        told.tell()
-        report(PART, Record(given.key, facts={"largest": largest}))
-
-
-@dataclass(frozen=True, slots=True)
-class ImportTask:
-    """Writes the shards of a unit, from where an earlier run stopped; the record that ends it names none."""
-
-    out: Path
-    rules: ReadRules
-    border: Border | None
-    dtype: str
-    vocab_size: int
-    shard_tokens: int
-
-    def start(self) -> Work:
-        return self._import
-
-    def _import(self, given: _Assignment, report: Report) -> None:
-        part, told = given.part, Telling(report, given.unit.size)
-        blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
-        for block in blocks:
-            with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
-                for filled in chain([block], blocks):
-                    self._check(filled.tokens, filled.file)
-                    writer.append(filled.tokens)
-                    _tell(told, filled.tokens)
-                    block = filled
-                    if filled.full:
-                        break
-                report(PART, _record(given.key, part, writer.commit(), block.position))
-            part += 1
-        told.tell()
-        report(PART, Record(given.key, part))
-
-    def _check(self, tokens: Tokens, file: SourceFile) -> None:
-        largest = _largest(tokens, file)
-        if largest >= self.vocab_size:
-            raise InputError(
-                f"{file.path}: token id {largest} outside the vocabulary of {self.vocab_size:,}. "
-                "Is it of another tokenizer, or of another dtype?"
-            )
-
-
-def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
-    outputs = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
-    facts = {"shards": [asdict(shard)], "position": asdict(position)}
-    return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
-
-
-def _tell(telling: Telling, tokens: Tokens) -> None:
-    documents = len(tokens.lengths) - tokens.open
-    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
-
-
-def _largest(tokens: Tokens, file: SourceFile) -> int:
-    """The largest id of a block, which must be one; -1 when it is empty."""
-    if not len(tokens.flat):
-        return -1
-    smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
-    if smallest < 0 or largest > _LARGEST_ID:
-        wrong = smallest if smallest < 0 else largest
-        raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
-    return largest

@@ -1,13 +1,18 @@
-"""What import and export have in common as jobs of the frame: their plan, and how a worker tells of its unit."""
+"""What import and export have in common as jobs of the frame: plan, stages, and how a worker tells of its unit."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from milldam.memory import usage
+from milldam.run.folder import RunFolder
 from milldam.run.planning import SMALL_INPUT, WorkPlan, fit_workers, make_plan
-from milldam.run.session import Session
-from milldam.run.tasks import PROGRESS, Report
+from milldam.run.pools import Workers
+from milldam.run.records import Records
+from milldam.run.session import Session, Stage
+from milldam.run.tasks import PROGRESS, Report, Task
 
 REPORT_SECONDS = 0.25
 
@@ -29,10 +34,27 @@ def plan_work(
         units=units,
         input_bytes=input_bytes,
         shard_size=shard_size,
-        engine="",
-        engine_note="",
+        encoder="",
+        encoder_note="",
         stages=stages,
         pieces=dict.fromkeys(stages, units),
+    )
+
+
+def stage_of(
+    name: str, task: Task, folder: RunFolder, records: Records, assign: Callable[[int], Any], plan: WorkPlan
+) -> Stage:
+    """The stage that makes every unit of the plan that has no record."""
+    return Stage(
+        name,
+        task,
+        records.pending(),
+        assign,
+        Workers(plan.workers, 1),
+        records.add,
+        total=plan.units,
+        done=records.complete,
+        input_bytes=records.pending_bytes(folder.units.sizes()),
     )
 
 

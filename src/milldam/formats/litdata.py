@@ -21,19 +21,10 @@ import numpy as np
 from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.files import write_file as write_small
-from milldam.formats import rows
+from milldam.formats import rows, samples
 from milldam.formats.reading import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
-from milldam.formats.samples import (
-    FILE_BYTES,
-    OFFSET_BYTES,
-    Bytes,
-    Places,
-    numbers_at,
-    offsets_of,
-    read_samples,
-    write_samples,
-)
+from milldam.formats.samples import Bytes, Places
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
@@ -66,7 +57,7 @@ def indexed(folder: Path, split: str | None) -> list[SourceFile] | None:
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-    yield from read_samples(source.path, partial(_find_items, source))
+    yield from samples.read_samples(source.path, partial(_find_items, source))
 
 
 def _find_items(source: SourceFile, data: Bytes) -> Places:
@@ -82,10 +73,10 @@ def _find_items(source: SourceFile, data: Bytes) -> Places:
             "tokens are samples of one 1-D tensor or array of integers."
         )
     dtype = np.dtype(codes[int(code)])
-    offsets = offsets_of(data, source.path, int(source.facts["chunk"]["chunk_size"]))
+    offsets = samples.offsets_of(data, source.path, int(source.facts["chunk"]["chunk_size"]))
     begins, sizes = offsets[:-1], np.diff(offsets)
     if config.get("item_loader") != "TokensLoader":
-        sizes, begins = numbers_at(data, begins), begins + _SIZE_BYTES
+        sizes, begins = samples.numbers_at(data, begins), begins + _SIZE_BYTES
     return Places(begins, sizes // dtype.itemsize, dtype)
 
 
@@ -93,7 +84,7 @@ def _find_items(source: SourceFile, data: Bytes) -> Places:
 
 
 def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, OFFSET_BYTES + _SIZE_BYTES, FILE_BYTES))
+    return row_files(export, RowFormat(_file_name, samples.OFFSET_BYTES + _SIZE_BYTES, samples.FILE_BYTES))
 
 
 def write_file(writing: Writing) -> FileRecord:
@@ -105,7 +96,7 @@ def _file_name(number: int, files: int) -> str:
 
 
 def _write_items(new: NewFile, rows: FileRows) -> None:
-    write_samples(new, rows, partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None)
+    samples.write_samples(new, rows, partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None)
 
 
 def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:

@@ -24,19 +24,10 @@ import numpy as np
 from milldam.errors import InputError, Setting
 from milldam.files import NewFile
 from milldam.files import write_file as write_small
-from milldam.formats import rows
+from milldam.formats import rows, samples
 from milldam.formats.reading import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
-from milldam.formats.samples import (
-    FILE_BYTES,
-    OFFSET_BYTES,
-    Bytes,
-    Places,
-    numbers_at,
-    offsets_of,
-    read_samples,
-    write_samples,
-)
+from milldam.formats.samples import Bytes, Places
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
@@ -69,7 +60,7 @@ def _shard(folder: Path, split: str | None, shard: dict[str, Any]) -> SourceFile
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
     find = partial(_find_samples, source, rules)
-    yield from read_samples(source.path, find, _compression(source), rules.scratch)
+    yield from samples.read_samples(source.path, find, _compression(source), rules.scratch)
 
 
 def _compression(source: SourceFile) -> str | None:
@@ -86,11 +77,11 @@ def _find_samples(source: SourceFile, rules: ReadRules, data: Bytes) -> Places:
     shard = source.facts["shard"]
     names, encodings, fixed = shard["column_names"], shard["column_encodings"], shard["column_sizes"]
     wanted = names.index(choose_column(names, rules.column, source.path))
-    begins = offsets_of(data, source.path, int(shard["samples"]))[:-1]
+    begins = samples.offsets_of(data, source.path, int(shard["samples"]))[:-1]
     # A sample: a u32 for each column without a fixed size, then the columns.
     heads = np.cumsum([0 if size else 4 for size in fixed])
     sizes = [
-        np.full(len(begins), size) if size else numbers_at(data, begins + heads[k] - 4)
+        np.full(len(begins), size) if size else samples.numbers_at(data, begins + heads[k] - 4)
         for k, size in enumerate(fixed[: wanted + 1])
     ]
     at = begins + heads[-1] + sum(sizes[:wanted], np.zeros(len(begins), np.int64))
@@ -132,7 +123,7 @@ def _stated_dtype(path: Path, data: Bytes, at: Int64s) -> np.dtype[Any]:
 
 
 def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, OFFSET_BYTES + _WIDEST_HEADER, FILE_BYTES))
+    return row_files(export, RowFormat(_file_name, samples.OFFSET_BYTES + _WIDEST_HEADER, samples.FILE_BYTES))
 
 
 def write_file(writing: Writing) -> FileRecord:
@@ -145,7 +136,7 @@ def _file_name(number: int, files: int) -> str:
 
 def _write_samples(new: NewFile, rows: FileRows) -> None:
     headers = partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None
-    write_samples(new, rows, headers, json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode())
+    samples.write_samples(new, rows, headers, json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode())
 
 
 def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:

@@ -27,7 +27,7 @@ from milldam.loader.reading import (
 )
 from milldam.loader.stream import TokenStream
 from milldam.memory import format_size
-from milldam.stores.tokens.place import Origin
+from milldam.stores.place import Origin
 
 _KEPT_BATCHES = 32
 """A file that so many batches did not need is given back."""

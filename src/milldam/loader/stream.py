@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from milldam.errors import ConfigError
-from milldam.stores.tokens.place import Origin
+from milldam.stores.place import Origin
 
 
 @dataclass(frozen=True, slots=True)

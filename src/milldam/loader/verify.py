@@ -16,7 +16,8 @@ import xxhash
 from milldam.formats.foreign import ForeignFile
 from milldam.formats.megatron import MegatronFile
 from milldam.formats.npy import read_sidecar
-from milldam.stores.tokens.verify import CHANGED, verify_arrays
+from milldam.stores.tokens.verify import verify_arrays
+from milldam.stores.verify import CHANGED
 
 _BLOCK_BYTES = 1 << 20
 

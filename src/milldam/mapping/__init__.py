@@ -1,11 +1,12 @@
 """`milldam.map`: any function over the rows of any source, in flat memory, cached unit by unit.
 
 settings, preparing                what can be said; the function, its identity and the source
+plan, sources, file_rows, ...      anything that has rows -> units, and a reader of their rows
 identity/, carrying                what a function depends on; the function on its way to workers
-calling, schema, shards            batch -> function -> columns of one schema -> Arrow file
-working, probing                   a unit in a worker; the first batches, for columns and memory
+calling, returned, schema, shards  batch -> function -> columns of one schema -> Arrow file
+working, probing, kept_results     a unit in a worker; the first batches, for columns and memory
 memory_gate, leak_check, room      who may hold how much, when
-fitting, job                       all of it as a run: planned, resumable, in a memory budget
+fitting, made_units, job           all of it as a job of the frame: planned, resumable, in a memory budget
 cache                              tables for which no folder was named
 text_encoder                       `milldam.TextEncoder`, for use inside a function
 

@@ -14,43 +14,28 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import linecache
-import re
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import InputError, Setting, did_you_mean
+from milldam.errors import Setting, did_you_mean
+from milldam.mapping.returned import (
+    ALL,
+    Columns,
+    FunctionError,
+    ResultError,
+    as_columns,
+    as_rows,
+    common_length,
+    gathered,
+    raised_error,
+    stays_beside,
+)
 from milldam.sources.rows import Rows, column, column_names, row_count, take
 from milldam.stores.table.formats import columns_as
-
-ALL = "all"
-_FRAMES = 8
-
-Columns = dict[str, Any]
-"""Name -> values: a list, a numpy array, a tensor, an Arrow array; of one length."""
-
-
-class FunctionError(InputError):
-    """The function raised: the traceback of user code, and what may help."""
-
-    row: int | None = None
-    """Which one of the batch, where it was called with a row."""
-
-    def __init__(self, said: str, *message: object) -> None:
-        super().__init__(*message)
-        self.said = said
-        """The exception alone, on one line."""
-
-
-class ResultError(InputError):
-    """The function returned something that can't be used; the message says what to return instead."""
-
-    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +122,11 @@ class Caller:
         kept = {name: column(rows, name) for name in self.kept(rows)}
         if returned is None:
             return kept
-        made = _as_columns(returned)
-        length = _common_length(made)
+        made = as_columns(returned)
+        length = common_length(made)
         left = [name for name in kept if name not in made]
         if made and left and length != count:
-            raise _stays_beside(left, length, count)
+            raise stays_beside(left, length, count)
         return kept | made
 
     def _call(self, given: Any, indices: Any) -> Any:
@@ -161,10 +146,7 @@ class Caller:
             returned = _await_all([returned])[0]
         if not isinstance(returned, _Raised):
             return returned
-        error = returned.error
-        said = "".join(traceback.format_exception_only(error)).rstrip()
-        lines = "\n".join([*_user_lines(error), said, *_column_hint(error, column_names(rows))])
-        raise FunctionError(said.splitlines()[-1], lines, *(_list_hint(error) if self.rules.batched else ())) from error
+        raise raised_error(returned.error, rows, batched=self.rules.batched) from returned.error
 
     # ---- a row at a time ----
 
@@ -174,18 +156,18 @@ class Caller:
         kept = self.kept(rows)
         for number, result in enumerate(self._calls(rows, first_row)):
             try:
-                returned = _as_rows(self._result(result, rows))
+                returned = as_rows(self._result(result, rows))
                 if len(returned) > 1:
                     left = [name for name in kept if not all(row and name in row for row in returned)]
                     if left:
-                        raise _stays_beside(left, len(returned), 1)
+                        raise stays_beside(left, len(returned), 1)
             except (FunctionError, ResultError) as error:
                 error.row = number
                 raise
             results += returned
             origins += [number] * len(returned)
         names = list(dict.fromkeys(name for result in results if result is not None for name in result))
-        made = {name: _gather(name, results, origins, rows) for name in names}
+        made = {name: gathered(name, results, origins, rows) for name in names}
         order = dict.fromkeys([*kept, *made])
         return {name: made[name] if name in made else _at(rows, name, origins) for name in order}
 
@@ -201,18 +183,6 @@ class _Raised:
     error: BaseException
 
 
-def _stays_beside(left: list[str], returned: int, given: int) -> ResultError:
-    """Other rows than were given have no values of the input beside them."""
-    return ResultError(
-        f"{returned:,} rows were returned for {given:,}, and columns of the input stay: {', '.join(left)}. "
-        "Leave those out with ",
-        Setting("remove_columns", left),
-        " or ",
-        Setting("remove_columns", ALL),
-        ", or return values for them too.",
-    )
-
-
 # ---- async functions ----
 
 
@@ -222,10 +192,10 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _await_all(results: list[Any]) -> list[Any]:
     """The results in order, with what has to be awaited run concurrently; what it raises as a `_Raised`."""
-    return asyncio.run_coroutine_threadsafe(_gathered(results), _event_loop()).result()
+    return asyncio.run_coroutine_threadsafe(_all_awaited(results), _event_loop()).result()
 
 
-async def _gathered(results: list[Any]) -> list[Any]:
+async def _all_awaited(results: list[Any]) -> list[Any]:
     return list(await asyncio.gather(*map(_awaited, results)))
 
 
@@ -297,116 +267,3 @@ def _at(rows: Rows, name: str, origins: list[int]) -> Any:
     if origins == list(range(row_count(rows))):
         return values
     return [values[at] for at in origins] if isinstance(values, list) else values.take(pa.array(origins, "int64"))
-
-
-# ---- what it returned ----
-
-
-def _as_columns(returned: Any) -> Columns:
-    """A dict of columns from whatever has columns: a dict, HF's BatchEncoding, Arrow, pandas, polars."""
-    if isinstance(returned, Mapping):
-        return {str(name): values for name, values in returned.items()}
-    table = _as_table(returned)
-    if table is None:
-        raise ResultError(
-            f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, such "
-            'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are',
-            *_row_hint(returned),
-            ".",
-        )
-    return {name: table.column(name) for name in table.schema.names}
-
-
-def _row_hint(returned: Any) -> tuple[object, ...]:
-    is_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
-    return ("; ", Setting("batched", False), " takes dicts and lists of dicts") if is_rows else ()
-
-
-def _as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
-    if isinstance(returned, pa.Table | pa.RecordBatch):
-        return returned
-    home = type(returned).__module__.partition(".")[0]
-    if home == "pandas" and hasattr(returned, "columns"):
-        return pa.Table.from_pandas(returned, preserve_index=False)
-    return returned.to_arrow() if home == "polars" and hasattr(returned, "to_arrow") else None
-
-
-def _common_length(columns: Columns) -> int:
-    lengths = {}
-    for name, values in columns.items():
-        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-            raise ResultError(
-                f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a row. '
-                "With ",
-                Setting("batched", False),
-                " the function takes and returns one row.",
-            )
-        lengths[name] = len(values)
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise ResultError(f"the columns that were returned are not of one length: {told}.")
-    return next(iter(lengths.values()), 0)
-
-
-def _as_rows(returned: Any) -> Sequence[Mapping[str, Any] | None]:
-    if returned is None or isinstance(returned, Mapping):
-        return [returned]
-    if isinstance(returned, list | tuple) and all(isinstance(one, Mapping) for one in returned):
-        return returned
-    table = _as_table(returned)
-    if table is not None:
-        rows: list[Mapping[str, Any] | None] = table.to_pylist()
-        return rows
-    flag = " To drop a row return [], to keep it None." if isinstance(returned, bool) else ""
-    raise ResultError(
-        f"a value of type {type(returned).__name__} was returned. With ",
-        Setting("batched", False),
-        f" return a dict (one row), a list of dicts (any number of rows), or None to leave the row as it is.{flag}",
-    )
-
-
-def _gather(name: str, results: list[Mapping[str, Any] | None], origins: list[int], rows: Rows) -> list[Any]:
-    """A column of the rows that were returned; what one of them leaves out is what the input has."""
-    known = column_names(rows)
-    found = []
-    for result, number in zip(results, origins, strict=True):
-        if result is not None and name in result:
-            found.append(result[name])
-        elif name in known:
-            value = column(rows, name)[number]
-            found.append(value.as_py() if isinstance(value, pa.Scalar) else value)
-        else:
-            what = "None was returned" if result is None else f"{', '.join(map(str, result)) or 'nothing'} was returned"
-            raise ResultError(
-                f'column "{name}": returned for some rows and not for others ({what} for row {number} of the batch). '
-                "Return the same columns for every row; None where there is no value."
-            )
-    return found
-
-
-# ---- what it raised ----
-
-
-def _user_lines(error: BaseException) -> list[str]:
-    """The traceback from the user's function on."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = []
-    for frame in frames[-_FRAMES:]:
-        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
-        source = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        lines += [f"    {source}"] if source else []
-    return lines
-
-
-def _column_hint(error: BaseException, columns: list[str]) -> list[str]:
-    """For a wrong column, those there are."""
-    if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
-        return [f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"]
-    return []
-
-
-def _list_hint(error: BaseException) -> tuple[object, ...]:
-    """For a function of one row that met a list."""
-    if isinstance(error, AttributeError | TypeError) and re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error)):
-        return "\nThe function is given a batch, a dict of lists; for one row a call: ", Setting("batched", False), "."
-    return ()

@@ -23,8 +23,7 @@ import pyarrow as pa
 from milldam.errors import ConfigError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
-from milldam.mapping.plan import Report, SourceOptions, indices_name
-from milldam.mapping.units import RowUnit
+from milldam.mapping.plan import Report, RowUnit, SourceOptions, indices_name
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.large_rows import Room

@@ -23,8 +23,7 @@ from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.pieces import Hashes, Piece, gather_evenly, pieces_of
-from milldam.mapping.plan import Report, SourceOptions
-from milldam.mapping.units import RowUnit
+from milldam.mapping.plan import Report, RowUnit, SourceOptions
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.large_rows import Room

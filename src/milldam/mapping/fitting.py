@@ -10,6 +10,7 @@ from milldam.mapping.probing import Probed
 from milldam.mapping.room import MARGIN, ROOM_BYTES
 from milldam.memory import format_size
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
+from milldam.stores.table.manifest import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,17 @@ class WorkerNeeds:
 
     prepared: Prepared
     probed: Probed
+
+    @property
+    def schema(self) -> TableSchema:
+        """The columns that the probe found."""
+        assert self.probed.schema is not None
+        return self.probed.schema
+
+    @property
+    def recipe(self) -> str:
+        """All that a unit's rows depend on besides what it reads."""
+        return f"{self.prepared.recipe} {self.schema.hash}"
 
     @property
     def _batch_bytes(self) -> int:

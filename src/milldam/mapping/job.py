@@ -15,33 +15,24 @@ there are follows from the budget and the probe; what they make from function, s
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-import numpy as np
-from xxhash import xxh3_64_intdigest
-
-from milldam.errors import ConfigError, InputError, StoreError
-from milldam.files import NewFile
-from milldam.input_files import is_address, without_secrets
+from milldam.errors import InputError, StoreError
 from milldam.mapping.cache import cached_out
-from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.fitting import WorkerNeeds
+from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, is_whole, made_of, records_of
 from milldam.mapping.memory_gate import MemoryGate, remove_gates, this_process
-from milldam.mapping.plan import HASHES, indices_name
-from milldam.mapping.preparing import Prepared, prepare, source_options
+from milldam.mapping.plan import RowUnit
+from milldam.mapping.preparing import Prepared, outside, prepare, source_options
 from milldam.mapping.probing import Probe, nothing_left
 from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.shards import ENDING, ROWS
 from milldam.mapping.sources import plan_source
-from milldam.mapping.units import RowUnit
-from milldam.mapping.working import FAILED, Assigned, MapTask, made_of, recorded, rejects_name
+from milldam.mapping.working import FAILED, Assigned, MapTask
 from milldam.markup import counted
 from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
@@ -50,16 +41,12 @@ from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
 from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, log
-from milldam.run.records import Records, sweep
+from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
-from milldam.sealed import record_of, seal_line
-from milldam.sources.listing import InputFile
-from milldam.sources.opening import STDIN
 from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import NAME, TableManifest, TableSchema
+from milldam.stores.table.manifest import TableManifest
 
-RECORDS, SPOOL = "records.jsonl", "rows"
 _CHANGES_SHOWN = 6
 _GATE_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
@@ -111,11 +98,6 @@ class MapPlan(WorkPlan):
     elsewhere: bool
     """The function is called in other processes, whose memory comes back."""
 
-    @property
-    def schema(self) -> TableSchema:
-        assert self.needs.probed.schema is not None
-        return self.needs.probed.schema
-
 
 class MapJob:
     """Rows to a table. `prepared`: where function and source were identified before there was a folder."""
@@ -150,12 +132,11 @@ class MapJob:
     def up_to_date(self, session: Session, prepared: Prepared) -> MapSummary | None:
         folder = session.folder
         table = TableManifest.read(folder.out)
-        there = (_has_size(folder.out / shard.name, shard.bytes) for shard in table.shards)
-        if not prepared.is_known or not all(there):
+        if not prepared.is_known or not is_whole(folder, table):
             return None
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-        _clear_up(folder, table)
+        clear_up(folder, table)
         log.info("%s is up to date; %s", folder.out, _reused(len(table.units), len(table.units)))
         return _told_by(table, folder.out)
 
@@ -178,7 +159,7 @@ class MapJob:
         needs.workers(usage().anonymous, 1)  # refuse a budget that is too small now
         if not is_new:
             folder.replan(prepared.identity)
-        return self._plan_work(session, needs, probe, _records(folder, needs, anew=anew), changed)
+        return self._plan_work(session, needs, probe, records_of(folder, needs.recipe, anew=anew), changed)
 
     def _plan_work(
         self, session: Session, needs: WorkerNeeds, probe: Probe, records: Records, changed: tuple[str, ...]
@@ -233,7 +214,7 @@ class MapJob:
             plan.probe.carried,
             prepared.call_rules,
             prepared.room,
-            plan.schema,
+            plan.needs.schema,
             gate,
             plan.share_bytes,
             None if plan.elsewhere else plan.probe.kept,
@@ -257,14 +238,14 @@ class MapJob:
     def finish(self, session: Session, prepared: Prepared, plan: MapPlan, done: None) -> MapSummary:
         folder, identity = session.folder, prepared.identity
         if not prepared.source.needs_spooling and self._input_now(prepared, folder) != identity.input:
-            _forget_unchecked(folder, plan)
+            forget_unchecked(folder, plan.records, plan.pending)
             raise InputError(
                 "The input changed while it was mapped. Run the same call again: finished units of files that did not "
                 "change are reused; what came from an address or a data set meanwhile is made again."
             )
         records = [record for _, record in plan.records.in_plan_order()]
         table = TableManifest(
-            schema=plan.schema,
+            schema=plan.needs.schema,
             settings=identity.settings,
             input=identity.input,
             probe={"units": plan.needs.probed.units},
@@ -286,77 +267,12 @@ class MapJob:
         )
         summary.write(folder.folder)
         table.write(folder.out)
-        _clear_up(folder, table)
+        clear_up(folder, table)
         return summary
 
     def _input_now(self, prepared: Prepared, folder: RunFolder) -> dict[str, Any]:
         options = source_options(prepared.settings, prepared.room)
         return plan_source(prepared.settings.source, options, folder.folder / SPOOL).identity
-
-
-# ---- records ----
-
-
-def _records(folder: RunFolder, needs: WorkerNeeds, *, anew: bool) -> Records:
-    """What is done, by keys of what each unit reads and all else that its rows depend on. `anew`: nothing is."""
-    prepared, schema = needs.prepared, needs.probed.schema
-    assert schema is not None
-    if anew:
-        folder.journal.close()
-        for path in folder.journal.paths(RECORDS):
-            path.unlink()
-    recipe = xxh3_64_intdigest(f"{prepared.recipe} {schema.hash}".encode())
-    keys = folder.units.keys()
-    records = Records(folder.journal, RECORDS, folder.out, keys.mixed(np.full(len(keys), recipe, np.uint64)))
-    if not anew and (folder.out / NAME).exists():
-        _take_over(records, TableManifest.read(folder.out))
-    return records
-
-
-def _take_over(records: Records, table: TableManifest) -> None:
-    """Units of the finished table whose records a run with another function has dropped meanwhile."""
-    for unit in table.units:
-        rejects = records.out / rejects_name(unit.key)
-        if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
-            record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
-            if records.holds(record):
-                records.add(record)
-
-
-def _forget_unchecked(folder: RunFolder, plan: MapPlan) -> None:
-    """Drop the records of this session whose units may have read something else than their keys say."""
-    units = ((number, folder.units.at(number, RowUnit.from_json)) for number in plan.pending)
-    dropped = {plan.records.keys[number] for number, unit in units if not can_be_checked(unit)}
-    stands = [record for record in plan.records.all() if record.key not in dropped]
-    folder.journal.close()
-    with NewFile(folder.journal.path(RECORDS)) as new:
-        for record in stands:
-            new.write(seal_line(record.as_json()))
-        new.commit()
-
-
-def _clear_up(folder: RunFolder, table: TableManifest) -> None:
-    """Remove what a finished table no longer needs. What a run with another function needs again stays: hashes of
-    large files, and row numbers of the data set."""
-    folder.tidy()
-    sweep(folder.out, [f"{ROWS}-*{ENDING}"], (shard.name for shard in table.shards))
-    rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
-    sweep(folder.folder, ["rejects-*.jsonl"], rejects)
-    remove_gates(folder.folder)
-    folder.units.remove()  # it may hold addresses with secrets
-    spool, kept = folder.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
-    for path in spool.glob("*"):
-        if path.name not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        spool.rmdir()
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 # ---- what to say ----
@@ -397,28 +313,3 @@ def _told_by(table: TableManifest, out: Path) -> MapSummary:
         rejected=counts["rejected"],
         output_bytes=table.bytes,
     )
-
-
-def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:
-    """The files, by names that tell no secrets. Raises ConfigError when one lies where the table is going to be.
-
-    `spool`: what of it is ours; standard input is copied there.
-    """
-    before, inside = "", False
-    for file in files:
-        path = file.path.removeprefix("file://")
-        if is_address(path):
-            yield replace(file, path=without_secrets(path))
-            continue
-        # By plain strings: pathlib takes longer, and there may be millions of files, most of them in one folder.
-        real = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)  # noqa: PTH114
-        folder = os.path.dirname(real)  # noqa: PTH120
-        if folder != before:
-            before, place = folder, Path(folder).resolve()
-            inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
-        if inside and path != STDIN:
-            raise ConfigError(
-                f"{path} is read, and lies in {out}, which is written: its rows would be lost. "
-                "Choose another folder for the table."
-            )
-        yield file

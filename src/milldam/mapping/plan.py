@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milldam.mapping.units import RowUnit
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
@@ -60,6 +59,27 @@ class SourceOptions:
         return TextRules(
             documents=self.documents, separator=self.separator, invalid_utf8=self.invalid_utf8, strict=self.strict
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RowUnit:
+    index: int
+    key: str
+    """The identity of what it reads: equal keys, equal rows. Made of content or versions, not of its place in the plan;
+    where rows are numbered, also of `first_row`."""
+    size: int
+    """Bytes of input, for progress."""
+    place: dict[str, Any]
+    """What its reader has to read; plain JSON."""
+    first_row: int | None = None
+    """Number of its first row among all; None where rows are not numbered."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RowUnit:
+        return cls(**value)
 
 
 class RowReader(Protocol):

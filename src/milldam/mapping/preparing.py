@@ -6,13 +6,16 @@ Reads no more of the input than its identity takes. Equal recipes and equal unit
 from __future__ import annotations
 
 import json
+import os
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, Setting
 from milldam.files import hash_bytes
+from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE
 from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
@@ -21,6 +24,8 @@ from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.run.identity import Identity
+from milldam.sources.listing import InputFile
+from milldam.sources.opening import STDIN
 from milldam.stores.table.manifest import TableSchema
 
 VERSION = 1
@@ -121,6 +126,31 @@ def _given_schema(settings: MapSettings) -> TableSchema | None:
     from milldam.mapping.schema import given_schema
 
     return TableSchema.of(given_schema(settings.schema))
+
+
+def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:
+    """The files, by names that tell no secrets. Raises ConfigError when one lies where the table is going to be.
+
+    `spool`: what of it is ours; standard input is copied there.
+    """
+    before, inside = "", False
+    for file in files:
+        path = file.path.removeprefix("file://")
+        if is_address(path):
+            yield replace(file, path=without_secrets(path))
+            continue
+        # By plain strings: pathlib takes longer, and there may be millions of files, most of them in one folder.
+        real = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)  # noqa: PTH114
+        folder = os.path.dirname(real)  # noqa: PTH120
+        if folder != before:
+            before, place = folder, Path(folder).resolve()
+            inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
+        if inside and path != STDIN:
+            raise ConfigError(
+                f"{path} is read, and lies in {out}, which is written: its rows would be lost. "
+                "Choose another folder for the table."
+            )
+        yield file
 
 
 def _shown(value: Any) -> str:

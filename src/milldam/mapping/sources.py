@@ -27,9 +27,8 @@ from milldam.files import hash_bytes
 from milldam.mapping.data_set_rows import LARGEST_IN_MEMORY, DataSetPlan, bytes_in_memory
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
-from milldam.mapping.plan import Report, RowReader, SourceOptions, SourcePlan
+from milldam.mapping.plan import Report, RowReader, RowUnit, SourceOptions, SourcePlan
 from milldam.mapping.spooling import SpooledPlan, Stream
-from milldam.mapping.units import RowUnit
 from milldam.sources.data_sets import choose_splits, split_names
 from milldam.sources.rows import Rows
 from milldam.sources.splits import ALL, parse_split

@@ -18,27 +18,26 @@ import pyarrow as pa
 
 from milldam.errors import InputError, Setting
 from milldam.mapping.batching import batches
-from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError
+from milldam.mapping.calling import Caller, CallRules
 from milldam.mapping.carrying import Carried
 from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.leak_check import LeakCheck
+from milldam.mapping.made_units import recorded, rejects_name
 from milldam.mapping.memory_gate import MemoryGate, this_process
-from milldam.mapping.plan import RowReader
+from milldam.mapping.plan import RowReader, RowUnit
+from milldam.mapping.returned import FunctionError, ResultError
 from milldam.mapping.room import Room
 from milldam.mapping.schema import ColumnError, fit
 from milldam.mapping.shards import TableShardWriter
-from milldam.mapping.units import RowUnit
 from milldam.memory import release, usage
 from milldam.pipeline.aside import RejectFile
 from milldam.pipeline.assignments import REPORT_SECONDS
-from milldam.run.folder import RUN_FOLDER
-from milldam.run.records import Files, Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.sources.batch import OnReject, Reject
 from milldam.sources.places import Place, Places, shown
 from milldam.sources.rows import Rows, byte_size, column_names, row_count
-from milldam.stores.table.manifest import MadeUnit, TableSchema, TableShard
+from milldam.stores.table.manifest import MadeUnit, TableSchema
 
 FAILED = "function_failed"
 RELEASE_BYTES = 4 << 20
@@ -78,25 +77,6 @@ class MapTask:
             _Unit(self, calls, schema, report, check).make(assigned.key)
 
         return work
-
-
-def recorded(unit: MadeUnit, files: Files) -> Record:
-    """What the frame keeps of a finished unit. `files`: its rejects."""
-    shard = unit.shard
-    outputs = {} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}}
-    facts = {"read": unit.read, "rejected": unit.rejected}
-    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
-
-
-def made_of(record: Record) -> MadeUnit:
-    """The unit again, for the manifest."""
-    shards = [TableShard(name, record.counts["rows"], **file) for name, file in record.outputs.items()]
-    return MadeUnit(record.key, record.facts["read"], next(iter(shards), None), record.facts["rejected"])
-
-
-def rejects_name(key: str) -> str:
-    """Where the rejects of a unit are, below the output folder."""
-    return f"{RUN_FOLDER}/rejects-{key}.jsonl"
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.text_cache import print_paths
+from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
@@ -146,10 +147,12 @@ class Deduplication:
             task = IndexTask(self._rules.index, self._prepared.identity.run_id, self._out, resolve)
             yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
 
-    def clean_up(self) -> None:
-        """Remove what a finished store does not need; the fingerprints of its units stay for when its input grows."""
-        for path in self._session.folder.folder.glob(f"{FOLDER}-*"):
-            shutil.rmtree(path, ignore_errors=True)
-        prints = self._session.folder.folder / PRINTS
-        live = (path.name for number in range(len(self.keys)) for path in print_paths(prints, self.keys[number])[:2])
-        sweep(prints, ("*",), live)
+
+def remove_drop_sets(folder: RunFolder) -> None:
+    """Remove what a finished store does not need; the fingerprints of its units stay for when its input grows."""
+    found = list(folder.folder.glob(f"{FOLDER}-*"))
+    if found:
+        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
+        sweep(folder.folder / PRINTS, ("*",), live)
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)

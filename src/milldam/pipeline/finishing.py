@@ -22,7 +22,7 @@ from milldam.markup import counted
 from milldam.packing.rows import pack
 from milldam.pipeline.aside import DROPPED as DROPPED_PARTS
 from milldam.pipeline.aside import REJECTS
-from milldam.pipeline.deduplicating import Deduplication
+from milldam.pipeline.deduplicating import Deduplication, remove_drop_sets
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run.folder import RunFolder
@@ -31,15 +31,17 @@ from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.sealed import read_sealed, write_sealed
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
-from milldam.stores.tokens.place import Folder
 from milldam.stores.tokens.tally import READ, Tally, total
 
 DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
 PACKED_FOLDER = "packed"
-_FILES = ("bin", "idx")
+_SHARD_FILES = ("*.bin", "*.idx", "*.facts")
 _BLOCK = 1 << 20
 _REASONS_SHOWN = 10
 
@@ -162,12 +164,10 @@ class Finish:
         """Remove what the store does not name: of an earlier one, of runs that were interrupted, and what was needed
         only on the way."""
         folder = self.folder
-        live = (f"{shard.name}.{kind}" for shard in ManifestText.at(Folder(folder.out)).shards() for kind in _FILES)
-        sweep(folder.out, ("*.bin", "*.idx", "*.facts"), live)
+        sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
         kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
         sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED_PARTS}*"), kept)
-        if self.made.dedup is not None:
-            self.made.dedup.clean_up()
+        remove_drop_sets(folder)
 
     def _pack(self) -> dict[str, Any]:
         if self.config.packing_rules is None:
@@ -201,6 +201,8 @@ class Finish:
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
+    sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
+    remove_drop_sets(folder)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}

@@ -147,7 +147,7 @@ class TokenJob:
             self._require_disk(prepared, choice.encoder, survey, units)
             files = {"tokenizer.json": prepared.tokenizer_json.encode()}
             if begin == NEW:
-                folder.start(prepared.identity, files, (*OUTPUTS, "packed/*"))
+                folder.start(prepared.identity, files, (*OUTPUTS, "packed/"))
             else:
                 folder.replan(prepared.identity, files)
         else:

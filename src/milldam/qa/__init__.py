@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Prediction, Predictions, answers
-    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
+    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples, to_tensors
     from milldam.qa.evaluation import Scores, evaluate
     from milldam.qa.examples import Answer, Example
     from milldam.qa.job import prepare
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from milldam.qa.selection import Selection
     from milldam.qa.sources import examples_of
     from milldam.qa.token_stretches import stretches
-    from milldam.qa.torch_batches import to_tensors
     from milldam.stores.features import FeatureStore
 
 __all__ = [
@@ -71,7 +70,7 @@ _HOMES = {
     "examples_of": "milldam.qa.sources",
     "prepare": "milldam.qa.job",
     "stretches": "milldam.qa.token_stretches",
-    "to_tensors": "milldam.qa.torch_batches",
+    "to_tensors": "milldam.qa.batches",
 }
 
 

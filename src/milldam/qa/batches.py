@@ -12,7 +12,7 @@ long, or let rows take the next document when one ends (lanes.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,18 @@ from milldam.loader.samples import ReadPart, Samples
 from milldam.loader.types import Array, BatchT, State
 from milldam.qa.document_order import DocumentOrder, GroupedByLength
 from milldam.qa.selection import Selection, chosen_windows
-from milldam.qa.window_rows import COLUMNS, Rows, WindowColumns, Windows
+from milldam.qa.window_rows import COLUMNS, LaneBatch, Rows, StepBatch, WindowBatch, WindowColumns
+
+if TYPE_CHECKING:
+    import torch
+
+    from milldam.stores.features import FeatureStore
 
 
-class FeatureSamples(Samples[Rows, BatchT]):
+class FeatureSamples(Samples[WindowBatch, BatchT]):
     """Samples made of a feature store's windows."""
 
-    def __init__(self, store: Windows, columns: Sequence[str]) -> None:
+    def __init__(self, store: FeatureStore, columns: Sequence[str]) -> None:
         if not len(store):
             raise ConfigError("This feature store holds no windows: nothing to make batches of.")
         self.store, self.columns = store, WindowColumns(columns)
@@ -46,10 +51,10 @@ class FeatureSamples(Samples[Rows, BatchT]):
         return dtype
 
 
-class WindowSamples(FeatureSamples[Rows]):
+class WindowSamples(FeatureSamples[WindowBatch]):
     """Windows by number: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
 
-    def __init__(self, store: Windows, *, columns: Sequence[str] = COLUMNS) -> None:
+    def __init__(self, store: FeatureStore, *, columns: Sequence[str] = COLUMNS) -> None:
         super().__init__(store, columns)
 
     @property
@@ -59,12 +64,12 @@ class WindowSamples(FeatureSamples[Rows]):
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, number: int) -> Rows:
-        rows = self.read(np.array([self._number(number)]))
-        return {name: column[0] for name, column in rows.items()}
+    def __getitem__(self, number: int) -> WindowBatch:
+        rows = self.columns.read(self.store, np.array([self._number(number)]), np.int64)
+        return cast("WindowBatch", {name: column[0] for name, column in rows.items()})
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Rows | None = None) -> Rows:
-        return self.columns.read(self.store, numbers, dtype, out)
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: WindowBatch | None = None) -> WindowBatch:
+        return cast("WindowBatch", self.columns.read(self.store, numbers, dtype, cast("Rows | None", out)))
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
@@ -73,14 +78,14 @@ class WindowSamples(FeatureSamples[Rows]):
         return f"WindowSamples({len(self):,} windows of {self.sample_tokens:,} tokens)"
 
 
-class TimeSteps(list[Rows]):
+class TimeSteps(list[StepBatch]):
     """Documents step by step: `steps[t]` has segment t of every document, row b is the same document at every step.
 
     `document_mask` is False, and the row is padding, where a document has ended: [A(1), B(3), C(2)] gives
     [A, B, C], [pad, B, C], [pad, B, pad]. Steps are views of arrays for the whole batch.
     """
 
-    def __init__(self, steps: Iterable[Rows], examples: Int64s) -> None:
+    def __init__(self, steps: Iterable[StepBatch], examples: Int64s) -> None:
         super().__init__(steps)
         self.examples = examples
         """(rows,): the document of each row, by its number in the store."""
@@ -102,7 +107,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
 
     def __init__(
         self,
-        store: Windows,
+        store: FeatureStore,
         *,
         selection: Selection | None = None,
         group_by_length: bool = False,
@@ -127,10 +132,10 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
     def __len__(self) -> int:
         return self.store.examples
 
-    def __getitem__(self, number: int) -> Rows:
+    def __getitem__(self, number: int) -> WindowBatch:
         """The windows of one document, as the first epoch has them."""
         firsts, counts = self.chosen(np.array([self._number(number)]))
-        return self.columns.read(self.store, ranges(firsts, counts), np.int64)
+        return cast("WindowBatch", self.columns.read(self.store, ranges(firsts, counts), np.int64))
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TimeSteps | None = None) -> TimeSteps:
         """Numbers from `len(self)` on are those of later epochs."""
@@ -152,7 +157,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
         places = ranges(np.zeros_like(counts), counts), rows
         columns = placed(self.columns, self.store, ranges(firsts, counts), shape, places, dtype)
         steps = ({name: column[t] for name, column in columns.items()} for t in range(shape[0]))
-        return TimeSteps(steps, numbers % len(self))
+        return TimeSteps((cast("StepBatch", step) for step in steps), numbers % len(self))
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         below = make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
@@ -170,7 +175,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
 
 def placed(
     columns: WindowColumns,
-    store: Windows,
+    store: FeatureStore,
     numbers: Int64s,
     shape: tuple[int, ...],
     places: tuple[Array, ...],
@@ -184,3 +189,24 @@ def placed(
     mask = np.zeros(shape, np.bool_)
     mask[places] = True
     return columns_of_all | {"document_mask": mask}
+
+
+@overload
+def to_tensors(batch: TimeSteps, device: torch.device | str | None = None) -> list[dict[str, torch.Tensor]]: ...
+@overload
+def to_tensors(
+    batch: WindowBatch | StepBatch | LaneBatch, device: torch.device | str | None = None
+) -> dict[str, torch.Tensor]: ...
+def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
+    """The same batch with tensors for arrays, on a device when one is named; a list of steps stays a list.
+
+    On the CPU they share the arrays' memory, without a copy. For all batches of a loader: `milldam.torch.tensors`.
+
+    >>> for steps in DocumentSamples(store).batches(8):                                     # doctest: +SKIP
+    ...     for step in to_tensors(steps, "cuda"): ...
+    """
+    import torch
+
+    from milldam.torch.tensors import converted
+
+    return converted(batch, lambda array: torch.from_numpy(array).to(device or "cpu"))

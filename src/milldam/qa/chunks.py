@@ -12,17 +12,21 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from milldam.files import NewFile, hash_bytes
+from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.qa.examples import Answer, Example
 from milldam.qa.sources import Limits, Reject, read_examples, stop_at_reject
+from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.units import key_of
 from milldam.sources.listing import InputFile
 from milldam.stores.kinds import FileRecord
 
+CHUNKS = "chunks"
 EXAMPLES, CHARACTERS = 1024, 32 << 20
 """A chunk ends with so many examples, or so many characters."""
 REPORT_SECONDS = 0.25
@@ -41,41 +45,54 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What came of a reading; its files are durable before this is told."""
+    """What came of a reading: the facts of its record."""
 
-    key: str
     examples: int
     chunks: list[list[FileRecord]]
     """By file."""
     rejected: dict[str, int]
     """Reason -> records."""
-    rejects: FileRecord | None
-    """Size and hash of the list of rejects; None: there are none."""
     heaviest: int
     """What the example that takes most takes beside what every worker does."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowUnit:
+    """Chunks of a file that become a shard."""
+
+    key: str
+    reading: int
+    """The number of the reading that they are from."""
+    chunks: list[FileRecord]
+
+    @property
+    def size(self) -> int:
+        return sum(chunk["bytes"] for chunk in self.chunks)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def readings(files: Iterable[InputFile], max_examples: int | None) -> Iterator[Reading]:
     """What there is to read, named by the state of the files."""
     groups = ([file] for file in files) if max_examples is None else iter([list(files)])
     for group in groups:
-        known = [max_examples, *((Path(file.path).name, file.size, file.version) for file in group)]
-        yield Reading(hash_bytes(json.dumps(known).encode()), tuple(group), max_examples)
+        key = key_of(max_examples, *((Path(file.path).name, file.size, file.version) for file in group))
+        yield Reading(key, tuple(group), max_examples)
 
 
-def shards_of(read: Read) -> Iterator[list[FileRecord]]:
-    """The chunks that become a shard together: a sixteenth of a file's, but at most 64."""
-    for chunks in read.chunks:
-        size = max(1, min(_MOST_CHUNKS, len(chunks) // _SHARDS_WANTED))
-        yield from (chunks[first : first + size] for first in range(0, len(chunks), size))
+def window_units(recipe: str, reads: Iterable[Read]) -> Iterator[WindowUnit]:
+    """A sixteenth of a file's chunks each, but at most 64."""
+    for number, read in enumerate(reads):
+        for chunks in read.chunks:
+            size = max(1, min(_MOST_CHUNKS, len(chunks) // _SHARDS_WANTED))
+            for first in range(0, len(chunks), size):
+                together = chunks[first : first + size]
+                yield WindowUnit(key_of(recipe, *(chunk["xxh3"] for chunk in together)), number, together)
 
 
 def chunk_path(folder: Path, chunk: FileRecord) -> Path:
-    return folder / "chunks" / f"{chunk['xxh3']}.jsonl"
-
-
-def rejects_path(folder: Path, key: str) -> Path:
-    return folder / f"rejects-{key}.jsonl"
+    return folder / CHUNKS / f"{chunk['xxh3']}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +105,11 @@ class ReadTask:
     limits: Limits
 
     def start(self) -> Work:
-        (self.folder / "chunks").mkdir(exist_ok=True)
+        (self.folder / CHUNKS).mkdir(exist_ok=True)
         return self._work
 
     def _work(self, reading: Reading, report: Report) -> None:
-        with NewFile(rejects_path(self.folder, reading.key)) as rejects:
+        with NewFile(self.folder / f"rejects-{reading.key}.jsonl") as rejects:
             tally = _Tally(rejects, self.limits, report)
             chunks: list[list[FileRecord]] = []
             for file in reading.files:
@@ -102,9 +119,9 @@ class ReadTask:
                 chunks.append(list(_write_chunks(self.folder, itertools.islice(found, left), tally)))
                 if tally.examples == reading.most:
                     break
-            listed = rejects.commit() if tally.rejected else None
-        rejected = dict(sorted(tally.rejected.items()))
-        report(PART, Read(reading.key, tally.examples, chunks, rejected, listed, tally.heaviest))
+            files = {f"{self.folder.name}/{rejects.path.name}": rejects.commit()} if tally.rejected else {}
+        read = Read(tally.examples, chunks, dict(sorted(tally.rejected.items())), tally.heaviest)
+        report(PART, Record(reading.key, files=files, facts=asdict(read)))
 
 
 @dataclass(slots=True)
@@ -139,11 +156,9 @@ def _write_chunks(folder: Path, examples: Iterator[Example], tally: _Tally) -> I
     """Write every chunk; size and hash of each."""
     ahead = next(examples, None)
     while ahead is not None:
-        with NewFile(folder / "chunks" / "new.jsonl") as new:
+        with NewFile(folder / CHUNKS / "new.jsonl") as new:
             ahead = _write_chunk(new, ahead, examples, tally)
-            record: FileRecord = new.commit()
-        new.path.rename(chunk_path(folder, record))
-        yield record
+            yield new.commit(chunk_path(folder, new.record).name)
         tally.tell()
 
 

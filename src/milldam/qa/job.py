@@ -1,9 +1,12 @@
-"""The job of `milldam qa`: examples to a store of features. Each step leaves a state from which the same call goes on.
+"""The job of `milldam qa` in the frame of run/job.py: examples to a store of features.
 
 prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
-read        files once, in order, into chunks of examples in the run folder; every file that was read is recorded
-window      chunks of a file to shards of windows, in worker processes; every finished shard is recorded
+plan        read: files once, in order, into chunks of examples in the run folder; then units and workers follow
+window      chunks of a file to a shard of windows, in worker processes
 finish      the lists of rejects and repaired answers gathered, the manifest written last
+
+Files that were read and shards that were made are recorded by what they are made from: what has a record is never made
+again, after a kill or when the input has changed.
 
 Memory: this process reads and keeps count; a worker holds a tokenizer and a batch of windows. How many workers there
 are follows from the budget, and what they make from the input and the settings alone.
@@ -11,48 +14,55 @@ are follows from the budget, and what they make from the input and the settings 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.checking import checked_settings
-from milldam.errors import InputError
-from milldam.files import NewFile, hash_bytes, remove_matching, remove_temporaries
-from milldam.memory import Budget, format_size, release, usage
-from milldam.qa.chunks import Read, ReadTask, chunk_path, readings, rejects_path, shards_of
+from milldam.errors import InputError, StoreError
+from milldam.files import NewFile, hash_bytes
+from milldam.input_files import InputState
+from milldam.memory import format_size, release, usage
+from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, WindowUnit, chunk_path, readings, window_units
 from milldam.qa.records import list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.weighing import Scale
-from milldam.qa.windowing import Assigned, Made, WindowTask, answers_path
+from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
+from milldam.run import job as frame
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
-from milldam.run.old_folder import FINISHED, NEW, QA_RECORDS, UNFINISHED, Run
-from milldam.run.old_workforce import Staff, Stage, at_work
 from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
-from milldam.run.progress import Observer, Quiet
-from milldam.run.summary import Summary, describe_machine, package_versions
+from milldam.run.pools import Workers
+from milldam.run.progress import Observer
+from milldam.run.records import Record, Records, sweep
+from milldam.run.session import Session, Stage
+from milldam.run.summary import Summary
+from milldam.run.units import Keys
 from milldam.sealed import is_whole
-from milldam.sources.listing import InputFile
-from milldam.stores.features.manifest import NAME as MANIFEST
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
+from milldam.stores.kinds import FEATURES
 
 if TYPE_CHECKING:
     from milldam.config.fields import Executor
     from milldam.stores.features.reader import FeatureStore
 
+READS, RECORDS = "read.jsonl", "records.jsonl"
 ANSWERS, REJECTS = "answers.jsonl", "rejects.jsonl"
+SHARDS = ("*.bin", "*.idx")
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
 VALUE_FACTOR, READING_BYTES = 64, 32 * 10**6
 """Bytes held for a byte of a value while it is read (24 for `{}`, 4 for a character, twice); what it leaves."""
 SMALL_INPUT = 8 * 10**6
 """Bytes of examples for which starting worker processes takes longer than the work."""
-_READ = "read.jsonl"
+_CHANGED = "The input changed while it was read. Run the same command again: it reads what changed."
 
 
 class QAFacts(TypedDict):
@@ -60,6 +70,9 @@ class QAFacts(TypedDict):
 
     max_seq_length: int
     memory_tokens: int
+
+
+QASummary = Summary[QAFacts]
 
 
 def prepare(
@@ -79,7 +92,7 @@ def prepare(
     split: str = "train",
     memory: str | int | None = None,
     workers: int | None = None,
-    engine: Executor = "local",
+    executor: Executor = "local",
     address: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -87,8 +100,8 @@ def prepare(
     """Turn examples of question answering into a store of features and open it; what `milldam qa` does.
 
     `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
-    overlap. Finds finished work and goes on from there; a store that is up to date is opened as it is. `memory` limits
-    what the job takes on top of what the program holds already.
+    overlap. Resumes unfinished work; of an input that changed, what changed is made again; a store that is up to date
+    is opened as it is. `memory` limits what the job takes on top of what the program holds already.
 
     >>> prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased", overlap=128)   # doctest: +SKIP
     FeatureStore('squad.milldam': 131,944 windows of 384, 130,319 examples, 700 MB)
@@ -101,101 +114,51 @@ def prepare(
     return FeatureStore(settings.out)
 
 
-def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> Summary[QAFacts]:
+def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    with QARun(Path(settings.out)) as run:
-        return _Job(settings, run, observer or Quiet(), held_bytes).run()
+    options = frame.Options(
+        Path(settings.out),
+        memory=settings.memory,
+        executor=settings.executor,
+        address=settings.address,
+        overwrite=settings.overwrite,
+        held_bytes=held_bytes,
+    )
+    return frame.run(QAJob(settings), options, observer)
 
 
-class QARun(Run):
-    """The run folder of a store of features: the same, with another manifest and other records."""
-
-    manifest = MANIFEST
-
-    def __enter__(self) -> QARun:
-        super().__enter__()
-        return self
-
-    def identity(self) -> Identity:
-        if self.state() == FINISHED:
-            made = FeatureManifest.read(self.out)
-            return Identity(made.settings, made.input, made.tokenizer["name"])
-        return super().identity()
-
-    def has_results(self) -> bool:
-        return any(self.what_was_read()) or super().has_results()
-
-    def _clear(self) -> None:
-        super()._clear()
-        (self.out / ANSWERS).unlink(missing_ok=True)
-
-    def tidy(self) -> None:
-        super().tidy()
-        remove_temporaries(self.folder / "chunks")
-
-    def what_was_read(self) -> dict[str, Read]:
-        """The files that were read and whose chunks are there as they were written."""
-        found = (Read(**line) for line in self.appended(_READ))
-        return {one.key: one for one in found if self._has_chunks(one)}
-
-    def _has_chunks(self, read: Read) -> bool:
-        if read.rejects is not None and not is_whole(rejects_path(self.folder, read.key), read.rejects):
-            return False
-        return all(is_whole(chunk_path(self.folder, chunk), chunk) for chunks in read.chunks for chunk in chunks)
-
-    def made(self) -> dict[int, Made]:
-        """The units that are done and whose files are there."""
-        found = (Made(**line) for line in self.appended(QA_RECORDS))
-        return {one.unit: one for one in found if self._has_files(one)}
-
-    def safe(self) -> dict[str, int]:
-        made = self.made().values()
-        return {
-            "units_done": len(made),
-            "documents": sum(one.shard["examples"] for one in made if one.shard is not None),
-            "tokens": sum(one.counts["tokens"] for one in made),
-        }
-
-    def _has_files(self, made: Made) -> bool:
-        files = (made.shard or {"files": {}})["files"]
-        if made.answers is not None and not is_whole(answers_path(self.folder, made.unit), made.answers):
-            return False
-        try:
-            return all((self.out / name).stat().st_size == record["bytes"] for name, record in files.items())
-        except OSError:
-            return False
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    identity: Identity
+    tokenizer: QATokenizer
+    readings: list[Reading]
 
 
-class _Job:
-    def __init__(self, settings: QASettings, run: QARun, observer: Observer, held_bytes: int) -> None:
-        self._settings, self._run, self._observer = settings, run, observer
-        self._rules = settings.rules
-        self._budget = Budget.of(settings.memory, held_bytes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QAPlan(WorkPlan):
+    reads: list[Record]
+    """Of the files, in order."""
+    records: Records
+    """Of the units."""
 
-    def run(self) -> Summary[QAFacts]:
-        run = self._run
-        where = self._settings.engine, self._settings.address
-        with at_work(run, self._observer, self._budget, *where) as self._workforce:
-            self._monitor = self._workforce.monitor
-            tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
-            release()
-            identity = Identity(self._identity_settings(tokenizer), self._list_input(), tokenizer.name)
-            begin = self._where_to_begin(identity)
-            if begin == FINISHED:
-                _remove_intermediate(run)
-                return self._summary(FeatureManifest.read(run.out), up_to_date=True)
-            self._loaded_bytes = TOKENIZER_FACTOR * len(tokenizer.json) + WINDOWS_BYTES
-            fit_workers(self._budget, usage().anonymous, self._loaded_bytes, 1)
-            self._begin(begin, identity, tokenizer)
-            reads = self._read(tokenizer)
-            self._plan = self._plan_work(reads, identity)
-            self._observer.planned(self._plan)
-            made = self._make_windows(reads, tokenizer)
-            self._workforce.close()
-            self._workforce.enter("finish")
-            return self._finish(reads, made, tokenizer, identity)
+
+class QAJob:
+    """Examples to windows."""
+
+    kind = FEATURES
+
+    def __init__(self, settings: QASettings) -> None:
+        self._settings, self._rules = settings, settings.rules
 
     # ---- prepare ----
+
+    def prepare(self, session: Session) -> Prepared:
+        tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
+        release()
+        files = list(list_files(self._settings.inputs, self._settings.split))
+        listed = session.folder.inputs.write((0, file) for file in files)
+        identity = Identity(self._identity_settings(tokenizer), listed, tokenizer.name)
+        return Prepared(identity, tokenizer, list(readings(files, self._settings.max_examples)))
 
     def _identity_settings(self, tokenizer: QATokenizer) -> dict[str, Any]:
         """Every setting that changes features, with what "auto" stands for settled."""
@@ -209,205 +172,221 @@ class _Job:
         kept = {"max_examples": self._settings.max_examples, "split": self._settings.split}
         return {"version": WINDOWS_VERSION, "tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
 
-    def _list_input(self) -> dict[str, Any]:
-        files = list_files(self._settings.inputs, self._settings.split)
-        return self._run.write_inputs((0, file) for file in files)
+    def has_results(self, folder: RunFolder) -> bool:
+        return any(next(folder.journal.read(name), None) is not None for name in (READS, RECORDS))
 
-    def _where_to_begin(self, identity: Identity) -> str:
-        """NEW: from nothing; UNFINISHED: go on; FINISHED: nothing to do. Refuses what was made from something else."""
-        run, state = self._run, self._run.state()
-        same = run.agrees(identity, overwrite=self._settings.overwrite)
-        if state == NEW or (self._settings.overwrite and not (same and state == UNFINISHED)):
-            return NEW
-        if state == UNFINISHED and not same and not run.has_results():
-            return NEW  # it was planned, and nothing came of it
-        run.require_same(identity)
-        return state
+    # ---- plan: what is in the files, and who works on it ----
 
-    def _begin(self, begin: str, identity: Identity, tokenizer: QATokenizer) -> None:
-        run = self._run
+    def plan(self, session: Session, prepared: Prepared, begin: str) -> QAPlan:
+        folder, identity = session.folder, prepared.identity
+        fit_workers(session.budget, usage().anonymous, self._worker_bytes(session, prepared), 1)
         if begin == NEW:
-            self._monitor.restart()
-            run.stage(())
-            run.start(identity, {"tokenizer.json": tokenizer.json.encode()})
-        elif run.has_moved():
-            run.replan(())
-        run.tidy()
+            folder.stage(())
+            files = {"tokenizer.json": prepared.tokenizer.json.encode()}
+            folder.start(identity, files, (*SHARDS, ANSWERS, REJECTS))
+        reads = self._read(session, prepared, {})
+        recipe = hash_bytes(json.dumps(identity.settings, sort_keys=True).encode())
+        folder.stage(window_units(recipe, (Read(**reads[number].facts) for number in sorted(reads))))
+        folder.inputs.write((0, file) for one in prepared.readings for file in one.files)
+        folder.replan(identity)
+        records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
+        lost = {unit.reading: reads[unit.reading] for unit in self._without_chunks(folder, records)}
+        if lost:
+            self._read(session, prepared, lost)
+        return self._plan_work(session, prepared, [reads[number] for number in sorted(reads)], records)
 
-    # ---- read ----
+    def _read(self, session: Session, prepared: Prepared, again: dict[int, Record]) -> dict[int, Record]:
+        """Read the files that have no record, or those to be read again; the records of all, by number."""
+        folder, keys = session.folder, Keys.of(one.key for one in prepared.readings)
+        records = Records(folder.journal, READS, folder.out, keys)
+        found = dict(records.in_plan_order())
 
-    def _read(self, tokenizer: QATokenizer) -> list[Read]:
-        run, found = self._run, self._run.what_was_read()
-        files = (InputFile(**file) for file in run.inputs())
-        wanted = list(readings(files, self._settings.max_examples))
-        todo = [number for number, one in enumerate(wanted) if one.key not in found]
+        def keep(record: Record) -> None:
+            number = keys.number_of(record.key)
+            assert number is not None
+            if number in again and again[number].facts != record.facts:
+                raise InputError(_CHANGED)
+            found[number] = record
+            if record.facts["examples"]:  # else the same command reads again, maybe with more memory
+                records.add(record)
 
-        def keep(read: Read) -> None:
-            found[read.key] = read
-            if read.examples:  # else the same command reads again, maybe with more memory
-                run.append(_READ, asdict(read))
+        todo = sorted(again) or list(records.pending())
+        stage = Stage(
+            "read",
+            ReadTask(folder.folder, self._settings.strict, self._limits(session, prepared)),
+            todo,
+            lambda number: replace(prepared.readings[number], key=keys[number]),
+            Workers(1, 1, here=True),
+            keep,
+            total=len(keys),
+            done=len(keys) - len(todo),
+            in_arrays=False,
+        )
+        if todo:
+            session.work(stage)
+        return found
 
-        task = ReadTask(run.folder, self._settings.strict, self._limits(tokenizer))
-        total, done = len(wanted), len(wanted) - len(todo)
-        stage = Stage("read", task, iter(todo), wanted.__getitem__, total=total, done=done)
-        self._workforce.work(stage, Staff(1, 1, here=True), keep)
-        return [found[one.key] for one in wanted]
-
-    def _limits(self, tokenizer: QATokenizer) -> Limits:
+    def _limits(self, session: Session, prepared: Prepared) -> Limits:
         """What the budget leaves: for a value that is read here, and for an example in a worker."""
-        limit, parent = self._budget.limit_bytes, usage().anonymous
-        least = least_bytes(parent, self._worker_bytes(0)) + READING_BYTES
+        limit, parent = session.budget.limit_bytes, usage().anonymous
+        least = least_bytes(parent, self._worker_bytes(session, prepared)) + READING_BYTES
+        tokenizer = prepared.tokenizer
         row_bytes = sum(column.row_bytes for column in tokenizer.form(self._rules).columns)
         scale = Scale(tokenizer.json, self._rules, tokenizer.template, row_bytes)
 
         def advice(weight: int) -> str:
-            option = enough_memory(least + weight)
-            return f"too much for a budget of {format_size(limit)}. {option} --overwrite would do"
+            enough = enough_memory(least + weight).value
+            return f"too much for a budget of {format_size(limit)}. With memory {enough} and overwrite it is made"
 
         return Limits((limit - parent) // VALUE_FACTOR, max(0, limit - least), scale.weigh, advice)
 
-    # ---- window ----
+    def _without_chunks(self, folder: RunFolder, records: Records) -> Iterator[WindowUnit]:
+        """Units that are still to be made and whose chunks are gone: those of a finished store are removed."""
+        for number in records.pending():
+            unit = _unit(folder, number)
+            if not all(is_whole(chunk_path(folder.folder, chunk), chunk) for chunk in unit.chunks):
+                yield unit
 
-    def _plan_work(self, reads: list[Read], identity: Identity) -> WorkPlan:
-        shards = [shard for read in reads for shard in shards_of(read)]
-        units, done = len(shards), len(self._run.made())
-        chunk_bytes = sum(chunk["bytes"] for shard in shards for chunk in shard)
-        wanted = self._settings.workers or self._workforce.crew.cores
-        local = self._settings.engine == "local"
-        small = local and self._settings.workers is None and chunk_bytes < SMALL_INPUT
-        useful = 1 if small else max(1, min(wanted, units - done))
+    def _plan_work(self, session: Session, prepared: Prepared, reads: list[Record], records: Records) -> QAPlan:
+        units, sizes = len(records.keys), session.folder.units.sizes()
+        wanted = self._settings.workers or session.pool.cores
+        local = self._settings.executor == "local"
+        small = local and self._settings.workers is None and sizes.sum() < SMALL_INPUT
+        useful = 1 if small else max(1, min(wanted, units - records.complete))
         release()
-        parent = usage().anonymous
-        workers = fit_workers(self._budget, parent, self._worker_bytes(max(read.heaviest for read in reads)), useful)
-        held = parent if workers > 1 or self._workforce.crew.machine else 0
+        parent, heaviest = usage().anonymous, max(read.facts["heaviest"] for read in reads)
+        needed = self._worker_bytes(session, prepared) + heaviest
+        workers = fit_workers(session.budget, parent, needed, useful)
         rules = self._rules
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
         return make_plan(
-            self._budget,
-            kind=WorkPlan,
+            session.budget,
+            kind=QAPlan,
             workers=workers,
             useful=useful,
             cores=wanted,
-            held_bytes=held,
+            held_bytes=parent if workers > 1 or session.pool.machine else 0,
             units=units,
-            done=done,
-            input_bytes=identity.input["bytes"],
-            shard_size=chunk_bytes // max(1, units),
+            done=records.complete,
+            input_bytes=prepared.identity.input["bytes"],
+            shard_size=int(sizes.sum()) // max(1, units),
             encoder="huggingface",
             encoder_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
             stages=("read", "window"),
+            pieces={"window": units},
+            reads=reads,
+            records=records,
         )
 
-    def _worker_bytes(self, heaviest: int) -> int:
-        """What a worker takes whose heaviest example takes so much."""
-        return self._loaded_bytes + self._workforce.crew.overhead_bytes + heaviest
+    def _worker_bytes(self, session: Session, prepared: Prepared) -> int:
+        """What a worker takes besides what any worker takes, and besides a heavy example."""
+        return TOKENIZER_FACTOR * len(prepared.tokenizer.json) + WINDOWS_BYTES + session.pool.overhead_bytes
 
-    def _make_windows(self, reads: list[Read], tokenizer: QATokenizer) -> dict[int, Made]:
-        run, made = self._run, self._run.made()
-        units = [shard for read in reads for shard in shards_of(read)]
-        todo = [number for number in range(len(units)) if number not in made]
-        task = WindowTask(
-            run.out, run.folder, self._settings.split, self._rules, tokenizer.template, tokenizer.form(self._rules)
-        )
+    # ---- work ----
 
-        def keep(one: Made) -> None:
-            run.append(QA_RECORDS, asdict(one))
-            made[one.unit] = one
-
-        stage = Stage(
+    def stages(self, session: Session, prepared: Prepared, plan: QAPlan) -> Generator[Stage, None, None]:
+        folder, tokenizer, records = session.folder, prepared.tokenizer, plan.records
+        form = tokenizer.form(self._rules)
+        yield Stage(
             "window",
-            task,
-            iter(todo),
-            lambda number: Assigned(number, units[number]),
-            total=len(units),
-            done=len(units) - len(todo),
-            input_bytes=sum(chunk["bytes"] for number in todo for chunk in units[number]),
+            WindowTask(folder.out, folder.folder, self._settings.split, self._rules, tokenizer.template, form),
+            records.pending(),
+            lambda number: replace(_unit(folder, number), key=records.keys[number]),
+            Workers(plan.workers, plan.threads),
+            records.add,
+            total=plan.units,
+            done=records.complete,
+            input_bytes=records.pending_bytes(folder.units.sizes()),
         )
-        if todo:
-            self._workforce.work(stage, Staff(self._plan.workers, self._plan.threads), keep)
-        return made
 
     # ---- finish ----
 
-    def _finish(
-        self, reads: list[Read], made: dict[int, Made], tokenizer: QATokenizer, identity: Identity
-    ) -> Summary[QAFacts]:
-        run = self._run
-        if self._list_input() != identity.input:
-            raise InputError("The input changed while it was read. Run the same command again with --overwrite.")
-        _gather(run.out / ANSWERS, (answers_path(run.folder, unit) for unit in sorted(made) if made[unit].answers))
-        _gather(run.out / REJECTS, (rejects_path(run.folder, read.key) for read in reads if read.rejects))
-        manifest = _manifest(reads, made, tokenizer, identity, tokenizer.form(self._rules))
+    def finish(self, session: Session, prepared: Prepared, plan: QAPlan, done: None) -> QASummary:
+        folder, records = session.folder, plan.records
+        if records.complete != plan.units:
+            raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
+        state = InputState()
+        for file in list_files(self._settings.inputs, self._settings.split):
+            state.add(file.path, file.size, file.version)
+        if state.as_json() != prepared.identity.input:
+            raise InputError(_CHANGED)
+        made = [record for _, record in records.in_plan_order()]
+        _gather(folder.out, ANSWERS, made)
+        _gather(folder.out, REJECTS, plan.reads)
+        manifest = self._manifest(prepared, plan.reads, made)
         if not manifest.shards:
-            raise InputError(_nothing_left(manifest, run.out))
-        run.tidy()
-        summary = self._summary(manifest, len(made))
-        summary.write(run.folder)
-        manifest.write(run.out)
-        _remove_intermediate(run)
-        run.write_status({"stage": "finished", "units": len(made), "units_done": len(made)})
+            raise InputError(_nothing_left(manifest, folder.out))
+        folder.tidy()
+        summary = replace(
+            _told_by(manifest, folder.out),
+            up_to_date=False,
+            units=plan.units,
+            reused=records.reused,
+            changed=plan.changes,
+            workers=plan.workers,
+        )
+        summary = session.measured(summary)
+        summary.write(folder.folder)
+        manifest.write(folder.out)
+        self._clean_up(folder, manifest, [*made, *plan.reads])
         return summary
 
-    def _summary(self, manifest: FeatureManifest, made: int = 0, *, up_to_date: bool = False) -> Summary[QAFacts]:
-        counts = {name: count for name, count in manifest.counts.items() if isinstance(count, int)}
-        told: Summary[QAFacts] = Summary(
-            "qa",
-            str(self._run.out),
-            {"max_seq_length": manifest.form.max_seq_length, "memory_tokens": len(manifest.memory["read"])},
-            up_to_date=up_to_date,
-            counts=counts | {"read": counts["examples"], "examples": manifest.examples},
-            rejected=manifest.counts["rejected"],
-            dropped=manifest.counts["dropped"],
-        )
-        if up_to_date:
-            return told
-        return replace(
-            told,
-            units=made,
-            output_bytes=sum(file["bytes"] for shard in manifest.shards for file in shard.files.values()),
-            seconds=self._workforce.elapsed,
-            stages=self._workforce.wall,
-            work=dict(self._workforce.seconds),
-            memory=self._monitor.use(self._budget.limit_bytes),
-            workers=self._plan.workers,
-            machine=describe_machine(),
-            versions=package_versions(),
+    def _manifest(self, prepared: Prepared, reads: list[Record], made: list[Record]) -> FeatureManifest:
+        tokenizer, template = prepared.tokenizer, prepared.tokenizer.template
+        return FeatureManifest(
+            form=tokenizer.form(self._rules),
+            tokenizer={
+                "name": tokenizer.name,
+                "xxh3": hash_bytes(tokenizer.json.encode()),
+                "vocab_size": tokenizer.vocab_size,
+                "cls_id": template.cls_id,
+            },
+            memory={"read": list(template.memory_read), "write": list(template.memory_write)},
+            template=template_facts(template),
+            settings=prepared.identity.settings,
+            input=prepared.identity.input,
+            shards=tuple(FeatureShard(**one.facts["shard"], files=one.outputs) for one in made if one.facts["shard"]),
+            counts=_counts(reads, made),
         )
 
+    def _clean_up(self, folder: RunFolder, manifest: FeatureManifest, records: list[Record]) -> None:
+        """Remove what the store does not name, and what was needed only on the way."""
+        sweep(folder.out, SHARDS, (name for one in manifest.shards for name in one.files))
+        kept = (Path(name).name for record in records for name in record.files)
+        sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
+        shutil.rmtree(folder.folder / CHUNKS, ignore_errors=True)
 
-def _manifest(
-    reads: list[Read], made: dict[int, Made], tokenizer: QATokenizer, identity: Identity, form: Any
-) -> FeatureManifest:
-    template = tokenizer.template
-    units = [made[number] for number in sorted(made)]
-    return FeatureManifest(
-        form=form,
-        tokenizer={
-            "name": tokenizer.name,
-            "xxh3": hash_bytes(tokenizer.json.encode()),
-            "vocab_size": tokenizer.vocab_size,
-            "cls_id": template.cls_id,
-        },
-        memory={"read": list(template.memory_read), "write": list(template.memory_write)},
-        template=template_facts(template),
-        settings=identity.settings,
-        input=identity.input,
-        shards=tuple(FeatureShard(**one.shard) for one in units if one.shard is not None),
-        counts=_counts(reads, units),
-    )
+    def up_to_date(self, session: Session, prepared: Prepared) -> QASummary:
+        return _told_by(FeatureManifest.read(session.folder.out), session.folder.out)
 
 
-def _counts(reads: list[Read], units: list[Made]) -> dict[str, Any]:
+def _unit(folder: RunFolder, number: int) -> WindowUnit:
+    unit: WindowUnit = folder.units.at(number, lambda value: WindowUnit(**value))
+    return unit
+
+
+def _gather(out: Path, name: str, records: list[Record]) -> None:
+    """One list from those that units left, in order; none when they left nothing."""
+    with NewFile(out / name) as new:
+        for part in (part for record in records for part in record.files):
+            new.write((out / part).read_bytes())
+        if new.size:
+            new.commit()
+        else:
+            new.path.unlink(missing_ok=True)
+
+
+def _counts(reads: list[Record], made: list[Record]) -> dict[str, Any]:
     found: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
-    for one in units:
-        found.update(one.counts)
-        dropped.update(one.dropped)
+    for one in made:
+        found.update(one.facts["counts"])
+        dropped.update(one.facts["dropped"])
     for read in reads:
-        rejected.update(read.rejected)
+        rejected.update(read.facts["rejected"])
     return {
-        "examples": sum(read.examples for read in reads),
+        "examples": sum(read.facts["examples"] for read in reads),
         "answered": found["ok"] + found["repaired"],
         "unanswerable": found["none"],
         "repaired": found["repaired"],
@@ -420,19 +399,19 @@ def _counts(reads: list[Read], units: list[Made]) -> dict[str, Any]:
     }
 
 
-def _gather(path: Path, parts: Iterable[Path]) -> None:
-    """One list from those of all units, in order; none when they are empty."""
-    with NewFile(path) as new:
-        for part in parts:
-            new.write(part.read_bytes())
-        if new.size:
-            new.commit()
-
-
-def _remove_intermediate(run: QARun) -> None:
-    """What a finished store no longer needs."""
-    shutil.rmtree(run.folder / "chunks", ignore_errors=True)
-    remove_matching(run.folder, "answers-*.jsonl", "rejects-*.jsonl")
+def _told_by(manifest: FeatureManifest, out: Path) -> QASummary:
+    """What the manifest alone tells."""
+    counts = {name: count for name, count in manifest.counts.items() if isinstance(count, int)}
+    return Summary(
+        "qa",
+        str(out),
+        {"max_seq_length": manifest.form.max_seq_length, "memory_tokens": len(manifest.memory["read"])},
+        up_to_date=True,
+        counts=counts | {"read": counts["examples"], "examples": manifest.examples},
+        rejected=manifest.counts["rejected"],
+        dropped=manifest.counts["dropped"],
+        output_bytes=sum(file["bytes"] for shard in manifest.shards for file in shard.files.values()),
+    )
 
 
 def _nothing_left(manifest: FeatureManifest, out: Path) -> str:

@@ -4,7 +4,7 @@
 
 Document i of the global order goes to rank i mod world_size, there to the first lane that is free. A lane is padding
 only at the very end, when there is no document left for it. Ranks end with the same step: those that are through
-before go on with steps of padding. Holds a step, those made ahead, and the next `_DOCUMENTS_AT_ONCE` documents' places.
+before go on with steps of padding. Holds a step, those made ahead, and the next documents' places (lane_plan.py).
 """
 
 from __future__ import annotations
@@ -12,43 +12,29 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.checked import checked
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import MismatchError, StoreError
 from milldam.loader.batches import Delivery, differences, wide_enough
 from milldam.loader.looping import Loop, handed_out
-from milldam.loader.order import Order, Shuffle
-from milldam.loader.permutation import Int64s
+from milldam.loader.order import Shuffle
+from milldam.loader.samples import at_least
+from milldam.loader.types import State
 from milldam.prefetch import prefetched
 from milldam.qa.batches import DocumentSamples, placed
+from milldam.qa.lane_plan import DOCUMENTS_AT_ONCE, LanePlan, Queue, Standing
 from milldam.qa.selection import Selection
-from milldam.qa.window_rows import COLUMNS, Rows, Windows
+from milldam.qa.window_rows import COLUMNS, LaneBatch
+
+if TYPE_CHECKING:
+    from milldam.stores.features import FeatureStore
 
 STATE_VERSION, _NAME = 1, "The state of lanes"
-_DOCUMENTS_AT_ONCE = 1024
-"""Documents whose order and windows are looked up in one call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where lanes stand behind a step: all that is needed to go on."""
-
-    begin: int
-    """The place in the global order where this loop began."""
-    taken: int
-    """Documents of this loop that this rank went through or has in its lanes."""
-    steps: int
-    windows: int
-    """Rows of these steps that were no padding."""
-    documents: tuple[int | Literal[-1], ...]
-    """By lane: the document's number, with its epoch; -1: none."""
-    segments: tuple[int, ...]
-    """By lane: how many of its segments are through."""
 
 
 class Lanes:
@@ -67,7 +53,7 @@ class Lanes:
 
     def __init__(
         self,
-        store: Windows,
+        store: FeatureStore,
         batch_size: int,
         *,
         selection: Selection | None = None,
@@ -80,14 +66,12 @@ class Lanes:
         prefetch: int = 0,
         dtype: npt.DTypeLike = np.int64,
     ) -> None:
-        if prefetch < 0:
-            raise ConfigError(f"prefetch: {prefetch}; use 0 or more steps.")
         self.samples = DocumentSamples(store, selection=selection, columns=columns)
         self.delivery = Delivery(batch_size, rank, world_size, epochs)
         self._seed, self._shuffle = operator.index(seed), shuffle
-        self._prefetch, self._dtype = prefetch, wide_enough(dtype, self.samples)
+        self._prefetch, self._dtype = at_least("prefetch", prefetch, 0, " steps"), wide_enough(dtype, self.samples)
         self._order = self.samples._order(shuffle, self._seed)
-        self._loop: Loop[Standing, Rows] = Loop(self._at_begin(0))
+        self._loop: Loop[Standing, LaneBatch] = Loop(self._at_begin(0))
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
@@ -99,19 +83,18 @@ class Lanes:
 
     # ---- steps ----
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[LaneBatch]:
         return self._loop.items(self._begin)
 
-    def __next__(self) -> Rows:
+    def __next__(self) -> LaneBatch:
         return handed_out(self._loop.next(self._begin))
 
-    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[Rows, Standing]], Standing | None]:
+    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[LaneBatch, Standing]], Standing | None]:
         made, end = self._made(standing), self._end(standing.begin)
-        return prefetched(made, self._prefetch) if self._prefetch else made, None if end is None else self._at_begin(
-            end
-        )
+        steps = prefetched(made, self._prefetch) if self._prefetch else made
+        return steps, None if end is None else self._at_begin(end)
 
-    def _made(self, standing: Standing) -> Iterator[tuple[Rows, Standing]]:
+    def _made(self, standing: Standing) -> Iterator[tuple[LaneBatch, Standing]]:
         plan = self._plan(standing)
         while plan.refill():
             rows = self._read(plan)
@@ -123,20 +106,20 @@ class Lanes:
             standing = replace(standing, steps=standing.steps + 1)
             yield self._read(plan), standing
 
-    def _plan(self, standing: Standing) -> _Plan:
+    def _plan(self, standing: Standing) -> LanePlan:
         queue = self._queue(self.delivery.rank, standing.begin, standing.taken)
-        return _Plan(queue, standing)
+        return LanePlan(queue, standing)
 
-    def _queue(self, rank: int, begin: int, taken: int) -> _Queue:
-        return _Queue(self.samples, self._order, replace(self.delivery, rank=rank), begin, self._end(begin), taken)
+    def _queue(self, rank: int, begin: int, taken: int) -> Queue:
+        return Queue(self.samples, self._order, replace(self.delivery, rank=rank), begin, self._end(begin), taken)
 
-    def _read(self, plan: _Plan) -> Rows:
+    def _read(self, plan: LanePlan) -> LaneBatch:
         columns, store, busy = self.samples.columns, self.samples.store, plan.left > 0
-        reset = busy & (plan.through == 0)
         if busy.all():
-            return columns.read(store, plan.window, self._dtype) | {"document_mask": busy, "reset": reset}
-        rows = placed(columns, store, plan.window[busy], busy.shape, (busy,), self._dtype)
-        return rows | {"reset": reset}
+            rows = columns.read(store, plan.window, self._dtype) | {"document_mask": busy}
+        else:
+            rows = placed(columns, store, plan.window[busy], busy.shape, (busy,), self._dtype)
+        return cast("LaneBatch", rows | {"reset": busy & (plan.through == 0)})
 
     def count_steps(self, begin: int = 0) -> int:
         """Steps of one loop over all epochs, the same for every rank; about 1 us a document."""
@@ -148,7 +131,7 @@ class Lanes:
     def _steps_of_rank(self, rank: int, begin: int) -> int:
         ends = [0] * self.delivery.batch_size
         queue = self._queue(rank, begin, 0)
-        while len(found := queue.take(_DOCUMENTS_AT_ONCE)):
+        while len(found := queue.take(DOCUMENTS_AT_ONCE)):
             for segments in found[:, 2].tolist():
                 heapq.heapreplace(ends, ends[0] + segments)
         return max(ends)
@@ -161,41 +144,33 @@ class Lanes:
 
     # ---- states ----
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Where it stands, as small JSON: behind the last step that was handed out, not those made ahead."""
-        now = self._loop.place
-        return {
-            "version": STATE_VERSION,
-            "settings": self._settings(),
-            "rank": self.delivery.rank,
-            "begin": now.begin,
-            "taken": now.taken,
-            "steps": now.steps,
-            "windows": now.windows,
-            "documents": [*now.documents],
-            "segments": [*now.segments],
+        now = {
+            name: [*value] if isinstance(value, tuple) else value for name, value in asdict(self._loop.place).items()
         }
+        return {"version": STATE_VERSION, "settings": self._settings(), "rank": self.delivery.rank, **now}
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> State:
         """All that decides which window is in which lane at which step."""
-        own: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "lanes": self.delivery.batch_size}
+        own: State = {"seed": self._seed, "shuffle": self._shuffle, "lanes": self.delivery.batch_size}
         return own | {"world_size": self.delivery.world_size} | self.samples.identity
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on from a state; one of other data, settings, or another number of lanes or ranks is refused."""
-        _refuse_other(state, self.state_dict())
-        if state["rank"] == self.delivery.rank:
+        found = _checked_state(state, self._settings())
+        if found["rank"] == self.delivery.rank:
             standing: Standing = checked(Standing, state, _NAME)
             self._require_lanes(standing)
         else:
-            standing = self._replayed(state["begin"], state["steps"])
+            standing = self._replayed(found["begin"], found["steps"])
         self._loop.move(standing, inside=standing.steps > 0)
 
     def _require_lanes(self, standing: Standing) -> None:
         documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
         if len(documents) != self.delivery.batch_size or len(through) != len(documents):
             raise StoreError(f"{_NAME}: damaged: documents and segments are not those of so many lanes.")
-        if (_Plan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
+        if (LanePlan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
             raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
 
     def _replayed(self, begin: int, steps: int) -> Standing:
@@ -220,7 +195,7 @@ class Lanes:
         return f"Lanes({self.delivery.batch_size:,} lanes over {len(self.samples):,} documents)"
 
 
-def _made_again(store: Windows, batch_size: int, options: dict[str, Any], state: dict[str, Any]) -> Lanes:
+def _made_again(store: FeatureStore, batch_size: int, options: dict[str, Any], state: State) -> Lanes:
     lanes = Lanes(store, batch_size, **options)
     lanes.load_state_dict(state)
     return lanes
@@ -234,96 +209,14 @@ class _State(TypedDict):
     steps: int
 
 
-def _refuse_other(state: dict[str, Any], own: dict[str, Any]) -> None:
-    """A state that would go on with other windows, or in other lanes."""
-    checked(_State, state, _NAME)
-    if state["version"] != STATE_VERSION:
-        found = state["version"]
-        raise MismatchError(f"A state of lanes of version {found}; this milldam reads version {STATE_VERSION}.")
-    changed = differences(state["settings"], own["settings"])
+def _checked_state(state: State, own: State) -> _State:
+    """A state, unless it would go on with other windows, or in other lanes."""
+    found: _State = checked(_State, state, _NAME)
+    if found["version"] != STATE_VERSION:
+        raise MismatchError(f"A state of lanes of version {found['version']}; this milldam reads {STATE_VERSION}.")
+    changed = differences(found["settings"], own)
     if changed:
         raise MismatchError(
             f"This state is that of other lanes: {changed}. Make the lanes as they were, or start anew."
         )
-
-
-class _Queue:
-    """A rank's documents of one loop, in order, with the windows chosen of each."""
-
-    def __init__(
-        self, samples: DocumentSamples, order: Order, delivery: Delivery, begin: int, end: int | None, taken: int
-    ) -> None:
-        self._samples, self._order, self._delivery = samples, order, delivery
-        self._begin, self._end = begin, end
-        self._looked_up = taken
-        self._waiting = _none()
-
-    def take(self, most: int) -> Int64s:
-        """(documents, 4): number, first window, windows, and how many documents are taken with it.
-
-        As many as were asked for, unless there are no more. Documents without windows are passed over.
-        """
-        parts, missing = [_none()], most
-        while missing and (len(self._waiting) or self._look_up()):
-            parts.append(self._waiting[:missing])
-            self._waiting = self._waiting[missing:]
-            missing -= len(parts[-1])
-        return np.concatenate(parts)
-
-    def windows_left(self, documents: Int64s, through: Int64s) -> tuple[Int64s, Int64s]:
-        """The next window of documents of which some segments are through, and how many are left; -1: none."""
-        there = documents >= 0
-        windows, left = self._samples.chosen(np.maximum(documents, 0))
-        return windows + through, (left - through) * there
-
-    def _look_up(self) -> bool:
-        """Whether there were any documents left."""
-        ranks = self._delivery.world_size
-        first = self._begin + self._looked_up * ranks
-        stop = first + _DOCUMENTS_AT_ONCE * ranks
-        numbers = self._order.numbers(self._delivery.mine(first, stop if self._end is None else min(stop, self._end)))
-        taken = self._looked_up + 1 + np.arange(len(numbers))
-        self._looked_up += len(numbers)
-        found = np.column_stack((numbers, *self._samples.chosen(numbers), taken))
-        self._waiting = found[found[:, 2] > 0]
-        return len(numbers) > 0
-
-
-def _none() -> Int64s:
-    return np.empty((0, 4), np.int64)
-
-
-class _Plan:
-    """What every lane reads next."""
-
-    def __init__(self, queue: _Queue, standing: Standing) -> None:
-        self._queue, self._begin = queue, standing.begin
-        self._taken, self.steps, self._windows = standing.taken, standing.steps, standing.windows
-        self._document = np.array(standing.documents, np.int64)
-        self.through = np.array(standing.segments, np.int64)
-        """(lanes,): segments of its document that are through."""
-        self.window, self.left = queue.windows_left(self._document, self.through)
-        """(lanes,): the window that comes next, and how many are left of its document."""
-
-    def refill(self) -> bool:
-        """Give a document to every lane without one; whether any lane has one then."""
-        free = np.flatnonzero(self.left == 0)
-        if len(free) and len(found := self._queue.take(len(free))):
-            lanes = free[: len(found)]
-            self._document[lanes], self.window[lanes], self.left[lanes] = found[:, 0], found[:, 1], found[:, 2]
-            self._taken = int(found[-1, 3])
-        return bool(self.left.any())
-
-    def advance(self) -> None:
-        """A step is through."""
-        busy = self.left > 0
-        self.steps += 1
-        self._windows += int(busy.sum())
-        for column, change in ((self.window, 1), (self.left, -1), (self.through, 1)):
-            column[busy] += change
-        ended = self.left == 0
-        self._document[ended], self.through[ended] = -1, 0
-
-    def standing(self) -> Standing:
-        lanes = tuple(self._document.tolist()), tuple(self.through.tolist())
-        return Standing(self._begin, self._taken, self.steps, self._windows, *lanes)
+    return found

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from milldam.errors import InputError
 from milldam.qa.template import Template
+from milldam.stores.features.format import MemoryTokens
 
 READ, WRITE = "[MEM_READ_{}]", "[MEM_WRITE_{}]"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTokens:
-    """Their ids, in order."""
-
-    read: tuple[int, ...]
-    write: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.read)
 
 
 def add_memory_tokens(tokenizer: Any, count: int) -> MemoryTokens:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
-from milldam.qa.window_rows import Windows
+
+if TYPE_CHECKING:
+    from milldam.stores.features import FeatureStore
 
 Strategy = Literal["first_n", "answer_centered", "random_continuous"]
 
@@ -57,13 +59,15 @@ class Selection:
         """
         return np.minimum(segments, self.max_segments)
 
-    def choose(self, store: Windows, examples: Int64s, epoch: int | Int64s) -> tuple[Int64s, Int64s]:
+    def choose(self, store: FeatureStore, examples: Int64s, epoch: int | Int64s) -> tuple[Int64s, Int64s]:
         """Of each document: the first segment that is chosen, and how many. `epoch`: one for all, or one for each."""
         windows, segments = store.windows_of(examples)
         counts = self.counts(segments)
         return self._firsts(store, examples, epoch, windows, segments - counts), counts
 
-    def _firsts(self, store: Windows, examples: Int64s, epoch: int | Int64s, windows: Int64s, room: Int64s) -> Int64s:
+    def _firsts(
+        self, store: FeatureStore, examples: Int64s, epoch: int | Int64s, windows: Int64s, room: Int64s
+    ) -> Int64s:
         """`room`: the last segment that a stretch can begin with, of each document."""
         if self.strategy == "random_continuous":
             return self._random(examples, epoch, room)
@@ -82,7 +86,7 @@ class Selection:
 
 
 def chosen_windows(
-    store: Windows, selection: Selection | None, examples: Int64s, epoch: int | Int64s
+    store: FeatureStore, selection: Selection | None, examples: Int64s, epoch: int | Int64s
 ) -> tuple[Int64s, Int64s]:
     """Of each document: the number of the first window that is read, and how many; None: all windows."""
     windows, segments = store.windows_of(examples)
@@ -92,7 +96,7 @@ def chosen_windows(
     return windows + selection._firsts(store, examples, epoch, windows, segments - counts), counts
 
 
-def _answer_segments(store: Windows, windows: Int64s, segments: Int64s) -> Int64s:
+def _answer_segments(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
     """The segment with the answer of each document, the middle one where several hold it; 0 where none does."""
     parts = [_search(store, windows[part], segments[part]) for part in _parts(segments)]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -105,7 +109,7 @@ def _parts(segments: Int64s) -> Iterator[slice]:
     return (slice(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin)
 
 
-def _search(store: Windows, windows: Int64s, segments: Int64s) -> Int64s:
+def _search(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
     found = store.rows(ranges(windows, segments), ("start_positions", "cls_index"))
     holding = np.flatnonzero(found["start_positions"] != found["cls_index"])
     owner = np.repeat(np.arange(len(segments)), segments)[holding]

@@ -77,7 +77,7 @@ class QASettings(QARules):
     """Limit for the whole process tree, such as 600MB. [default: half of what is free]"""
     workers: AtLeastOne | None = None
     """Cores to use. [default: all]"""
-    engine: Executor = "local"
+    executor: Executor = "local"
     """Where to run: on this machine, or on a Ray cluster whose machines all see `out`."""
     address: str | None = None
     """Of the Ray cluster, such as 10.0.0.1:6379. [default: the one that runs here]"""

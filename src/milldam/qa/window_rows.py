@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,50 @@ import numpy.typing as npt
 from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import widened
-from milldam.loader.types import Array
+from milldam.loader.types import Array, Bools, Int32s
+from milldam.stores.features.format import FeatureForm
+
+if TYPE_CHECKING:
+    from milldam.stores.features import FeatureStore
 
 Rows = dict[str, Array]
 """Columns by name, one row a window."""
+
+
+class WindowBatch(TypedDict, total=False):
+    """Windows of a batch, one row each: those columns that were asked for."""
+
+    input_ids: Int64s
+    attention_mask: Int64s
+    token_type_ids: Int64s
+    start_positions: Int64s
+    end_positions: Int64s
+    cls_index: Int64s
+    example: Int64s
+    """The number of its document in the store; -1 on padding."""
+    segment_index: Int64s
+    total_segments: Int64s
+    has_answer: Bools
+    window: Int64s
+    """Its number in the store; -1 on padding."""
+    offset_mapping: Int32s
+    context_begin: Int64s
+    context_tokens: Int64s
+
+
+class StepBatch(WindowBatch):
+    """A step of some documents, one row each."""
+
+    document_mask: Bools
+    """False: the document has ended, and the row is padding."""
+
+
+class LaneBatch(StepBatch):
+    """A step of some lanes, one row each."""
+
+    reset: Bools
+    """True: a document begins."""
+
 
 COLUMNS = (
     "input_ids",
@@ -49,42 +89,6 @@ _PADS = {"example": -1, "window": -1, "segment_index": -1, "context_begin": 0, "
 _KNOWN = (*COLUMNS, "offset_mapping", "context_begin", "context_tokens")
 
 
-class Form(Protocol):
-    """What all windows of a store have in common."""
-
-    @property
-    def max_seq_length(self) -> int: ...
-    @property
-    def pad_id(self) -> int: ...
-    @property
-    def pad_type(self) -> int: ...
-    @property
-    def pad_left(self) -> bool: ...
-    @property
-    def token_dtype(self) -> Any: ...
-
-
-class Windows(Protocol):
-    """What batches need of a feature store."""
-
-    @property
-    def examples(self) -> int:
-        """How many documents."""
-
-    @property
-    def form(self) -> Form: ...
-    @property
-    def fingerprint(self) -> str: ...
-    def __len__(self) -> int:
-        """How many windows."""
-
-    def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Array]:
-        """Stored columns of these windows, in the order asked for."""
-
-    def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
-        """The first window of each document, and how many it has."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowColumns:
     """The columns of a batch.
@@ -105,7 +109,7 @@ class WindowColumns:
         if not self.names:
             raise ConfigError(f"columns: none is named; there are {', '.join(_KNOWN)}.")
 
-    def read(self, store: Windows, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
+    def read(self, store: FeatureStore, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
         """Windows by number. `out`: columns of as many rows or more, which are overwritten."""
         names = [name for name in self.names if name != "window"]
         wanted = dict.fromkeys(stored for name in names for stored in _MADE_OF.get(name, (name,)))
@@ -113,15 +117,15 @@ class WindowColumns:
         return {name: self._column(name, stored, store.form, dtype, out[name] if out else None) for name in self.names}
 
     def _column(
-        self, name: str, stored: Mapping[str, Array], form: Form, dtype: npt.DTypeLike, out: Array | None
+        self, name: str, stored: Mapping[str, Array], form: FeatureForm, dtype: npt.DTypeLike, out: Array | None
     ) -> Array:
         if name == "attention_mask":
-            return attention_mask(stored["length"], form, dtype, out)
+            return form.attention_mask(stored["length"], dtype, out)
         if name == "has_answer":
             return widened(stored["start_positions"] != stored["cls_index"], np.bool_, out)
         return widened(stored[_MADE_OF.get(name, (name,))[0]], _dtype_of(name, dtype), out)
 
-    def padding(self, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
+    def padding(self, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
         """Rows without a window: (*shape, ...) of every column, as a window would be that has no token."""
         return {name: _padding(name, form, shape, dtype) for name in self.names}
 
@@ -132,17 +136,7 @@ def _dtype_of(name: str, dtype: npt.DTypeLike) -> npt.DTypeLike:
     return {"has_answer": np.bool_, "offset_mapping": np.int32}.get(name, np.int64)
 
 
-def attention_mask(lengths: Array, form: Form, dtype: npt.DTypeLike, out: Array | None = None) -> Array:
-    """(windows, L): 1 on tokens, 0 on padding."""
-    length = form.max_seq_length
-    mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]
-    # (L,): how far each token is from the side that has no padding
-    places = np.arange(length)[::-1] if form.pad_left else np.arange(length)
-    np.less(places, lengths[:, None], out=mask)
-    return mask
-
-
-def _padding(name: str, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+def _padding(name: str, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     tails = {"offset_mapping": (form.max_seq_length, 2)} | dict.fromkeys(_OF_TOKENS, (form.max_seq_length,))
     # An empty window's CLS: on the side where text is, inside the window, so that a loss can take it as a target.
     cls = form.max_seq_length - 1 if form.pad_left else 0

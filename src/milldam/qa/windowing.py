@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from milldam.files import NewFile
 from milldam.memory import release, usage
-from milldam.qa.chunks import REPORT_SECONDS, chunk_path, read_chunk
+from milldam.qa.chunks import REPORT_SECONDS, WindowUnit, chunk_path, read_chunk
 from milldam.qa.examples import Example
 from milldam.qa.settings import QARules
 from milldam.qa.template import Template
 from milldam.qa.tokenizer import load_windower
 from milldam.qa.windows import Prepared, Windower
+from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.writer import FeatureShardWriter
@@ -30,28 +30,6 @@ from milldam.stores.kinds import FileRecord
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 8 << 20
 """Examples, characters of different contexts (what encoding takes), bytes of windows."""
 _CHARACTERS_A_TOKEN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A unit of work."""
-
-    unit: int
-    chunks: list[FileRecord]
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What became of a unit; its files are durable before this is told."""
-
-    unit: int
-    shard: dict[str, Any] | None
-    """None: no example of it has windows."""
-    counts: dict[str, int]
-    dropped: dict[str, int]
-    """Reason -> examples."""
-    answers: dict[str, Any] | None
-    """Size and hash of the list of answers to look at; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +45,10 @@ class WindowTask:
     def start(self) -> Work:
         windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
 
-        def work(assigned: Assigned, report: Report) -> None:
-            _Unit(self, windower, report).make(assigned)
+        def work(unit: WindowUnit, report: Report) -> None:
+            _Unit(self, windower, report).make(unit)
 
         return work
-
-
-def answers_path(folder: Path, unit: int) -> Path:
-    return folder / f"answers-{unit:06d}.jsonl"
 
 
 @dataclass(slots=True)
@@ -91,21 +65,26 @@ class _Unit:
     """For progress."""
     told: float = 0.0
 
-    def make(self, assigned: Assigned) -> None:
+    def make(self, unit: WindowUnit) -> None:
+        """Its files are durable before this is told."""
         task = self.task
-        shard = None
+        shard, files = None, {}
         with (
             FeatureShardWriter(task.out, task.split, task.form) as writer,
-            NewFile(answers_path(task.folder, assigned.unit)) as answers,
+            NewFile(task.folder / f"answers-{unit.key}.jsonl") as answers,
         ):
-            for batch in _batches(self._examples(assigned.chunks), _most_characters(task)):
+            for batch in _batches(self._examples(unit.chunks), _most_characters(task)):
                 self._append(batch, writer, answers)
-            listed = answers.commit() if answers.size else None
+            if answers.size:
+                files = {f"{task.folder.name}/{answers.path.name}": answers.commit()}
             if writer.windows:
                 shard = writer.commit().as_dict()
         release()
         self._tell(force=True)
-        self.report(PART, Made(assigned.unit, shard, dict(self.counts), dict(self.dropped), listed))
+        outputs = {} if shard is None else shard.pop("files")
+        done = {"documents": 0 if shard is None else shard["examples"], "tokens": self.counts["tokens"]}
+        facts = {"shard": shard, "counts": dict(self.counts), "dropped": dict(self.dropped)}
+        self.report(PART, Record(unit.key, outputs=outputs, files=files, counts=done, facts=facts))
 
     def _examples(self, chunks: Iterable[FileRecord]) -> Iterator[Example]:
         for chunk in chunks:

@@ -14,7 +14,7 @@ from typing import Any
 from milldam.errors import ConfigError
 from milldam.input_files import is_address
 from milldam.memory import parse_size
-from milldam.stores.tokens.place import Folder, Place
+from milldam.stores.place import Folder, Place
 
 DEFAULT_BYTES = 50 * 10**9
 

@@ -25,7 +25,7 @@ from milldam.memory import format_size
 from milldam.remote.filesystem import RemoteFolder
 from milldam.remote.shard_cache import Content, DamagedError, ShardCache
 from milldam.stores.kinds import KINDS, TOKENS, FileRecord
-from milldam.stores.tokens.place import BLOCK_BYTES
+from milldam.stores.place import BLOCK_BYTES
 
 SHARDS, ROWS = "shards", "rows"
 _MOST_AHEAD = 64
@@ -93,6 +93,9 @@ class RemotePlace:
                 return None
             self._small[file] = found
         return self._small[file]
+
+    def manifest(self, name: str) -> bytes | None:
+        return self.read(name)
 
     def size(self, file: str) -> int | None:
         return self._remote.size(file)

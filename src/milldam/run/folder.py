@@ -211,7 +211,7 @@ class RunFolder:
         return self._staged.write(units)
 
     def start(self, identity: Identity, files: dict[str, bytes], outputs: tuple[str, ...]) -> None:
-        """Begin anew: remove what matches `outputs`, write `files` and the staged plan durably, the identity last."""
+        """Begin anew: remove what matches `outputs` (folders end in a slash), write `files`, then the staged plan."""
         self._clear(outputs)
         for name, content in files.items():
             write_file(self.out / name, content)
@@ -251,6 +251,9 @@ class RunFolder:
         (self.out / self.kind.manifest).unlink(missing_ok=True)
         self.journal.close()
         self.tidy()
+        for name in outputs:
+            if name.endswith("/"):
+                shutil.rmtree(self.out / name, ignore_errors=True)
         remove_matching(self.out, *outputs)
         # The plan goes before the records: without it the folder is new again, whatever is left of them.
         (self.folder / PLAN).unlink(missing_ok=True)

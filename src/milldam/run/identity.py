@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import hash_bytes
-from milldam.stores.kinds import TOKENS, Kind
-from milldam.stores.tokens.manifest import ManifestText
-from milldam.stores.tokens.place import Folder
+from milldam.stores.kinds import Kind
+from milldam.stores.place import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Identity:
     @classmethod
     def of_store(cls, out: Path, kind: Kind) -> Identity:
         """Of a finished store. Raises StoreError when that can't be told."""
-        head = ManifestText.at(Folder(out)).head() if kind is TOKENS else kind.read(out)
+        head = kind.head(Folder(out))
         return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
 
     @property

@@ -5,6 +5,7 @@ A figure that every job should tell is a field here; what only one kind of job k
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from collections.abc import Mapping
@@ -100,6 +101,7 @@ class Summary(Generic[Facts]):
 # ---- where and with what ----
 
 
+@functools.cache
 def describe_machine() -> dict[str, str]:
     import psutil
 
@@ -115,6 +117,7 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+@functools.cache
 def package_versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for name in _PACKAGES:

@@ -7,8 +7,8 @@ units         input files -> units of a fixed size in bytes, from the input alon
 reading       a unit -> texts or rows, by the format of its files:
     plain_text    .txt: a file, a line, a paragraph or a stretch between separators each
     jsonl         .jsonl, .json; giant_line: a line of any size -> its text in parts
-    csv_files     .csv, .tsv; giant_record: a record of any size -> its fields in parts
-    tables        .parquet, .arrow; unpacking: what can only be unpacked whole, and what that takes
+    csv_records, csv_rows    .csv, .tsv; giant_record: a record of any size -> its fields in parts
+    tables, table_rows       .parquet, .arrow; unpacking: what can only be unpacked whole, and what that takes
 batch         what a reader is told and gives: rules, batches of text, rejects
 rows, places  what rows are and weigh; which file and row they are from
 large_rows    a row that comes in parts, put together where there is room

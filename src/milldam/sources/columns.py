@@ -14,7 +14,7 @@ from typing import Any
 
 from milldam.errors import InputError, Setting
 from milldam.sources.batch import listed_names, no_such_column
-from milldam.sources.csv_files import csv_head
+from milldam.sources.csv_records import csv_head
 from milldam.sources.jsonl import first_records
 from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
 from milldam.sources.tables import column_sizes, holds_bytes, open_schema, text_columns

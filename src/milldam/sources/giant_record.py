@@ -14,7 +14,7 @@ _HEAD, _HEADS = 1 << 12, 1 << 22
 _LINE_END = re.compile(r"[^\n]*\n?")
 
 
-class GiantRow:
+class GiantRecord:
     """Reads one record that begins on `line` with `text`, and goes on in the pieces that follow."""
 
     def __init__(self, line: int, text: str, pieces: Iterator[str], delimiter: str) -> None:

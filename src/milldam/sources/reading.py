@@ -2,8 +2,8 @@
 
     txt             what a document is, `documents` and `separator` say      plain_text.py
     jsonl, json     an object a line, or the items of an array               jsonl.py
-    csv, tsv        as the header names its columns                          csv_files.py
-    parquet, arrow  record batches                                           tables.py
+    csv, tsv        as the header names its columns                          csv_records.py, csv_rows.py
+    parquet, arrow  record batches                                           tables.py, table_rows.py
 
 Texts are those of one column, in batches of about two megabytes; a larger one comes in parts. Rows are Arrow record
 batches, of JSON dicts of lists; a larger row comes alone. Of JSON it takes twice its size while it is read (nine times,
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from milldam.input_files import without_secrets
-from milldam.sources import csv_files, jsonl, plain_text, tables
+from milldam.sources import csv_records, csv_rows, jsonl, plain_text, table_rows, tables
 from milldam.sources.batch import Batch, OnReject, Reading, TextRules
 from milldam.sources.json_items import HEAD_BYTES, is_json_lines
 from milldam.sources.large_rows import Room
@@ -33,10 +33,10 @@ _READERS: dict[str, ModuleType] = {
     "txt": plain_text,
     "jsonl": jsonl,
     "json": jsonl,
-    "csv": csv_files,
-    "tsv": csv_files,
-    "parquet": tables,
-    "arrow": tables,
+    "csv": csv_rows,
+    "tsv": csv_rows,
+    "parquet": table_rows,
+    "arrow": table_rows,
 }
 """Each has `read_texts(slice, reading)` and `read_rows(slice, reading)`."""
 
@@ -52,7 +52,7 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
     elif file.format == "arrow":
         yield from tables.slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
-        yield from csv_files.slice_csv(file, shard_size)
+        yield from csv_records.slice_csv(file, shard_size)
     elif can_cut(file, rules):
         yield from by_bytes(file, shard_size)
     else:
@@ -82,7 +82,7 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
     if slice.format in ("jsonl", "json"):
         return jsonl.json_columns(slice)
     if slice.format in ("csv", "tsv"):
-        return csv_files.csv_columns(slice.path, slice.compression, slice.format)
+        return csv_records.csv_columns(slice.path, slice.compression, slice.format)
     return list(tables.open_schema(slice, spool).names if slice.format in _TABLES else plain_text.TEXT_COLUMNS)
 
 

@@ -1,44 +1,128 @@
-"""The kinds of stores: what tells a folder that milldam made, and its kind, and the head that their manifests share.
+"""The kinds of stores in one registry: what tells a folder's kind, how each is opened and verified, what all share.
 
-A manifest is one JSON object, written last. Its `format` and `format_version` come first; it may come from anywhere, so
-the rest is checked field by field when it is read (`milldam.checked`).
+A manifest is one JSON object, written last and sealed: its last field is a hash of the text before it, so that a change
+of any field is noticed (`milldam.sealed`). All begin with `format`, `format_version`, `created_by`, `totals` and
+`fingerprint`, and have `settings` and `input`. A manifest may come from anywhere, so each field is checked too when it
+is read (`milldam.checked`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, cast
 
-from milldam.checked import parse_json, read_json
+from milldam.checked import parse_json
 from milldam.errors import StoreError
-from milldam.files import hash_bytes
+from milldam.files import NewFile, hash_bytes, json_bytes
+from milldam.sealed import is_whole_text, sealed_blocks
+from milldam.stores.generations import replacing
+
+if TYPE_CHECKING:
+    from milldam.stores.place import Place
 
 _DIGITS = 12
+_CLOSED = b"\n}\n"
+
+
+class StoreManifest(Protocol):
+    """What the manifests of all kinds tell."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting that changes the result."""
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """Number, size and fingerprint of what was read."""
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Sums over all shards."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal content in equal order."""
+
+    @property
+    def shards(self) -> tuple[Any, ...]: ...
+
+    def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every file of every shard, in order, with its size and hash; equal shards share theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
+    """Also that of its room: `manifest` there reads it, `verify` checks it."""
     manifest: str
     """The name of its manifest."""
     format: str
     phrase: str
     opened: str
-    """What opens it; {0} is its folder."""
+    """What opens it, for people; {0} is its folder."""
+    opener: str
+    """The class that opens it, as module:class."""
     version: int = 1
 
-    def parse(self, data: bytes, path: str | Path) -> dict[str, Any]:
-        """The object in a manifest of this kind."""
-        return self.require(parse_json(data, path), path)
+    # ---- what to do with one ----
 
-    def read(self, folder: Path, name: str | None = None) -> dict[str, Any]:
-        """The object in the manifest of a folder. `name`: another name that the file has."""
-        path = folder / (name or self.manifest)
-        try:
-            return self.require(read_json(path), path)
-        except FileNotFoundError:
-            raise StoreError(self.missing_in(folder)) from None
+    def open(self, path: str | Path, **options: Any) -> Any:
+        """The store in a folder, opened for reading."""
+        module, _, name = self.opener.partition(":")
+        return getattr(import_module(module), name)(path, **options)
+
+    def read_manifest(self, place: Place) -> StoreManifest:
+        """The manifest, wherever the store lies."""
+        return cast("StoreManifest", self._room("manifest").read(place))
+
+    def head(self, place: Place) -> dict[str, Any]:
+        """The object in the manifest, as it was written; without its shards where there may be a million."""
+        if self is not TOKENS:
+            return self.value(place)
+        return cast("dict[str, Any]", self._room("manifest").head(place))
+
+    def files_in(self, path: Path) -> Iterator[str]:
+        """Names of the files of a manifest that lies here; holds a few shards at a time."""
+        return cast("Iterator[str]", self._room("manifest").files_in(path))
+
+    def problems(self, place: Place, manifest: StoreManifest) -> Iterator[str]:
+        """What is wrong with the files of a store."""
+        return cast("Iterator[str]", self._room("verify").problems(place, manifest))
+
+    def _room(self, module: str) -> Any:
+        return import_module(f"milldam.stores.{self.name}.{module}")
+
+    # ---- the manifest ----
+
+    def write(self, folder: Path, value: dict[str, Any], listed: tuple[str, Iterable[bytes]] | None = None) -> None:
+        """Write the manifest. `listed`: a key whose list is empty in `value`, and what stands between its brackets."""
+        head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {version('milldam')}"}
+        text = json_bytes(head | value)[: -len(_CLOSED)]
+        with NewFile(folder / self.manifest) as new:
+            for block in sealed_blocks([text] if listed is None else _filled(text, *listed)):
+                new.write(block)
+            with replacing(folder / self.manifest):
+                new.commit()
+
+    def parse(self, data: bytes, path: str | Path, whole: bool | None = None) -> dict[str, Any]:
+        """The object in a manifest of this kind. `whole`: of a part of one, whether all of it is as it was written."""
+        value = self.require(parse_json(data, path), path)
+        if not (is_whole_text(data) if whole is None else whole):
+            raise StoreError(
+                f"{path}: damaged: it is not as it was written (its check is not that of its text). Make it again."
+            )
+        return value
+
+    def value(self, place: Place) -> dict[str, Any]:
+        """The object in the manifest of a store."""
+        data = place.manifest(self.manifest)
+        if data is None:
+            raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
+        return self.parse(data[:], f"{place.name}/{self.manifest}")
 
     def require(self, value: Any, path: str | Path) -> dict[str, Any]:
         if not isinstance(value, dict) or value.get("format") != self.format:
@@ -69,13 +153,28 @@ class Kind:
         return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
 
 
-TOKENS = Kind("tokens", "milldam.json", "milldam store", "a store of tokens", "`milldam.open` opens it.")
+def _filled(text: bytes, key: str, inner: Iterable[bytes]) -> Iterator[bytes]:
+    before, after = text.split(f'\n "{key}": []'.encode(), 1)
+    yield before + f'\n "{key}": ['.encode()
+    yield from inner
+    yield b"]" + after
+
+
+TOKENS = Kind(
+    "tokens",
+    "milldam.json",
+    "milldam store",
+    "a store of tokens",
+    "`milldam.open` opens it.",
+    "milldam.loader.stores:Store",
+)
 TABLE = Kind(
     "table",
     "milldam-table.json",
     "milldam table",
     "a table that milldam.map made",
     '`milldam.Table("{0}")` opens it; its `.to_hf()` gives a datasets.Dataset.',
+    "milldam.stores.table.reader:Table",
 )
 FEATURES = Kind(
     "features",
@@ -83,6 +182,7 @@ FEATURES = Kind(
     "milldam features",
     "a store of question-answering features",
     '`milldam.qa.FeatureStore("{0}")` opens it.',
+    "milldam.stores.features.reader:FeatureStore",
 )
 KINDS = (TOKENS, FEATURES, TABLE)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.files import NewFile, hash_bytes
 from milldam.qa.compat.loading import SquadDataset
 from milldam.qa.compat.tokenizers import CachedTokenizer
@@ -50,22 +50,19 @@ def process_and_cache_dataset(
     settings = {"max_examples": max_examples, "max_seq_length": max_seq_length}
     settings |= {"doc_stride": doc_stride, "max_n_segs": max_n_segs}
     folder = _folder(Path(cache_dir), str(dataset_name), split, cached, settings)
-    try:
-        made = prepare(
-            dataset_name,
-            folder,
-            tokenizer=cached.saved(Path(cache_dir)),
-            split=split,
-            max_examples=max_examples,
-            max_seq_length=max_seq_length,
-            overlap=doc_stride,
-            memory_tokens=cached.memory_tokens,
-            max_segments=max_n_segs,
-            memory=f"{round(1000 * max_memory_gb)}MB",
-            workers=workers,
-        )
-    except MismatchError as error:
-        raise _without_options(error, folder) from None
+    made = prepare(
+        dataset_name,
+        folder,
+        tokenizer=cached.saved(Path(cache_dir)),
+        split=split,
+        max_examples=max_examples,
+        max_seq_length=max_seq_length,
+        overlap=doc_stride,
+        memory_tokens=cached.memory_tokens,
+        max_segments=max_n_segs,
+        memory=f"{round(1000 * max_memory_gb)}MB",
+        workers=workers,
+    )
     return len(made)
 
 
@@ -119,12 +116,6 @@ def _missing(folder: Path, dataset: str, split: str, settings: dict[str, Any]) -
         f"{cache}: no features of {dataset} ({split}) with {given} and this tokenizer. Call process_and_cache_dataset "
         f"with the same arguments first.{there}"
     )
-
-
-def _without_options(error: MismatchError, folder: Path) -> MismatchError:
-    """What `prepare` says of a folder, with a way out that is there without a command line."""
-    told = [line for line in str(error).splitlines() if "--overwrite" not in line]
-    return MismatchError("\n".join([*told, f"Remove the folder {folder.name} in cache_dir ({folder.parent})."]))
 
 
 def _require_sizes(streaming_chunk_size: int, max_memory_gb: float) -> None:

@@ -188,6 +188,6 @@ class FeatureLoader:
 def _converter() -> Callable[[Any], Any]:
     if importlib.util.find_spec("torch") is None:
         return lambda batch: batch
-    from milldam.qa.torch_batches import to_tensors
+    from milldam.qa.batches import to_tensors
 
     return to_tensors

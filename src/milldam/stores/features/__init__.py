@@ -4,7 +4,7 @@ format      the columns and files of a shard
 manifest    milldam-qa.json, written last
 writer      features -> a shard
 reader      windows, documents and examples by number; needs numpy alone
-verify      is the store whole?
+verify      what is special to it when it is verified
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.stores.features.reader import FeatureStore
-from milldam.stores.features.verify import verify
 from milldam.stores.features.writer import FeatureShardWriter
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "FeatureShardWriter",
     "FeatureStore",
     "template_facts",
-    "verify",
 ]

@@ -10,17 +10,29 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from milldam.qa import features
-from milldam.qa.examples import Example
-from milldam.qa.spans import Chosen
 from milldam.stores.kinds import TokenDtype
 
-NUMBERS = (*features.NUMBERS, "example")
+if TYPE_CHECKING:
+    from milldam.qa.examples import Example
+    from milldam.qa.spans import Chosen
+
+NUMBERS = (
+    "length",
+    "start_positions",
+    "end_positions",
+    "cls_index",
+    "context_begin",
+    "context_tokens",
+    "segment",
+    "segments",
+    "example",
+)
 """The int32 of a row of `numbers`, in order. `example` counts in the shard; a store adds the examples before it."""
 
 FIRST_WINDOW, IDS = "first_window.bin", "ids.bin"
@@ -62,6 +74,17 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryTokens:
+    """The ids of memory tokens, in order."""
+
+    read: tuple[int, ...]
+    write: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureForm:
     """What all windows of a store have in common."""
 
@@ -90,6 +113,17 @@ class FeatureForm:
         """Bytes of the files whose size follows from the numbers of windows and examples, by the end of their names."""
         sizes = {column.file: windows * column.row_bytes for column in self.columns}
         return sizes | {FIRST_WINDOW: 8 * (examples + 1), TEXTS_INDEX: 8 * (examples + 1), IDS: 8 * examples}
+
+    def attention_mask(
+        self, lengths: npt.NDArray[Any], dtype: npt.DTypeLike, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """(windows, L): 1 on the tokens of windows that have so many, 0 on padding."""
+        length = self.max_seq_length
+        mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]
+        # (L,): how far each token is from the side that has no padding
+        places = np.arange(length)[::-1] if self.pad_left else np.arange(length)
+        np.less(places, lengths[:, None], out=mask)
+        return mask
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

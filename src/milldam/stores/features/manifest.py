@@ -14,9 +14,10 @@ from typing import Any, TypedDict
 
 from milldam.checked import checked
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
+from milldam.files import hash_bytes, stays_in_folder
 from milldam.stores.features.format import CONTEXTS_INDEX, FeatureForm
 from milldam.stores.kinds import FEATURES, FileRecord, InputFacts, TokenizerFacts
+from milldam.stores.place import Folder, Place
 
 NAME = FEATURES.manifest
 _FACTS = ("tokenizer", "memory", "template", "settings", "input", "counts")
@@ -77,26 +78,36 @@ class FeatureManifest:
         hashes = (record["xxh3"] for shard in self.shards for _, record in sorted(shard.files.items()))
         return hash_bytes((json.dumps(self.form.as_dict()) + "".join(hashes)).encode())
 
+    @property
+    def totals(self) -> dict[str, int]:
+        return {"windows": self.windows, "examples": self.examples}
+
+    def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for shard in self.shards:
+            yield from shard.files.items()
+
     def write(self, folder: Path) -> None:
-        head = {
-            "format": FEATURES.format,
-            "format_version": FEATURES.version,
-            "totals": {"windows": self.windows, "examples": self.examples},
-            "fingerprint": self.fingerprint,
-            "form": self.form.as_dict(),
-            "columns": [column.as_dict() for column in self.form.columns],
-        }
-        facts = {name: getattr(self, name) for name in _FACTS}
-        value = head | facts | {"shards": [shard.as_dict() for shard in self.shards]}
-        write_file(folder / NAME, json_bytes(value))
+        told: dict[str, Any] = {"totals": self.totals, "fingerprint": self.fingerprint, "form": self.form.as_dict()}
+        told |= {"columns": [column.as_dict() for column in self.form.columns]}
+        told |= {name: getattr(self, name) for name in _FACTS}
+        FEATURES.write(folder, told | {"shards": [shard.as_dict() for shard in self.shards]})
 
     @classmethod
     def read(cls, folder: Path) -> FeatureManifest:
-        path, value = folder / NAME, FEATURES.read(folder)
-        manifest = checked(cls, value, path)
-        for problem in _problems(manifest, value.get("columns")):
-            raise StoreError(f"{path}: {problem}")
-        return manifest
+        return read(Folder(folder))
+
+
+def read(place: Place) -> FeatureManifest:
+    path, value = f"{place.name}/{NAME}", FEATURES.value(place)
+    manifest = checked(FeatureManifest, value, path)
+    for problem in _problems(manifest, value.get("columns")):
+        raise StoreError(f"{path}: {problem}")
+    return manifest
+
+
+def files_in(path: Path) -> Iterator[str]:
+    """Names of the files of a manifest that lies here."""
+    return (name for name, _ in read(Folder(path.parent, path)).files())
 
 
 def _problems(manifest: FeatureManifest, columns: Any) -> Iterator[str]:

@@ -22,8 +22,6 @@ from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader, require_way
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
-from milldam.qa.memory_tokens import MemoryTokens
-from milldam.qa.window_rows import attention_mask
 from milldam.stores.features.format import (
     CONTEXTS,
     CONTEXTS_INDEX,
@@ -34,10 +32,11 @@ from milldam.stores.features.format import (
     TEXTS_INDEX,
     Column,
     FeatureForm,
+    MemoryTokens,
     hash_id,
 )
-from milldam.stores.features.manifest import FeatureManifest
-from milldam.stores.tokens.place import Folder
+from milldam.stores.features.manifest import read as read_manifest
+from milldam.stores.place import Folder, same_generation
 from milldam.stores.tokens.reader import TOKENIZER, parse_tokenizer
 
 Array = npt.NDArray[Any]
@@ -70,9 +69,10 @@ class FeatureStore:
     (131823, 130319, (384,))
     """
 
-    def __init__(self, path: str | Path, *, read: Way = "auto") -> None:
-        self.path = Path(path)
-        self.manifest = FeatureManifest.read(self.path)
+    def __init__(self, path: str | Path | Folder, *, read: Way = "auto") -> None:
+        self.place = path if isinstance(path, Folder) else Folder(Path(path))
+        self.path = self.place.folder
+        self.manifest = read_manifest(self.place)
         require_way(read)
         self._way = read
         self._columns = {column.name: column for column in self.form.columns}
@@ -114,7 +114,7 @@ class FeatureStore:
         """The store's tokenizer, memory tokens included, as a `tokenizers.Tokenizer`."""
         if self._tokenizer is None:
             path = self.path / TOKENIZER
-            data = Folder(self.path).read(TOKENIZER)
+            data = self.place.read(TOKENIZER)
             if data is None:
                 raise StoreError(f"{path}: missing. Make the store again.")
             self._tokenizer = parse_tokenizer(data, str(path))
@@ -173,7 +173,7 @@ class FeatureStore:
 
     def attention_mask(self, length: npt.ArrayLike) -> Int64s:
         """(windows, L): 1 on the tokens of windows that have so many, 0 on padding."""
-        return attention_mask(np.asarray(length), self.form, np.int64)
+        return self.form.attention_mask(np.asarray(length), np.int64)
 
     def memory_positions(self, numbers: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Where in windows the memory tokens to read and to write are: (windows, M) each, padding counted."""
@@ -324,7 +324,7 @@ class FeatureStore:
         return StoreError(f"{self.path}: damaged: {what}. `milldam verify {self.path}` tells more; make it again.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopen, (type(self), self.path, self._way))
+        return _reopen_same, (type(self), self.place, self._way, self.fingerprint)
 
     def __repr__(self) -> str:
         size = sum(record["bytes"] for shard in self.manifest.shards for record in shard.files.values())
@@ -332,8 +332,9 @@ class FeatureStore:
         return f"FeatureStore({str(self.path)!r}: {facts}, {format_size(size)})"
 
 
-def _reopen(kind: type[FeatureStore], path: Path, way: Way) -> FeatureStore:
-    return kind(path, read=way)
+def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint: str) -> FeatureStore:
+    """In another process: the store may have been replaced meanwhile."""
+    return kind(same_generation(place, fingerprint, lambda one: read_manifest(one).fingerprint), read=way)
 
 
 def _begins(counts: list[int]) -> Int64s:

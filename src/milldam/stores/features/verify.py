@@ -1,7 +1,6 @@
-"""Check a feature store against its own manifest: sizes, hashes, token ids, positions, which windows are whose, texts.
+"""What is special to shards of features: token ids, positions, which windows are whose, texts.
 
-Reads every file at most twice, in blocks: constant memory. Yields a problem at a time, each a sentence that names the
-file; of the contents of a file the first problem alone.
+Reads every file at most twice, in blocks: constant memory. Of the contents of a file, the first problem alone.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import StoreError
-from milldam.files import hash_file
 from milldam.stores.features.format import CONTEXTS, CONTEXTS_INDEX, FIRST_WINDOW, IDS, TEXTS, TEXTS_INDEX, hash_id
-from milldam.stores.features.manifest import FeatureManifest, FeatureShard
+from milldam.stores.features.manifest import FeatureManifest
 from milldam.stores.features.reader import FeatureStore
+from milldam.stores.place import Place
+from milldam.stores.verify import wrong_bytes
 
 _BLOCK = 1 << 10
 """Windows or examples at a time."""
@@ -25,44 +25,24 @@ _BLOCK = 1 << 10
 Int64s = npt.NDArray[np.int64]
 
 
-def verify(path: str | Path) -> Iterator[str]:
-    """Every problem found; none means that the store is whole."""
-    folder = Path(path)
-    manifest = FeatureManifest.read(folder)
-    yield from _verify_tokenizer(folder, manifest)
-    problems = [problem for shard in manifest.shards for problem in _verify_files(folder, shard)]
-    yield from problems
-    if problems:
+def problems(place: Place, manifest: FeatureManifest) -> Iterator[str]:
+    folder = Path(place.name)
+    found = [wrong_bytes(place, name, record) for name, record in dict(manifest.files()).items()]
+    yield from (problem for problem in found if problem is not None)
+    if any(found):
         # What does not have its bytes says nothing about its contents.
         return
-    for shard in manifest.shards:
+    wrong: list[str] = []
+    for shard in {shard.name: shard for shard in manifest.shards}.values():
         for index, file in ((FIRST_WINDOW, None), (TEXTS_INDEX, TEXTS), (CONTEXTS_INDEX, CONTEXTS)):
             end = shard.windows if file is None else shard.size(file)
             # A context may be empty; an example or the windows of one may not.
-            problems += _verify_index(folder / f"{shard.name}.{index}", end, least=0 if file == CONTEXTS else 1)
-    yield from problems
-    if not problems:
-        yield from _verify_windows(FeatureStore(folder))
-        yield from _verify_examples(FeatureStore(folder))
-
-
-def _verify_tokenizer(folder: Path, manifest: FeatureManifest) -> Iterator[str]:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        yield f"{path}: missing"
-    elif hash_file(path) != manifest.tokenizer.get("xxh3"):
-        yield f"{path}: not the tokenizer that made this store (its hash differs)"
-
-
-def _verify_files(folder: Path, shard: FeatureShard) -> Iterator[str]:
-    for name, record in shard.files.items():
-        path = folder / name
-        if not path.exists():
-            yield f"{path}: missing"
-        elif path.stat().st_size != record["bytes"]:
-            yield f"{path}: {path.stat().st_size:,} bytes where the manifest says {record['bytes']:,}"
-        elif hash_file(path) != record["xxh3"]:
-            yield f"{path}: its bytes have changed since it was written (hash differs)"
+            wrong += _verify_index(folder / f"{shard.name}.{index}", end, least=0 if file == CONTEXTS else 1)
+    yield from wrong
+    if not wrong:
+        store = FeatureStore(folder)
+        yield from _verify_windows(store)
+        yield from _verify_examples(store)
 
 
 def _verify_index(path: Path, end: int, *, least: int) -> Iterator[str]:

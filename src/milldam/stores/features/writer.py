@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.files import NewFile
-from milldam.qa.examples import Example
-from milldam.qa.features import Features
-from milldam.qa.spans import Chosen
 from milldam.stores.features.format import (
     CONTEXTS,
     CONTEXTS_INDEX,
@@ -33,6 +30,11 @@ from milldam.stores.features.format import (
 )
 from milldam.stores.features.manifest import FeatureShard
 from milldam.stores.kinds import shard_name
+
+if TYPE_CHECKING:
+    from milldam.qa.examples import Example
+    from milldam.qa.features import Features
+    from milldam.qa.spans import Chosen
 
 _MOST_EXAMPLES = 2**31 - 1
 

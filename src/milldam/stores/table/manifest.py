@@ -7,14 +7,16 @@ granted later (names, counts) is checked when it is read. Reading it needs no py
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.checked import checked
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, json_bytes, stays_in_folder, write_file
+from milldam.files import hash_bytes, stays_in_folder
 from milldam.stores.kinds import TABLE, InputFacts
+from milldam.stores.place import Folder, Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,6 +118,14 @@ class TableManifest:
         return sum(shard.bytes for shard in self.shards)
 
     @property
+    def totals(self) -> dict[str, int]:
+        return {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)}
+
+    def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for shard in self.shards:
+            yield shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}
+
+    @property
     def counts(self) -> dict[str, Any]:
         """`read`, `rows`, `rejected` (reason -> records)."""
         rejected: dict[str, int] = {}
@@ -130,13 +140,11 @@ class TableManifest:
         return hash_bytes((self.schema.ipc + "".join(shard.xxh3 for shard in self.shards)).encode())
 
     def write(self, folder: Path) -> None:
-        write_file(folder / NAME, json_bytes(self.as_json()))
+        TABLE.write(folder, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "format": TABLE.format,
-            "format_version": TABLE.version,
-            "totals": {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)},
+            "totals": self.totals,
             "fingerprint": self.fingerprint,
             "schema": asdict(self.schema),
             "settings": self.settings,
@@ -147,10 +155,19 @@ class TableManifest:
         }
 
     @classmethod
-    def read(cls, folder: Path, name: str = NAME) -> TableManifest:
-        path = folder / name
-        manifest = checked(cls, TABLE.read(folder, name), path)
-        for shard in manifest.shards:
-            if not stays_in_folder(shard.name):
-                raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
-        return manifest
+    def read(cls, folder: Path) -> TableManifest:
+        return read(Folder(folder))
+
+
+def read(place: Place) -> TableManifest:
+    path = f"{place.name}/{NAME}"
+    manifest = checked(TableManifest, TABLE.value(place), path)
+    for shard in manifest.shards:
+        if not stays_in_folder(shard.name):
+            raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
+    return manifest
+
+
+def files_in(path: Path) -> Iterator[str]:
+    """Names of the files of a manifest that lies here."""
+    return (name for name, _ in read(Folder(path.parent, path)).files())

@@ -8,10 +8,8 @@ pickles as its path, so that a worker process opens it anew.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import operator
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +19,10 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
 from milldam.markup import counted
 from milldam.memory import format_size
+from milldam.stores.generations import Held, hold
+from milldam.stores.place import Folder, same_generation
 from milldam.stores.table.formats import FORMATS, columns_as
-from milldam.stores.table.manifest import IN_USE, NAME, TableManifest
+from milldam.stores.table.manifest import IN_USE, NAME, TableManifest, read
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,28 +35,79 @@ _OF_HF = ("features", "select", "to_pandas", "shuffle", "filter", "sort", "map",
 """What users of HF datasets look for."""
 
 
-class _Held:
-    """A shared lock on a file, for as long as this lives."""
-
-    def __init__(self, path: Path) -> None:
-        import fcntl
-
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        with contextlib.suppress(OSError):
-            os.utime(self._descriptor)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-
-
-def _in_use(folder: Path) -> _Held | None:
+def _in_use(folder: Path) -> Held | None:
     """Keeps a table of the cache from being removed; others have no such file."""
     try:
-        return _Held(folder / IN_USE)
-    except (OSError, ImportError):
+        held = hold(folder / IN_USE)
+    except OSError:
         return None
+    held.touch()
+    return held
+
+
+class _Shards:
+    """The files of a table, mapped when they are asked for."""
+
+    def __init__(self, folder: Path, manifest: TableManifest) -> None:
+        self._folder, self._manifest = folder, manifest
+        self._open: OrderedDict[int, pa.Table] = OrderedDict()
+        self._seen: dict[int, set[int]] = {}
+        """Batches of each shard that were looked through."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._manifest.schema.to_arrow(self._folder / NAME)
+
+    def __getitem__(self, number: int) -> pa.Table:
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = self.map(number)
+            while len(self._open) > _OPEN_SHARDS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return found
+
+    def map(self, number: int) -> pa.Table:
+        import pyarrow as pa
+
+        shard = self._manifest.shards[number]
+        path = self._folder / shard.name
+        try:
+            if path.stat().st_size != shard.bytes:
+                raise StoreError(
+                    f"{path}: not of the size that the manifest says. `milldam verify {self._folder}` tells more."
+                )
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_stream(file).read_all()
+        except FileNotFoundError:
+            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(path, error) from None
+        if table.num_rows != shard.rows:
+            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+        if not table.schema.equals(self.schema):
+            raise self._damaged(path, "other columns than the manifest says")
+        return table
+
+    def _damaged(self, path: Path, what: object) -> StoreError:
+        return StoreError(f"{path}: damaged ({what}). `milldam verify {self._folder}` tells more.")
+
+    def rows(self, number: int, begin: int, rows: int) -> pa.Table:
+        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
+        each batch is checked whole when a row of it is first asked for."""
+        import pyarrow as pa
+
+        table, seen = self[number], self._seen.setdefault(number, set())
+        at = 0
+        for k, batch in enumerate(table.to_batches()) if len(seen) < _batches(table) else ():
+            if at < begin + rows and at + batch.num_rows > begin and k not in seen:
+                try:
+                    batch.validate(full=True)
+                except pa.ArrowException as error:
+                    raise self._damaged(self._folder / self._manifest.shards[number].name, error) from None
+                seen.add(k)
+            at += batch.num_rows
+        return table.slice(begin, rows)
 
 
 class Table:
@@ -65,17 +116,16 @@ class Table:
     >>> table[0], table[10:20]["input_ids"], len(table)                                            # doctest: +SKIP
     """
 
-    def __init__(self, path: str | Path) -> None:
-        address = address_of(path)
+    def __init__(self, path: str | Path | Folder) -> None:
+        address = None if isinstance(path, Folder) else address_of(path)
         if address is not None:
             raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
-        self.path = Path(path)
+        self._place = path if isinstance(path, Folder) else Folder(Path(path))
+        self.path = self._place.folder
         self._use = _in_use(self.path)
-        self.manifest = TableManifest.read(self.path)
+        self.manifest = read(self._place)
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
-        self._open: OrderedDict[int, pa.Table] = OrderedDict()
-        self._seen: dict[int, set[int]] = {}
-        """Batches of each shard that were looked through."""
+        self._shards = _Shards(self.path, self.manifest)
         self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
@@ -100,8 +150,8 @@ class Table:
         hint = f": use .to_hf().{name}" if name in _OF_HF else ""
         raise AttributeError(f"a Table has no {name!r}{hint}")
 
-    def __reduce__(self) -> tuple[type[Table], tuple[Path]]:
-        return Table, (self.path,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen_same, (self._place, self.fingerprint)
 
     @property
     def columns(self) -> list[str]:
@@ -118,7 +168,7 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        return self.manifest.schema.to_arrow(self.path / NAME)
+        return self._shards.schema
 
     @property
     def fingerprint(self) -> str:
@@ -129,58 +179,6 @@ class Table:
     def shards(self) -> int:
         """How many files the rows are in."""
         return len(self.manifest.shards)
-
-    def shard(self, number: int) -> pa.Table:
-        """The rows of one file, mapped."""
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = self._map(number)
-            while len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return found
-
-    def _map(self, number: int) -> pa.Table:
-        import pyarrow as pa
-
-        shard = self.manifest.shards[number]
-        path = self.path / shard.name
-        try:
-            if path.stat().st_size != shard.bytes:
-                raise StoreError(
-                    f"{path}: not of the size that the manifest says. `milldam verify {self.path}` tells more."
-                )
-            with pa.memory_map(str(path)) as file:
-                table = pa.ipc.open_stream(file).read_all()
-        except FileNotFoundError:
-            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(path, error) from None
-        if table.num_rows != shard.rows:
-            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
-        if not table.schema.equals(self.schema):
-            raise self._damaged(path, "other columns than the manifest says")
-        return table
-
-    def _damaged(self, path: Path, what: object) -> StoreError:
-        return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
-
-    def _touch(self, number: int, begin: int, rows: int) -> pa.Table:
-        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
-        each batch is checked whole when a row of it is first asked for."""
-        import pyarrow as pa
-
-        table, seen = self.shard(number), self._seen.setdefault(number, set())
-        at = 0
-        for k, batch in enumerate(table.to_batches()) if len(seen) < _batches(table) else ():
-            if at < begin + rows and at + batch.num_rows > begin and k not in seen:
-                try:
-                    batch.validate(full=True)
-                except pa.ArrowException as error:
-                    raise self._damaged(self.path / self.manifest.shards[number].name, error) from None
-                seen.add(k)
-            at += batch.num_rows
-        return table.slice(begin, rows)
 
     # ---- rows ----
 
@@ -205,28 +203,9 @@ class Table:
                 raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
             return self.rows(begin, max(begin, end)).to_pydict()
         if hasattr(which, "__len__"):  # also a numpy array
-            return self._several(cast("Sequence[Any]", which))
-        number = self._number(which)
+            return _several(self, cast("Sequence[Any]", which))
+        number = _number(which, len(self))
         return self.rows(number, number + 1).to_pylist()[0]
-
-    def _number(self, which: Any) -> int:
-        asked = operator.index(which)
-        number = asked + len(self) if asked < 0 else asked
-        if not 0 <= number < len(self):
-            raise IndexError(f"row {asked} of a table of {len(self):,} rows")
-        return number
-
-    def _several(self, which: Sequence[Any]) -> Any:
-        """Rows by their numbers, or columns by their names."""
-        import pyarrow as pa
-
-        if len(which) and all(isinstance(one, str) for one in which):
-            return self.to_arrow([str(one) for one in which])
-        if not all(hasattr(one, "__index__") for one in which):
-            raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
-        numbers = [self._number(one) for one in which]
-        found = [self.rows(number, number + 1) for number in numbers]
-        return (pa.concat_tables(found) if found else self.schema.empty_table()).to_pydict()
 
     def rows(self, begin: int, end: int) -> pa.Table:
         """Rows `begin` to `end` as a `pa.Table`, mapped."""
@@ -237,7 +216,7 @@ class Table:
             number = bisect.bisect_right(self._ends, begin)
             start = self._ends[number - 1] if number else 0
             stop = min(end, self._ends[number])
-            found.append(self._touch(number, begin - start, stop - begin))
+            found.append(self._shards.rows(number, begin - start, stop - begin))
             begin = stop
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
@@ -251,15 +230,8 @@ class Table:
             raise ConfigError(f'format: "{format}"; must be one of {", ".join(FORMATS)}.')
         if size < 1:
             raise ConfigError(f"batches of {size} rows; use 1 or more.")
-        names = self._known(columns)
+        names = _known(self.columns, columns)
         return (columns_as(self.rows(begin, begin + size).select(names), format) for begin in range(0, len(self), size))
-
-    def _known(self, columns: Sequence[str] | None) -> list[str]:
-        for name in columns or ():
-            if name not in self.columns:
-                hint = did_you_mean(name, self.columns)
-                raise ConfigError(f'no column "{name}"; there are {", ".join(self.columns)}.{hint}')
-        return self.columns if columns is None else list(columns)
 
     # ---- other tools ----
 
@@ -267,8 +239,8 @@ class Table:
         """All rows as one `pa.Table`, mapped: it takes next to no memory."""
         import pyarrow as pa
 
-        names = self._known(columns)
-        tables = [self._map(number).select(names) for number in range(self.shards)]
+        names = _known(self.columns, columns)
+        tables = [self._shards.map(number).select(names) for number in range(self.shards)]
         return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
 
     def to_hf(self) -> Any:
@@ -278,9 +250,43 @@ class Table:
         except ImportError:
             raise ConfigError('to_hf needs HF datasets: pip install "milldam[hf]".') from None
         for number in range(self.shards):
-            self._map(number)  # says which file is missing or damaged, better than datasets would
+            self._shards.map(number)  # says which file is missing or damaged, better than datasets would
         parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
+
+
+def _reopen_same(place: Folder, fingerprint: str) -> Table:
+    """In another process: the table may have been replaced meanwhile."""
+    return Table(same_generation(place, fingerprint, lambda one: read(one).fingerprint))
+
+
+def _number(which: Any, rows: int) -> int:
+    asked = operator.index(which)
+    number = asked + rows if asked < 0 else asked
+    if not 0 <= number < rows:
+        raise IndexError(f"row {asked} of a table of {rows:,} rows")
+    return number
+
+
+def _several(table: Table, which: Sequence[Any]) -> Any:
+    """Rows by their numbers, or columns by their names."""
+    import pyarrow as pa
+
+    if len(which) and all(isinstance(one, str) for one in which):
+        return table.to_arrow([str(one) for one in which])
+    if not all(hasattr(one, "__index__") for one in which):
+        raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
+    numbers = [_number(one, len(table)) for one in which]
+    found = [table.rows(number, number + 1) for number in numbers]
+    return (pa.concat_tables(found) if found else table.schema.empty_table()).to_pydict()
+
+
+def _known(names: list[str], wanted: Sequence[str] | None) -> list[str]:
+    for name in wanted or ():
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ConfigError(f'no column "{name}"; there are {", ".join(names)}.{hint}')
+    return names if wanted is None else list(wanted)
 
 
 def _batches(table: pa.Table) -> int:

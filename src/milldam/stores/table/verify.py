@@ -1,8 +1,4 @@
-"""Check a table against its own manifest: sizes, hashes, row counts, columns.
-
-Reads every file twice, in blocks and mapped: constant memory. Yields a problem at a time, each a sentence that names
-the file.
-"""
+"""What is special to shards of a table: the columns of the manifest, rows that Arrow can read, as many as it says."""
 
 from __future__ import annotations
 
@@ -11,29 +7,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from milldam.files import hash_file
+from milldam.stores.place import Place
 from milldam.stores.table.manifest import NAME, TableManifest, TableShard
+from milldam.stores.verify import wrong_bytes
 
 
-def verify(path: str | Path) -> Iterator[str]:
-    """Every problem found; none means that the table is whole."""
-    folder = Path(path)
-    manifest = TableManifest.read(folder)
+def problems(place: Place, manifest: TableManifest) -> Iterator[str]:
+    folder = Path(place.name)
     schema = manifest.schema.to_arrow(folder / NAME)
+    # Equal units share a shard.
     for shard in dict.fromkeys(manifest.shards):
-        problem = _wrong_bytes(folder / shard.name, shard) or _wrong_rows(folder / shard.name, shard, schema)
+        record = {"bytes": shard.bytes, "xxh3": shard.xxh3}
+        problem = wrong_bytes(place, shard.name, record) or _wrong_rows(folder / shard.name, shard, schema)
         if problem is not None:
             yield problem
-
-
-def _wrong_bytes(path: Path, shard: TableShard) -> str | None:
-    if not path.exists():
-        return f"{path}: missing"
-    if path.stat().st_size != shard.bytes:
-        return f"{path}: {path.stat().st_size:,} bytes where the manifest says {shard.bytes:,}"
-    if hash_file(path) != shard.xxh3:
-        return f"{path}: its bytes have changed since it was written (hash differs)"
-    return None
 
 
 def _wrong_rows(path: Path, shard: TableShard, schema: pa.Schema) -> str | None:

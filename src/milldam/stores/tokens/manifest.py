@@ -9,7 +9,6 @@ store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import mmap
@@ -21,17 +20,19 @@ from typing import Any
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import NewFile, hash_bytes, json_bytes, stays_in_folder
+from milldam.files import hash_bytes, stays_in_folder
+from milldam.sealed import is_whole_text
 from milldam.stores.kinds import TOKENS, FileRecord, InputFacts, TokenDtype, TokenizerFacts
-from milldam.stores.tokens.place import Folder, Place
+from milldam.stores.place import Folder, Place
 from milldam.stores.tokens.tally import Tally, total
 
 NAME = TOKENS.manifest
 _SHARDS_AT_ONCE = 512
 # Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
-_NO_SHARDS, _FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": []', b'\n "shards": [\n', b"\n ],\n"
+_FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
 _BEHIND_A_SHARD = b"\n  },\n"
 _BLOCK_BYTES = 1 << 18
+_TOTALS = ("documents", "tokens", "text_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,15 @@ class Manifest:
         """Names the content: equal fingerprints mean equal tokens in equal order."""
         return hash_bytes("".join(s.bin["xxh3"] + s.idx["xxh3"] for s in self.shards).encode())
 
+    @property
+    def totals(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _TOTALS}
+
+    def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for shard in self.shards:
+            yield f"{shard.name}.bin", shard.bin
+            yield f"{shard.name}.idx", shard.idx
+
     def write(self, folder: Path) -> None:
         totals = Totals()
         for shard in self.shards:
@@ -114,27 +124,29 @@ class Manifest:
     def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
-        facts["sources"] = [asdict(one) for one in self.sources]
-        summed = {name: getattr(totals, name) for name in ("documents", "tokens", "text_bytes")}
-        head = {"format": TOKENS.format, "format_version": TOKENS.version, "totals": summed}
-        text = json_bytes(head | {"fingerprint": fingerprint} | facts | {"shards": []})
-        before, after = text.split(_NO_SHARDS, 1)
-        with NewFile(folder / NAME) as new:
-            new.write(before + _NO_SHARDS[:-1])
-            for block in shards:
-                new.write(block)
-            new.write(_NO_SHARDS[-1:] + after)
-            new.commit()
+        facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
+        summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}
+        TOKENS.write(folder, summed | facts, ("shards", shards))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        return cls.read_at(Folder(folder))
+        return read(Folder(folder))
 
-    @classmethod
-    def read_at(cls, place: Place) -> Manifest:
-        """The manifest of a store, wherever it lies."""
-        text = ManifestText.at(place)
-        return replace(text.facts(), shards=tuple(text.shards()))
+
+def read(place: Place) -> Manifest:
+    """The manifest of a store, wherever it lies."""
+    text = ManifestText.at(place)
+    return replace(text.facts(), shards=tuple(text.shards()))
+
+
+def head(place: Place) -> dict[str, Any]:
+    return ManifestText.at(place).head()
+
+
+def files_in(path: Path) -> Iterator[str]:
+    """Names of the files of a manifest that lies here."""
+    for shard in ManifestText.at(Folder(path.parent, path)).shards():
+        yield from (f"{shard.name}.bin", f"{shard.name}.idx")
 
 
 @dataclass(slots=True)
@@ -207,15 +219,14 @@ class ManifestText:
 
     def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
         self._data, self._path = data, path
-        # Of a text that is not laid out as we write it nothing is known but that it is JSON.
+        self._whole = is_whole_text(data)
         first = data.find(_FIRST_SHARD) + len(_FIRST_SHARD)
         stop = data.find(_BEHIND_SHARDS, first)
-        self._range = (first, stop) if stop > first >= len(_FIRST_SHARD) else None
+        self._range = (first, stop) if self._whole and stop > first >= len(_FIRST_SHARD) else None
 
     @classmethod
     def at(cls, place: Place) -> ManifestText:
-        mapped = _mapped(place.folder / NAME) if place.folder is not None else None
-        data = place.read(NAME) if mapped is None else mapped
+        data = place.manifest(NAME)
         if data is None:
             raise StoreError(place.not_a_store())
         return cls(data, f"{place.name}/{NAME}")
@@ -225,12 +236,9 @@ class ManifestText:
         return checked(Manifest, self.head() | {"shards": []}, self._path)
 
     def head(self) -> dict[str, Any]:
-        """The object itself, without its shards where they need not be read for it."""
-        if self._range is not None:
-            first, stop = self._range
-            with contextlib.suppress(StoreError):
-                return TOKENS.parse(self._data[:first] + self._data[stop:], self._path)
-        return TOKENS.parse(self._data[:], self._path)
+        """The object itself, without its shards."""
+        data = self._data[:] if self._range is None else self._data[: self._range[0]] + self._data[self._range[1] :]
+        return TOKENS.parse(data, self._path, self._whole)
 
     def shards(self) -> Iterator[Shard]:
         """Every shard, in order."""
@@ -247,27 +255,14 @@ class ManifestText:
     def _blocks(self) -> Iterator[Any]:
         """Some shards at a time."""
         if self._range is None:
-            yield TOKENS.parse(self._data[:], self._path).get("shards")
+            yield self.head().get("shards")
             return
         at, stop = self._range
         while at < stop:
             end = self._data.find(_BEHIND_A_SHARD, at + _BLOCK_BYTES, stop)
             end = stop if end < 0 else end + len(_BEHIND_A_SHARD) - 2
-            try:
-                yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
-            except StoreError:
-                parse_json(self._data[:], self._path)  # says where
-                raise
+            yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
             at = end + 2
-
-
-def _mapped(path: Path) -> mmap.mmap | None:
-    """A file mapped; None where that can't be."""
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):
-        return None
 
 
 def _refuse_outside(what: str, name: object, path: str) -> None:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, MismatchError, StoreError, did_you_mean
+from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.markup import counted
 from milldam.memory import format_size
+from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index
-from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.place import Folder, Place
+from milldam.stores.tokens.manifest import Shard, read
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,7 +64,7 @@ class Store:
     def __init__(self, path: str | Path | Place, *, split: str | None = None) -> None:
         self.place: Place = Folder(Path(path)) if isinstance(path, str | Path) else path
         """Where it lies."""
-        self.manifest = Manifest.read_at(self.place)
+        self.manifest = read(self.place)
         self.split_name = split
         self.shards = self._select(split)
         """The shards that are meant, in order."""
@@ -228,8 +228,6 @@ class Store:
         return _MappedShard(tokens, index, _size(shard))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.place.folder is not None:
-            return _reopen, (type(self), self.place.folder, self.split_name)
         return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)
 
     def _facts(self) -> dict[str, str]:
@@ -265,13 +263,7 @@ def _size(shard: Shard) -> int:
     return int(shard.bin["bytes"] + shard.idx["bytes"])
 
 
-def _reopen(kind: type[Store], path: Path, split: str | None) -> Store:
-    return kind(path, split=split)
-
-
 def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:
-    """In another process: what lies at an address may have been replaced meanwhile."""
-    store = kind(place, split=split)
-    if store.fingerprint != fingerprint:
-        raise MismatchError(f"{store.name}: another store lies there than when it was opened. Open it anew.")
-    return store
+    """In another process: the store may have been replaced meanwhile."""
+    same = same_generation(place, fingerprint, lambda one: read(one).fingerprint)
+    return kind(same, split=split)

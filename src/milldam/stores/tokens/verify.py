@@ -1,7 +1,6 @@
-"""Check a store against its own manifest: hashes, counts, indexes, token ids.
+"""What is special to shards of tokens: ids in the vocabulary, indexes that cover the tokens.
 
-Reads every file once, in blocks, wherever the store lies: constant memory. Of a store at an address nothing goes into
-the cache; one index at a time is a temporary file. Yields a problem at a time, each a sentence that names the file.
+Reads every file once, in blocks: constant memory. At an address, one index at a time is a temporary file.
 """
 
 from __future__ import annotations
@@ -9,102 +8,56 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import hash_bytes
+from milldam.stores.place import BLOCK_BYTES, Place
 from milldam.stores.tokens.format import BLOCK_DOCUMENTS, Index
-from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard
-from milldam.stores.tokens.place import BLOCK_BYTES, Folder, Place
-
-_TOKENIZER = "tokenizer.json"
+from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.verify import wrong_bytes, wrong_size
 
 
-def verify(folder: Path | Place) -> Iterator[str]:
-    """Every problem found; none means that the store is whole."""
-    place = Folder(folder) if isinstance(folder, Path) else folder
-    manifest = Manifest.read_at(place)
-    yield from _verify_head(place, manifest)
-    yield from _verify_tokenizer(place, manifest)
-    for shard in manifest.shards:
-        tokens, index = _Tokens(place, shard, manifest), f"{shard.name}.idx"
-        problems = [*_verify_size(place, tokens.name, shard.bin), *_verify_size(place, index, shard.idx)]
-        yield from problems or tokens.verify()
-        if not problems:
-            yield from _verify_index(place, index, shard, manifest.dtype)
+def problems(place: Place, manifest: Manifest) -> Iterator[str]:
+    # Equal shards share their files.
+    for shard in {shard.name: shard for shard in manifest.shards}.values():
+        names = (f"{shard.name}.bin", shard.bin), (f"{shard.name}.idx", shard.idx)
+        found = [problem for one in names if (problem := wrong_size(place, *one)) is not None]
+        yield from found or _contents(place, manifest, shard)
 
 
-def _verify_head(place: Place, manifest: Manifest) -> Iterator[str]:
-    """What the manifest says of all shards follows from them."""
-    head, totals = ManifestText.at(place).head(), ("documents", "tokens", "text_bytes")
-    if head.get("totals") != {name: getattr(manifest, name) for name in totals}:
-        yield f"{place.name}/{NAME}: totals are not the sums over its shards"
-    if head.get("fingerprint") != manifest.fingerprint:
-        yield f"{place.name}/{NAME}: the fingerprint is not that of its shards"
+def _contents(place: Place, manifest: Manifest, shard: Shard) -> Iterator[str]:
+    name, ids = f"{shard.name}.bin", _Ids(manifest)
+    problem = wrong_bytes(place, name, shard.bin, see=ids.look_at)
+    if problem is None and ids.wrong is not None:
+        problem = f"{place.name}/{name}: token id {ids.wrong} outside the vocabulary of {manifest.vocab_size:,}"
+    if problem is not None:
+        yield problem
+    yield from _index(place, f"{shard.name}.idx", shard, manifest.dtype)
 
 
-def _verify_tokenizer(place: Place, manifest: Manifest) -> Iterator[str]:
-    path, made_with = f"{place.name}/{_TOKENIZER}", manifest.tokenizer.get("xxh3")
-    if made_with is None:
-        # Made without one: then nothing can be said of a file of that name.
-        return
-    data = place.read(_TOKENIZER)
-    if data is None:
-        yield f"{path}: missing"
-    elif hash_bytes(data) != made_with:
-        yield f"{path}: not the tokenizer that made this store (its hash differs)"
+class _Ids:
+    """Looks for an id outside of the vocabulary."""
 
+    def __init__(self, manifest: Manifest) -> None:
+        self._dtype, self._vocab_size = np.dtype(manifest.dtype), manifest.vocab_size
+        self.wrong: int | None = None
 
-def _verify_size(place: Place, name: str, record: dict[str, Any]) -> Iterator[str]:
-    size = place.size(name)
-    if size is None:
-        yield f"{place.name}/{name}: missing"
-    elif size != record["bytes"]:
-        yield f"{place.name}/{name}: {size:,} bytes where the manifest says {record['bytes']:,}"
-
-
-CHANGED = "its bytes have changed since it was written (hash differs)"
-
-
-class _Tokens:
-    """The token file of a shard: its hash and its ids, in one pass."""
-
-    def __init__(self, place: Place, shard: Shard, manifest: Manifest) -> None:
-        self.name = f"{shard.name}.bin"
-        self._place, self._manifest, self._record = place, manifest, shard.bin
-        self._wrong: int | None = None
-
-    def verify(self) -> Iterator[str]:
-        digest = xxhash.xxh3_128()
-        for block in self._place.blocks(self.name):
-            digest.update(block)
-            self._look_at(block)
-        path = f"{self._place.name}/{self.name}"
-        if digest.hexdigest() != self._record["xxh3"]:
-            yield f"{path}: {CHANGED}"
-        elif self._wrong is not None:
-            yield f"{path}: token id {self._wrong} outside the vocabulary of {self._manifest.vocab_size:,}"
-
-    def _look_at(self, block: bytes) -> None:
+    def look_at(self, block: bytes) -> None:
         # Blocks are a multiple of any dtype's width, but for what a damaged file has at its end.
-        ids = np.frombuffer(block, self._manifest.dtype, len(block) // np.dtype(self._manifest.dtype).itemsize)
-        if self._wrong is None and len(ids):
+        ids = np.frombuffer(block, self._dtype, len(block) // self._dtype.itemsize)
+        if self.wrong is None and len(ids):
             smallest, largest = int(ids.min()), int(ids.max())
-            if smallest < 0 or largest >= self._manifest.vocab_size:
-                self._wrong = smallest if smallest < 0 else largest
+            if smallest < 0 or largest >= self._vocab_size:
+                self.wrong = smallest if smallest < 0 else largest
 
 
-def _verify_index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator[str]:
+def _index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator[str]:
     path = Path(place.name) / name
     with place.spooled(name) as file:
-        digest = xxhash.xxh3_128()
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-        if digest.hexdigest() != shard.idx["xxh3"]:
-            yield f"{place.name}/{name}: {CHANGED}"
+        problem = wrong_bytes(place, name, shard.idx, blocks=iter(lambda: file.read(BLOCK_BYTES), b""))
+        if problem is not None:
+            yield problem
             return
         try:
             index = Index.parse(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)

@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
-from milldam.errors import StoreError
+from milldam.errors import MismatchError, StoreError
+from milldam.stores.generations import Held, hold, kept_manifest
 from milldam.stores.kinds import TOKENS, FileRecord
 
 BLOCK_BYTES = 1 << 20
+
+P = TypeVar("P", bound="Place")
 
 
 class Origin(Protocol):
@@ -66,6 +69,9 @@ class Place(Protocol):
     def mapped_bytes(self) -> int | None:
         """How much may be kept mapped without need; None: no limit."""
 
+    def manifest(self, name: str) -> bytes | mmap.mmap | None:
+        """The text of the manifest of this name, the same one each time; None: there is none."""
+
     def read(self, file: str) -> bytes | None:
         """A small file whole; None: there is none."""
 
@@ -89,13 +95,33 @@ class Place(Protocol):
 
 
 class Folder:
-    """A store in a folder of this machine."""
+    """A store in a folder of this machine, of the generation that it has when the manifest is first read.
+
+    That manifest stays held, so that nothing that it names is removed while this lives. Pickles as its path.
+    """
 
     origin = None
     mapped_bytes = None
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Path | None = None) -> None:
+        """`manifest`: that of an earlier generation."""
         self.folder = folder
+        self._manifest = manifest
+        self._held: dict[str, Held] = {}
+
+    def __reduce__(self) -> tuple[type[Folder], tuple[Path]]:
+        return Folder, (self.folder,)
+
+    def manifest(self, name: str) -> bytes | mmap.mmap | None:
+        path = self._manifest or self.folder / name
+        try:
+            if name not in self._held:
+                self._held[name] = hold(path)
+            return self._held[name].map()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"{path}: can't be read ({error.strerror}).") from None
 
     @property
     def name(self) -> str:
@@ -134,3 +160,13 @@ class Folder:
 
     def not_a_store(self) -> str:
         return TOKENS.missing_in(self.folder)
+
+
+def same_generation(place: P, fingerprint: str, fingerprint_of: Callable[[P], str]) -> P | Folder:
+    """The generation of a store that was opened elsewhere: what lies there now, or an earlier one that is kept."""
+    if fingerprint_of(place) == fingerprint:
+        return place
+    kept = None if place.folder is None else kept_manifest(place.folder, fingerprint)
+    if place.folder is None or kept is None:
+        raise MismatchError(f"{place.name}: another store lies there than when it was opened. Open it anew.")
+    return Folder(place.folder, kept)

@@ -14,11 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
-from milldam.errors import InputError
-from milldam.sources import csv_files
-from milldam.sources.batch import TextRules
+from milldam.errors import InputError, ResourceError
+from milldam.sources import csv_rows
+from milldam.sources.batch import Reject, TextRules
 from milldam.sources.columns import find_text_column
-from milldam.sources.csv_files import csv_head
+from milldam.sources.csv_records import csv_head
+from milldam.sources.places import Places
+from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice
 
 BOM = b"\xef\xbb\xbf"
@@ -218,7 +220,7 @@ def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
 ) -> None:
     """The rows around it stay, and so do their lines."""
-    monkeypatch.setattr(csv_files, "_LARGEST_FIELD", 15_000)
+    monkeypatch.setattr(csv_rows, "LARGEST_FIELD", 15_000)
     data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
     with small_blocks(100, 1000):
         result = read_csv(tmp_path, data.encode("latin-1"))
@@ -365,3 +367,45 @@ def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path)
     (reject,) = result.rejects
     assert (reject.reason, reject.line, reject.record) == ("bad_row", 3, "2,bro\rken")
     assert reject.detail == "a carriage return (\\r) in a field without quotes"
+
+
+# ---- rows ----
+
+
+class Nothing:
+    """Room for nothing."""
+
+    format = "python"
+
+    def fits(self, needed: float) -> bool:
+        return False
+
+    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
+        return ResourceError(f"{where}: {size:,} bytes")
+
+
+@given(rows=st.lists(st.tuples(fields, fields, fields), max_size=10), giant=GIANTS, block=SIZES["block"])
+def test_rows_have_the_wanted_columns_whole_however_large(
+    tmp_path: Path, rows: list[tuple[str, str, str]], giant: int | None, block: int
+) -> None:
+    """A giant record is put together; one with a field too few is rejected with its line and counted in its place."""
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("a", "b", "c"), ("1" * 300, "2"), *rows, ("last", "", "é" * 300)])
+    rejects: list[Reject] = []
+    reader, places = FileReader(TextRules(), ("c", "a"), str(tmp_path)), Places()
+    with small_blocks(block, giant):
+        read_back = list(reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], rejects.append, places, None))
+    found = [(row["a"], row["c"]) for batch in read_back for row in batch.to_pylist()]
+    assert found == [(a, c) for a, b, c in rows] + [("last", "é" * 300)]
+    assert [(reject.reason, reject.line) for reject in rejects] == [("bad_row", 2)]
+    assert [place.first for place in places.of(len(rows), len(rows) + 1)] == [len(rows) + 1]
+
+
+def test_a_giant_record_without_room_is_refused_before_it_is_held(tmp_path: Path) -> None:
+    """With its place and size."""
+    (tmp_path / "a.csv").write_text("id,text\n1,short\n2," + "x" * 3_000_000 + "\n")
+    reader = FileReader(TextRules(), None, str(tmp_path))
+    rows = reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], lambda reject: None, Places(), Nothing())
+    assert next(rows).to_pydict() == {"id": ["1"], "text": ["short"]}  # type: ignore[union-attr]
+    with pytest.raises(ResourceError, match=r"row 1 of .*a\.csv: "):
+        next(rows)

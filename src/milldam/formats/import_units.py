@@ -1,0 +1,187 @@
+"""What an import works on: a unit is one or several files of the source, of which a worker makes shards.
+
+A shard is recorded together with what was taken of its unit by then; the record that ends a unit names none. Memory:
+blocks of a million tokens, and what the formats need besides (a row group's column of Parquet; 16 bytes for each sample
+of an MDS shard or a litdata chunk).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import InputError
+from milldam.formats import load_format
+from milldam.formats.documents import Border, Position, cut_shards
+from milldam.formats.jobs import Telling
+from milldam.formats.reading import ReadRules, SourceFile
+from milldam.input_files import version_of
+from milldam.run.records import Record
+from milldam.run.tasks import PART, Report, Work
+from milldam.run.units import key_of
+from milldam.stores.tokens.manifest import Shard
+from milldam.stores.tokens.writer import ShardWriter, Tokens
+
+_LARGEST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImportUnit:
+    """Files that are read one after the other."""
+
+    split: str
+    files: tuple[SourceFile, ...]
+    size: int
+    state: str
+    """Changes when a file changes, or what is said of it."""
+
+    @classmethod
+    def of(cls, files: list[SourceFile]) -> ImportUnit:
+        found = [list(listed(file)) for file in files]
+        told = [[_named(one) for one in each] for each in found]
+        said = [(file.format, file.facts) for file in files]
+        size = sum(one.size for each in found for one in each)
+        return cls(str(files[0].split), tuple(files), size, key_of(told, said))
+
+    @property
+    def key(self) -> str:
+        return key_of(self.split, self.state)
+
+    def as_json(self) -> dict[str, Any]:
+        files = [{"format": file.format, "path": str(file.path), "facts": file.facts} for file in self.files]
+        return {"split": self.split, "files": files, "size": self.size, "state": self.state}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
+        split = value["split"]
+        files = tuple(SourceFile(one["format"], Path(one["path"]), split, one["facts"]) for one in value["files"])
+        return cls(split, files, value["size"], value["state"])
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedFile:
+    """A file as the run folder lists it."""
+
+    path: str
+    size: int
+    version: str
+
+
+def _named(file: _ListedFile) -> tuple[str, int, str]:
+    """By its name: data that moves to another folder is still the same data."""
+    return Path(file.path).name, file.size, file.version
+
+
+def listed(file: SourceFile) -> Iterator[_ListedFile]:
+    """What a file is read from, as it is now."""
+    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+        yield _ListedFile(str(path), status.st_size, version_of(status))
+
+
+def units_of(files: list[SourceFile], *, joined: bool) -> list[ImportUnit]:
+    if not joined:
+        return [ImportUnit.of([file]) for file in files]
+    splits = dict.fromkeys(file.split for file in files)
+    return [ImportUnit.of([file for file in files if file.split == split]) for split in splits]
+
+
+# ---- the work on a unit ----
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A unit, and how much of it is done already."""
+
+    unit: ImportUnit
+    key: str
+    part: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """Finds the largest id of a unit."""
+
+    rules: ReadRules
+
+    def start(self) -> Work:
+        return self._scan
+
+    def _scan(self, given: Assignment, report: Report) -> None:
+        largest, told = -1, Telling(report, given.unit.size)
+        for file in given.unit.files:
+            for tokens in load_format(file.format).read(file, self.rules):
+                largest = max(largest, _largest(tokens, file))
+                _tell(told, tokens)
+        told.tell()
+        report(PART, Record(given.key, facts={"largest": largest}))
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTask:
+    """Writes the shards of a unit, from where an earlier run stopped; the record that ends it names none."""
+
+    out: Path
+    rules: ReadRules
+    border: Border | None
+    dtype: str
+    vocab_size: int
+    shard_tokens: int
+
+    def start(self) -> Work:
+        return self._import
+
+    def _import(self, given: Assignment, report: Report) -> None:
+        part, told = given.part, Telling(report, given.unit.size)
+        blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
+        for block in blocks:
+            with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
+                for filled in chain([block], blocks):
+                    self._check(filled.tokens, filled.file)
+                    writer.append(filled.tokens)
+                    _tell(told, filled.tokens)
+                    block = filled
+                    if filled.full:
+                        break
+                report(PART, _record(given.key, part, writer.commit(), block.position))
+            part += 1
+        told.tell()
+        report(PART, Record(given.key, part))
+
+    def _check(self, tokens: Tokens, file: SourceFile) -> None:
+        largest = _largest(tokens, file)
+        if largest >= self.vocab_size:
+            raise InputError(
+                f"{file.path}: token id {largest} outside the vocabulary of {self.vocab_size:,}. "
+                "Is it of another tokenizer, or of another dtype?"
+            )
+
+
+def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
+    outputs = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
+    facts = {"shards": [asdict(shard)], "position": asdict(position)}
+    return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
+
+
+def _tell(telling: Telling, tokens: Tokens) -> None:
+    documents = len(tokens.lengths) - tokens.open
+    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
+
+
+def _largest(tokens: Tokens, file: SourceFile) -> int:
+    """The largest id of a block, which must be one; -1 when it is empty."""
+    if not len(tokens.flat):
+        return -1
+    smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
+    if smallest < 0 or largest > _LARGEST_ID:
+        wrong = smallest if smallest < 0 else largest
+        raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
+    return largest

@@ -1,0 +1,108 @@
+"""The finished units of a table in its run folder: what is recorded of them, what is reused, what goes in the end.
+
+records.jsonl   a line per finished unit, by key (run/records.py)
+rejects-*.jsonl the records of a unit that were set aside
+rows/           what could be read only once, hashes of large files, row numbers of a data set
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from milldam.files import NewFile
+from milldam.mapping.file_rows import can_be_checked
+from milldam.mapping.memory_gate import remove_gates
+from milldam.mapping.plan import HASHES, RowUnit, indices_name
+from milldam.mapping.shards import ENDING, ROWS
+from milldam.run.folder import RUN_FOLDER, RunFolder
+from milldam.run.records import Files, Record, Records, sweep
+from milldam.sealed import record_of, seal_line
+from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableShard
+
+RECORDS, SPOOL = "records.jsonl", "rows"
+
+
+def recorded(unit: MadeUnit, files: Files) -> Record:
+    """What the frame keeps of a finished unit. `files`: its rejects."""
+    shard = unit.shard
+    outputs = {} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}}
+    facts = {"read": unit.read, "rejected": unit.rejected}
+    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
+
+
+def made_of(record: Record) -> MadeUnit:
+    """The unit again, for the manifest."""
+    shards = [TableShard(name, record.counts["rows"], **file) for name, file in record.outputs.items()]
+    return MadeUnit(record.key, record.facts["read"], next(iter(shards), None), record.facts["rejected"])
+
+
+def rejects_name(key: str) -> str:
+    """Where the rejects of a unit are, below the output folder."""
+    return f"{RUN_FOLDER}/rejects-{key}.jsonl"
+
+
+def records_of(folder: RunFolder, recipe: str, *, anew: bool) -> Records:
+    """What is done, by keys of what a unit reads and of the recipe, all else that rows depend on. `anew`: nothing."""
+    if anew:
+        folder.journal.close()
+        for path in folder.journal.paths(RECORDS):
+            path.unlink()
+    keys = folder.units.keys()
+    mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(recipe.encode()), np.uint64))
+    records = Records(folder.journal, RECORDS, folder.out, mixed)
+    if not anew and (folder.out / NAME).exists():
+        _take_over(records, TableManifest.read(folder.out))
+    return records
+
+
+def _take_over(records: Records, table: TableManifest) -> None:
+    """Units of the finished table whose records a run with another function has dropped meanwhile."""
+    for unit in table.units:
+        rejects = records.out / rejects_name(unit.key)
+        if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
+            record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
+            if records.holds(record):
+                records.add(record)
+
+
+def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:
+    """Drop the records of units that this session made and that may have read something else than their keys say."""
+    units = ((number, folder.units.at(number, RowUnit.from_json)) for number in made)
+    dropped = {records.keys[number] for number, unit in units if not can_be_checked(unit)}
+    stands = [record for record in records.all() if record.key not in dropped]
+    folder.journal.close()
+    with NewFile(folder.journal.path(RECORDS)) as new:
+        for record in stands:
+            new.write(seal_line(record.as_json()))
+        new.commit()
+
+
+def clear_up(folder: RunFolder, table: TableManifest) -> None:
+    """Remove what a finished table no longer needs. What a run with another function needs again stays: hashes of
+    large files, and row numbers of the data set."""
+    folder.tidy()
+    sweep(folder.out, [f"{ROWS}-*{ENDING}"], (shard.name for shard in table.shards))
+    rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
+    sweep(folder.folder, ["rejects-*.jsonl"], rejects)
+    remove_gates(folder.folder)
+    folder.units.remove()  # it may hold addresses with secrets
+    spool, kept = folder.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
+    for path in spool.glob("*"):
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        spool.rmdir()
+
+
+def is_whole(folder: RunFolder, table: TableManifest) -> bool:
+    """Whether every shard is there, of the size that was recorded."""
+    try:
+        return all((folder.out / shard.name).stat().st_size == shard.bytes for shard in table.shards)
+    except OSError:
+        return False

@@ -16,7 +16,8 @@ from tests.kit.jobs import kill_group, leftovers, run_milldam, started, store_by
 from tests.kit.qa_jobs import command, small, write_examples
 
 from milldam.errors import MismatchError
-from milldam.stores.features import FeatureStore, verify
+from milldam.stores.features import FeatureStore
+from milldam.stores.verify import verify
 
 KILLS = 4
 

@@ -211,7 +211,7 @@ def test_private_unless_public_is_asked_for(hub: HubServer, tmp_path: Path) -> N
     push(folder, REPO)
     push(folder, "anna/open", public=True)
     assert hub.repos[REPO].private and not hub.repos["anna/open"].private
-    edit_manifest(folder, lambda value: value.update(engine="another"))
+    edit_manifest(folder, lambda value: value.update(encoder="another"))
     before = len(hub.repos["anna/open"].commits)
     with pytest.raises(ConfigError, match="is public: everybody could read"):
         push(folder, "anna/open")

@@ -226,7 +226,7 @@ def test_a_manifest_that_somebody_wrote_anew_is_refused(tmp_path: Path) -> None:
     file = {"bytes": 1, "xxh3": "a"}
     _manifest(tuple(Shard(f"train-{k}", "train", 1, 2, 3, 4, file, file) for k in range(1500))).write(tmp_path)
     value = json.loads((tmp_path / NAME).read_bytes())
-    for text in (json.dumps(value), json.dumps(value | {"engine": "another"}, indent=1)):
+    for text in (json.dumps(value), json.dumps(value | {"encoder": "another"}, indent=1)):
         (tmp_path / NAME).write_text(text + "\n")
         with pytest.raises(StoreError, match="not as it was written"):
             Manifest.read(tmp_path)

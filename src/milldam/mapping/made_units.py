@@ -23,6 +23,8 @@ from milldam.mapping.shards import ENDING, ROWS
 from milldam.run.folder import RUN_FOLDER, RunFolder
 from milldam.run.records import Files, Record, Records, sweep
 from milldam.sealed import record_of, seal_line
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableShard
 
 RECORDS, SPOOL = "records.jsonl", "rows"
@@ -84,10 +86,10 @@ def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -
 
 
 def clear_up(folder: RunFolder, table: TableManifest) -> None:
-    """Remove what a finished table no longer needs. What a run with another function needs again stays: hashes of
-    large files, and row numbers of the data set."""
+    """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
+    needs again stays: hashes of large files, and row numbers of the data set."""
     folder.tidy()
-    sweep(folder.out, [f"{ROWS}-*{ENDING}"], (shard.name for shard in table.shards))
+    sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
     sweep(folder.folder, ["rejects-*.jsonl"], rejects)
     remove_gates(folder.folder)

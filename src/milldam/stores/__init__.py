@@ -1,7 +1,10 @@
 """What milldam makes: stores of tokens, tables, stores of features.
 
-kinds     what there is, and how a folder tells which one it is
-tokens    shards of token ids, readable by Megatron-LM and nanoGPT
-table     shards of rows, Arrow or Parquet
-features  windows for question answering
+kinds        the registry: how a folder tells its kind, how it is opened and verified; what all manifests share
+place        where a store lies: a folder, or an address
+generations  a store is replaced while others read it
+verify       is a store whole? sizes and hashes, then what is special to its kind
+tokens       shards of token ids, readable by Megatron-LM and nanoGPT
+table        shards of rows, in Arrow
+features     windows for question answering
 """

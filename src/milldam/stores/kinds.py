@@ -64,7 +64,7 @@ class Kind:
     phrase: str
     opened: str
     """What opens it, for people; {0} is its folder."""
-    opener: str
+    opener: str = ""
     """The class that opens it, as module:class."""
     version: int = 1
 
@@ -111,6 +111,7 @@ class Kind:
     def parse(self, data: bytes, path: str | Path, whole: bool | None = None) -> dict[str, Any]:
         """The object in a manifest of this kind. `whole`: of a part of one, whether all of it is as it was written."""
         value = self.require(parse_json(data, path), path)
+        value.pop("check", None)
         if not (is_whole_text(data) if whole is None else whole):
             raise StoreError(
                 f"{path}: damaged: it is not as it was written (its check is not that of its text). Make it again."

@@ -94,9 +94,9 @@ def test_the_command_says_what_is_new(folder: Path, tmp_path: Path) -> None:
 def test_an_open_store_is_read_on(folder: Path, tmp_path: Path) -> None:
     """Whoever opened it before the update reads what he opened."""
     small(folder, tmp_path / "s")
+    numbers = np.arange(len(FeatureStore(tmp_path / "s")))
+    before = FeatureStore(tmp_path / "s").rows(numbers, ("input_ids",))["input_ids"]
     opened = FeatureStore(tmp_path / "s")
-    numbers = np.arange(len(opened))
-    before = opened.rows(numbers, ("input_ids",))["input_ids"].copy()
     edit(folder)
     small(folder, tmp_path / "s")
     assert np.array_equal(opened.rows(numbers, ("input_ids",))["input_ids"], before)

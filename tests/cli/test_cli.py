@@ -32,6 +32,7 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
+from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file
 
 import milldam
@@ -372,7 +373,7 @@ def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
 # ---- a sample at the end ----
 
 
-@pytest.mark.parametrize(("write", "called"), [(True, b"row"), (False, b"document")])
+@pytest.mark.parametrize(("write", "called"), first_quick([(True, b"row"), (False, b"document")]))
 def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
     tmp_path: Path, lines: Path, write: bool, called: bytes
 ) -> None:
@@ -516,6 +517,7 @@ def slow_job(tmp_path: Path) -> Callable[[Path], list[object]]:
     return lambda out: ["tokenize", corpus.path, "-o", out, "--tokenizer", TOKENIZER, *options]
 
 
+@pytest.mark.slow
 def test_status_of_a_run_that_works_was_ended_and_is_finished(
     tmp_path: Path, slow_job: Callable[[Path], list[object]]
 ) -> None:
@@ -537,7 +539,7 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
         process.send_signal(signal.SIGCONT)
     assert states == {"working"}
     ended = run_milldam("status", out).stdout
-    assert f"{out}: ended before it was done (" in ended and "Run the same command again to go on." in ended
+    assert f"{out}: ended before it was done (" in ended and "Run the same command again to resume." in ended
     assert json.loads(run_milldam("status", out, "--json").stdout)["state"] == "ended"
     run_milldam(*slow_job(out))
     tokens = milldam.open(out).tokens

@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, wait_until
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
@@ -66,8 +67,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def edit_vocabulary(store: Store, size: int) -> Store:
     """The same store, as if its tokenizer had so many tokens."""
-    path = store.path / "milldam.json"
-    path.write_text(path.read_text().replace('"vocab_size": 60001', f'"vocab_size": {size}'))
+    edit_manifest(store.path, lambda manifest: manifest.update(vocab_size=size))
     return Store(store.path)
 
 
@@ -557,10 +557,8 @@ def test_what_told_of_an_npy_file_stays_until_that_is_replaced(store: Store, tmp
 def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     """A manifest that somebody else wrote can't make an export write outside its folder."""
     write_store(tmp_path / "store", [[3], [4]], splits=["train", "val"])
-    manifest = tmp_path / "store" / "milldam.json"
-    good = manifest.read_text()
-    for split in ("../../evil", "a\\\\b", "..", "", ".hidden", "a\\u0000b"):
-        manifest.write_text(good.replace('"split": "val"', f'"split": "{split}"'))
+    for split in ("../../evil", "a\\b", "..", "", ".hidden", "a\0b"):
+        edit_manifest(tmp_path / "store", lambda manifest, split=split: manifest["shards"][1].update(split=split))  # type: ignore[misc]
         for to in ("parquet", "nanogpt"):
             with pytest.raises(StoreError, match=r"the split .* leaves the folder; refused"):
                 export(tmp_path / "store", to, tmp_path / "deep" / "out")

@@ -15,7 +15,7 @@ import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import export, import_tokens, mds, rows
+from milldam.formats import export, import_tokens, rows, samples
 from milldam.loader.stores import Store
 from milldam.stores.tokens import blocks
 
@@ -272,7 +272,7 @@ def test_a_document_too_long_for_a_row_is_refused(
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "hf", tmp_path / "out")
     monkeypatch.undo()
-    monkeypatch.setattr(mds, "FILE_BYTES", 200_000)
+    monkeypatch.setattr(samples, "FILE_BYTES", 200_000)
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "mds", tmp_path / "mds")
 

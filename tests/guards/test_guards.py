@@ -265,6 +265,24 @@ def test_the_library_neither_prints_nor_exits() -> None:
     assert found == []
 
 
+def test_messages_outside_the_command_line_name_settings_not_options() -> None:
+    """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
+    option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
+    command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
+    scripts = {"run.array_jobs", "loader.freshness", "config.loading", "hub.card", "dedup.index"}
+    found = []
+    for name, path in MODULES.items():
+        if room(name) == "cli" or name.removeprefix("milldam.") in scripts:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if id(node) not in said and option.search(text) and not command.search(text):
+                found.append(f"{name}: {text}")
+    assert found == []
+
+
 def test_there_are_no_import_cycles() -> None:
     """At module level, imports form no ring."""
     level = {name: imports_of(name, deferred=False) & set(MODULES) - {name} for name in MODULES}

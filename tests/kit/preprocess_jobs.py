@@ -268,7 +268,7 @@ def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | N
     from milldam.run.serial import SerialExecutor
 
     os.chdir(folder)
-    setattr(LocalPool, "executor", lambda crew, stage, staff: SerialExecutor())  # noqa: B010
+    setattr(LocalPool, "executor", lambda pool, stage, workers: SerialExecutor())  # noqa: B010
     if crash is not None:
         _die_at(*crash)
     run_preprocess(config)

@@ -587,8 +587,7 @@ def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, kind: str) -> 
     assert texts == ["before", "giant" if "numbers" in kind else GIANT_TEXT, "after"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dictionary", [False, True])
+@pytest.mark.parametrize("dictionary", first_quick([False, True]))
 def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what_it_takes(
     tmp_path: Path, dictionary: bool
 ) -> None:

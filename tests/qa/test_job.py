@@ -223,7 +223,7 @@ def test_other_settings_never_return_old_features(
     before = store_bytes(tmp_path / "s")
     with pytest.raises(MismatchError) as refused:
         small(few, tmp_path / "s", **options)
-    assert named in str(refused.value) and "--overwrite" in str(refused.value)
+    assert named in str(refused.value) and "overwrite=True" in str(refused.value)
     assert store_bytes(tmp_path / "s") == before
     small(few, tmp_path / "s", overwrite=True, **options)
     small(few, tmp_path / "fresh", **options)
@@ -299,7 +299,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     assert [one["where"] for one in told] == ["line 2", "line 4"]
     assert 'question "large" with its context and answers has 840 KB: too much' in told[0]["detail"]
     assert '"context" of question "giant" has 8.4 MB: too much for a budget of 200 MB' in told[1]["detail"]
-    named = told[0]["detail"].partition("memory='")[2].partition("'")[0]
+    named = told[0]["detail"].partition("With memory ")[2].split()[0]
     run = json.loads(run_milldam(*asked("--memory", named, "--overwrite", "--json")).stdout)
     assert (run["counts"]["examples"], run["rejected"]) == (4, {"too_large": 1})
     assert run["memory"]["peak"] < run["memory"]["budget"]

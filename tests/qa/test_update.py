@@ -16,7 +16,8 @@ from tests.kit.jobs import kill_group, leftovers, run_milldam, started, store_by
 from tests.kit.qa_jobs import command, small, write_examples
 
 from milldam.errors import MismatchError
-from milldam.stores.features import FeatureStore, verify
+from milldam.stores.features import FeatureStore
+from milldam.stores.verify import verify
 
 KILLS = 4
 
@@ -93,9 +94,9 @@ def test_the_command_says_what_is_new(folder: Path, tmp_path: Path) -> None:
 def test_an_open_store_is_read_on(folder: Path, tmp_path: Path) -> None:
     """Whoever opened it before the update reads what he opened."""
     small(folder, tmp_path / "s")
+    numbers = np.arange(len(FeatureStore(tmp_path / "s")))
+    before = FeatureStore(tmp_path / "s").rows(numbers, ("input_ids",))["input_ids"]
     opened = FeatureStore(tmp_path / "s")
-    numbers = np.arange(len(opened))
-    before = opened.rows(numbers, ("input_ids",))["input_ids"].copy()
     edit(folder)
     small(folder, tmp_path / "s")
     assert np.array_equal(opened.rows(numbers, ("input_ids",))["input_ids"], before)

@@ -44,7 +44,7 @@ def run_in(job: Job, *task: Any) -> RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job to be done in shares, and the store that one run of it makes."""
+    """A job to be done in array tasks, and the store that one run of it makes."""
 
     path: Path
     out: Path
@@ -372,12 +372,12 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     run_task(config, ArrayTask("tokenize", 0, 2))
     found = read_status(tmp_path / "out")
     assert found["state"] == "ended" and found["safe"]["units_done"] == 1
-    assert {label: told["state"] for label, told in found["shares"].items()} == {
+    assert {label: told["state"] for label, told in found["array_tasks"].items()} == {
         "tokenize-0-of-2": "done",
         "tokenize-1-of-2": "failed",
     }
     shown = invoke("status", tmp_path / "out").output
-    assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 share done" in shown
+    assert "tokenize-1-of-2: failed" in shown and "in-1.jsonl:501" in shown and "1 array task done" in shown
 
 
 def test_status_shows_shares_at_work(counted: Job) -> None:
@@ -387,11 +387,11 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
         run.write_status(told | {"stage": "tokenize", "workers": {}})
         found = read_status(counted.out)
         shown = invoke("status", counted.out).output
-    assert found["state"] == "working" and found["shares"]["tokenize-0-of-2"]["state"] == "working"
+    assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"
     assert f"tokenize-0-of-2: working, process {os.getpid()} on" in shown and "2 of about 6 units" in shown
-    assert read_status(counted.out)["shares"]["tokenize-0-of-2"]["state"] == "ended"
+    assert read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]["state"] == "ended"
     prepare_job(counted.config())
-    assert "units" not in read_status(counted.out)["shares"]["tokenize-0-of-2"]
+    assert "units" not in read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]
 
 
 # ---- what a share may take ----

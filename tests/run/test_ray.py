@@ -36,15 +36,15 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def crew(cluster: Any) -> Iterator[Any]:
+def pool(cluster: Any) -> Iterator[Any]:
     found = ray_cluster.RayPool(cluster.address, BUDGET)
     yield found
     found.leave()
 
 
-def run(crew: Any, task: Any, units: int, staff: Workers = ONE) -> list[Event]:
+def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]:
     events: list[Event] = []
-    crew.executor("stage", staff).run(task, range(units), lambda unit: unit, events.append)
+    pool.executor("stage", workers).run(task, range(units), lambda unit: unit, events.append)
     return events
 
 
@@ -56,9 +56,9 @@ def parts(events: list[Event]) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_every_unit_is_done_once_on_both_nodes(crew: Any) -> None:
+def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
     """Each unit reports its progress and its part, then is done; both nodes take part, and tell their memory."""
-    events = run(crew, Square(), 8)
+    events = run(pool, Square(), 8)
     assert sorted(parts(events)) == [unit**2 for unit in range(8)]
     for unit in range(8):
         kinds = [event.kind for event in events if event.unit == unit]
@@ -70,23 +70,23 @@ def test_every_unit_is_done_once_on_both_nodes(crew: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_replaced(crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_replaced(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit whose process is killed is tried again; one that kills every time ends the run."""
-    events = run(crew, Deadly(tmp_path, 1, times=2), 3)
+    events = run(pool, Deadly(tmp_path, 1, times=2), 3)
     assert sorted(parts(events)) == [0, 1, 2]
     assert sum(event.kind == CRASH for event in events) == 2
     monkeypatch.setattr(ray_cluster, "RETRIES", 1)
     with pytest.raises(WorkerError, match="Unit 1 lost its worker 2 times"):
-        run(crew, Deadly(tmp_path, 1, times=99), 2)
+        run(pool, Deadly(tmp_path, 1, times=99), 2)
 
 
 @pytest.mark.slow
-def test_errors_come_back_as_what_they_are(crew: Any) -> None:
+def test_errors_come_back_as_what_they_are(pool: Any) -> None:
     """A complaint about the input is one here too; a bug comes with its traceback."""
     with pytest.raises(InputError):
-        run(crew, Failing("ours"), 2)
+        run(pool, Failing("ours"), 2)
     with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*in a worker"):
-        run(crew, Failing("bug", at_start=True), 2)
+        run(pool, Failing("bug", at_start=True), 2)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Given:
 
 
 @pytest.mark.slow
-def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> None:
+def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> None:
     """What is in flight never exceeds the slots, however many units there are; units are taken as they are needed."""
     taken, done = itertools.count(), Counter[str]()
     given: list[Any] = []
@@ -115,7 +115,7 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> N
         if event.kind == PART:
             given.append(event.value)
 
-    executor = crew.executor("stage", Workers(2, 1))
+    executor = pool.executor("stage", Workers(2, 1))
     executor.run(Given(), itertools.takewhile(lambda unit: unit < 200, itertools.count()), assign, on_event)
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
@@ -125,18 +125,18 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(crew: Any) -> N
 
 
 @pytest.mark.slow
-def test_memory_comes_back(crew: Any) -> None:
+def test_memory_comes_back(pool: Any) -> None:
     """A worker that works apart ends with its unit, and one that holds too much; others go on."""
-    apart = run(crew, Square(), 3, Workers(1, 1, apart=True))
+    apart = run(pool, Square(), 3, Workers(1, 1, apart=True))
     assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
-    hoards = Counter(parts(run(crew, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
+    hoards = Counter(parts(run(pool, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
     assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
     ended = {event.pid for event in apart if event.kind == MEMORY and event.value == 0}
     assert ended == {event.pid for event in apart}
 
 
 @pytest.mark.slow
-def test_an_interruption_ends_the_workers(crew: Any) -> None:
+def test_an_interruption_ends_the_workers(pool: Any) -> None:
     """When the driver stops in the middle, nothing goes on."""
 
     def stop(event: Event) -> None:
@@ -144,22 +144,22 @@ def test_an_interruption_ends_the_workers(crew: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        crew.executor("stage", Workers(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
+        pool.executor("stage", Workers(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
     assert wait_until(lambda: not hands())
 
 
 @pytest.mark.slow
-def test_units_do_not_wait_for_a_node_that_others_have_taken(crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't begin on a busy node goes to a slot that is free elsewhere."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    busy = crew.nodes()[0]
+    busy = pool.nodes()[0]
     there = NodeAffinitySchedulingStrategy(busy.id, soft=False)
     hog = ray.remote(_Hog).options(num_cpus=2, scheduling_strategy=there).remote()
     ray.get(hog.ready.remote())
     monkeypatch.setattr(ray_cluster, "_BUSY_SECONDS", 0.5)
     try:
-        events = run(crew, Square(), 3)
+        events = run(pool, Square(), 3)
     finally:
         ray.kill(hog)
     assert sorted(parts(events)) == [0, 1, 4]
@@ -176,9 +176,9 @@ class _Hog:
 
 
 @pytest.mark.slow
-def test_a_folder_that_all_nodes_see_is_accepted(crew: Any, tmp_path: Path) -> None:
+def test_a_folder_that_all_nodes_see_is_accepted(pool: Any, tmp_path: Path) -> None:
     """Nothing is left of the check; another version, a folder unseen or one that can't be written to is refused."""
-    crew.require_shared(tmp_path)
+    pool.require_shared(tmp_path)
     assert list(tmp_path.iterdir()) == []
     complaint = ray_cluster._complaint
     assert complaint("a", tmp_path, (True, True, milldam.__version__)) is None
@@ -189,37 +189,37 @@ def test_a_folder_that_all_nodes_see_is_accepted(crew: Any, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_node_of_another_version_is_refused_or_left_out(
-    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the start it is an error; when it joins later the work goes on without it."""
-    crew.require_shared(tmp_path)
-    other = crew.nodes()[1]
+    pool.require_shared(tmp_path)
+    other = pool.nodes()[1]
     monkeypatch.setattr(milldam, "__version__", "0.0.0")
     with pytest.raises(ConfigError, match=r"has milldam .*, this machine 0\.0\.0"):
-        crew.require_shared(tmp_path)
-    crew._fit = {crew.nodes()[0].id: True}
-    assert {slot.node.id for slot in crew.slots(Workers(1, 1))} == {crew.nodes()[0].id}
+        pool.require_shared(tmp_path)
+    pool._fit = {pool.nodes()[0].id: True}
+    assert {slot.node.id for slot in pool.slots(Workers(1, 1))} == {pool.nodes()[0].id}
     assert f"The node {other.name} has milldam" in caplog.text and "left out" in caplog.text
     monkeypatch.undo()
-    crew.require_shared(tmp_path)
-    assert len(crew.slots(Workers(1, 1))) == 2
+    pool.require_shared(tmp_path)
+    assert len(pool.slots(Workers(1, 1))) == 2
 
 
 @pytest.mark.slow
-def test_slots_follow_cores_memory_and_budget(crew: Any) -> None:
+def test_slots_follow_cores_memory_and_budget(pool: Any) -> None:
     """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
-    assert [len(crew.slots(Workers(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
+    assert [len(pool.slots(Workers(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
         2,
         4,
         4,
         2,
     ]
     small = ray_cluster._Node("a", "a", 64, 10**9 // 3)
-    assert crew._room(small, Workers(9, 1)) == 3 and crew._room(small, Workers(1, 1)) == 0
+    assert pool._room(small, Workers(9, 1)) == 3 and pool._room(small, Workers(1, 1)) == 0
 
 
 @pytest.mark.slow
-def test_a_budget_that_fits_on_no_node_is_refused(crew: Any, cluster: Any) -> None:
+def test_a_budget_that_fits_on_no_node_is_refused(pool: Any, cluster: Any) -> None:
     """Ray would wait for ever for memory that no node has."""
     with pytest.raises(ResourceError, match="Use memory='2000MB' or less"):
         ray_cluster.RayPool(cluster.address, NODE["memory"] + 1)

@@ -19,7 +19,6 @@ from tests.stores.test_features import some_folder
 import milldam
 from milldam import qa
 from milldam.errors import MilldamError
-from milldam.formats.exporting import Ledger
 from milldam.run.journal import Journal
 
 RULES: dict[str, Any] = {"workers": 1, "memory": "1GB"}
@@ -110,8 +109,7 @@ class Killing:
 
     def __init__(self, patch: pytest.MonkeyPatch, most: int | None) -> None:
         self.written, self._most = 0, most
-        for kind, name in ((Journal, "append"), (Ledger, "add")):
-            patch.setattr(kind, name, self._counted(getattr(kind, name)))
+        patch.setattr(Journal, "append", self._counted(Journal.append))
 
     def _counted(self, write: Callable[..., None]) -> Callable[..., None]:
         def counted(*arguments: Any) -> None:

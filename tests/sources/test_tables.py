@@ -167,6 +167,7 @@ def test_the_pages_of_a_column_add_up_to_it(tmp_path: Path, options: dict[str, A
 
 
 @pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["word " * 2_000_000, "a" * 10_000_000])
 def test_what_a_large_value_takes_is_told_before_it_is_unpacked(
     tmp_path: Path, options: dict[str, Any], text: str

@@ -76,16 +76,16 @@ def test_what_is_pushed_lies_here(desk: Path) -> None:
 def test_a_folder_is_not_called_like_a_file(desk: Path) -> None:
     """Of several splits nanoGPT's files are a folder: the name of a file is refused, with the way to a single one."""
     write_store(desk / "two", [[3, 2], [4]], splits=["train", "val"])
-    with pytest.raises(ConfigError, match=r"\(train, val\), nanogpt is a folder .*--split train"):
+    with pytest.raises(ConfigError, match=r"\(train, val\), nanogpt is a folder .*split='train'"):
         milldam.export("two", "nanogpt", "ng.bin")
-    assert milldam.export("two", "nanogpt", "ng.bin", split="val").files == 1
-    assert milldam.export("two", "nanogpt", "ng.v2").files == 2
+    assert milldam.export("two", "nanogpt", "ng.bin", split="val").counts["files"] == 1
+    assert milldam.export("two", "nanogpt", "ng.v2").counts["files"] == 2
 
 
 def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
     """Ids of two bytes that are read as four: without a vocabulary's size they are not believed."""
     np.arange(1, 2001, dtype=np.uint16).tofile("tokens.bin")
-    with pytest.raises(InputError, match=r"no vocabulary is that large\. Is --dtype uint32 right.*--vocab-size"):
+    with pytest.raises(InputError, match=r"no vocabulary is that large\. Is the dtype uint32 right.*vocab_size"):
         milldam.import_tokens("tokens.bin", "imported", dtype="uint32")
     assert milldam.import_tokens("tokens.bin", "imported", dtype="uint32", vocab_size=2**30).tokens == 1000
     assert milldam.import_tokens("tokens.bin", "narrow").vocab_size == 2001

@@ -117,7 +117,13 @@ def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(models: Models, de
 def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece_on_any_mix(models: Models, name: str, text: str) -> None:
     """Of scripts, spaces of all kinds, unknown characters, and characters that normalise to others."""
     original, loaded = models[name]
-    assert encode(loaded, text) == original.encode(text)
+    found, expected = encode(loaded, text), original.encode(text)
+    if found != expected and name.startswith("unigram"):
+        # A tie, which each settles in its own way.
+        assert original.decode(found) == original.decode(expected)
+        assert sum(map(original.get_score, found)) == pytest.approx(sum(map(original.get_score, expected)), rel=1e-6)
+    else:
+        assert found == expected, text
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -125,8 +125,7 @@ def test_a_giant_run_keeps_to_the_memory_limit(demo_tokenizer: Path, monkeypatch
     encoder = small_encoder(tokenizer_json)
     renewed: list[bool] = []
     monkeypatch.setattr(encoder, "renew", lambda: renewed.append(True))
-    encoder = document_encoder(FrugalEncoder(encoder, limit_bytes=0), tokenizer_json)
-    encode_documents(encoder, [["etaoin" * 3000]])
+    encode_documents(document_encoder(FrugalEncoder(encoder, limit_bytes=0), tokenizer_json), [["etaoin" * 3000]])
     assert len(renewed) > 18_000 // encoder.batch_bytes
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.interrupting import EXIT_INTERRUPTED
+from milldam.cli.running import EXIT_INTERRUPTED
 from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import job_options, text_options
+from milldam.cli.options import given, job_options, text_options
 from milldam.cli.running import run_and_show
 from milldam.errors import ConfigError
 
@@ -65,10 +65,10 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     from milldam.mapping.settings import settings_of
     from milldam.mapping.sources import each_split
 
-    given = {"source": list(inputs), "function": function, **_given(options)}
-    splits = each_split(given)
+    said = {"source": list(inputs), "function": function, **_given(options)}
+    splits = each_split(said)
     if splits is None:
-        run_and_show(partial(_run, settings_of(given)), as_json=as_json, quiet=quiet)
+        run_and_show(partial(_run, settings_of(said)), as_json=as_json, quiet=quiet)
         return
     told = {}
     for name, one in splits.items():
@@ -88,10 +88,7 @@ def _run(settings: MapSettings, observer: Observer) -> MapSummary:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     """The options as settings."""
-    batched = options.pop("batched")
-    # By identity: 0 is a value, if a wrong one.
-    found = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
-    found["batched"] = batched
+    found = given(options) | {"batched": options["batched"]}
     if "arguments" in found:
         found["fn_kwargs"] = dict(_argument(text) for text in found.pop("arguments"))
     for name in ("columns", "remove_columns"):

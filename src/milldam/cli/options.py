@@ -25,6 +25,11 @@ def _together(*options: Add[Any]) -> Add[Any]:
     return add
 
 
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """What was said; by identity, since 0 is a value, if a wrong one."""
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+
+
 def choice(kind: Any) -> click.Choice[str]:
     """What a setting of this type may be."""
     return click.Choice(get_args(kind))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import config_file, job_options, json_option, machine_options
+from milldam.cli.options import config_file, given, job_options, json_option, machine_options
 from milldam.cli.running import run_and_show
 from milldam.markup import counted
 
@@ -94,8 +94,7 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
     """The configuration of a file, with options put over it."""
     from milldam.config.loading import load_config
 
-    chosen = {name: value for name, value in options.items() if value is not None and value is not False}
-    loaded = load_config(path, overrides, chosen)
+    loaded = load_config(path, overrides, given(options))
     if not quiet:
         for note in loaded.notes:
             click.echo(f"Note: {note}", err=True)

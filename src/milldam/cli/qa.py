@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import choice, job_options
+from milldam.cli.options import choice, given, job_options
 from milldam.cli.running import run_and_show
 from milldam.errors import ConfigError
 from milldam.qa.settings import First, PaddingSide
@@ -50,8 +50,7 @@ def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> N
     """
     from milldam.qa.job import run_qa
 
-    given = {name: value for name, value in options.items() if value is not None and value is not False}
-    run_and_show(partial(run_qa, _settings(inputs, given)), as_json=as_json, quiet=quiet)
+    run_and_show(partial(run_qa, _settings(inputs, given(options))), as_json=as_json, quiet=quiet)
 
 
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:

@@ -35,7 +35,7 @@ def status(out: Path, as_json: bool) -> None:
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a folder and, where there is a run, what it last wrote down; so do its shares."""
+    """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
     from milldam.errors import StoreError
     from milldam.run.folder import FINISHED, NEW
     from milldam.run.folder import read_status as read_status_file
@@ -50,26 +50,26 @@ def read_status(out: Path) -> dict[str, Any]:
     safe = run.safe()
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
-    shares = {label: told | {"state": _share_state(told)} for label, told in run.share_statuses().items()}
+    tasks = {label: told | {"state": _task_state(told)} for label, told in run.task_statuses().items()}
     if run.is_locked():
-        at_work = [told for told in shares.values() if told["held"]] or [last]
+        at_work = [told for told in tasks.values() if told["held"]] or [last]
         state = "stuck" if all(map(_is_silent, at_work)) else "working"
     else:
         state = "ended"
     # Those of the plan, where it has them: a stage such as a probe has units of its own.
     units = run.planned_units() or last.get("units")
     found = {"safe": safe, **last, "units": units, "state": state}
-    return found | ({"shares": shares} if shares else {})
+    return found | ({"array_tasks": tasks} if tasks else {})
 
 
-def _share_state(told: dict[str, Any]) -> str:
+def _task_state(told: dict[str, Any]) -> str:
     if told["held"]:
         return "stuck" if _is_silent(told) else "working"
     return str(told.get("state", "ended"))
 
 
 def _is_silent(told: dict[str, Any]) -> bool:
-    """Whether nothing was heard for a while, neither of a run or share nor of its workers."""
+    """Whether nothing was heard for a while, neither of a run or array task nor of its workers."""
     heard = max([told.get("time", time.time()), *(worker["time"] for worker in told.get("workers", {}).values())])
     return bool(time.time() - heard > _STUCK_SECONDS)
 
@@ -84,7 +84,7 @@ class _FrameRun:
         self._run = RunFolder(out, kind)
         self._nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
         self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
-        self.share_statuses = self._run.task_statuses
+        self.task_statuses = self._run.task_statuses
 
     def safe(self) -> dict[str, int]:
         from milldam.run.records import safe_counts
@@ -120,20 +120,20 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]
-    shares = _share_lines(found.get("shares", {}))
+    tasks = _task_lines(found.get("array_tasks", {}))
     if found["state"] == "ended":
         same = "command, or call milldam.map as before," if "rows" in safe else "command again"
-        again = f"Run the same {same} to go on." if not shares else "Queue the job again to go on."
-        return [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *shares, again]
-    if shares and not found.get("pid"):
-        return [f"{out}: {found['state']}, in shares, {units}", f"Safe: {kept}.", *shares]
+        again = f"Run the same {same} to resume." if not tasks else "Queue the job again to resume."
+        return [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *tasks, again]
+    if tasks and not found.get("pid"):
+        return [f"{out}: {found['state']}, in array tasks, {units}", f"Safe: {kept}.", *tasks]
     lines = [
         f"{out}: {found['state']}, process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}, "
         f"{units}, {found.get('elapsed', 0):.0f} s",
         f"Memory: {format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}",
         f"Safe: {kept}.",
     ]
-    return lines + _worker_lines(found.get("workers", {}), "row" if "rows" in safe else "document") + shares
+    return lines + _worker_lines(found.get("workers", {}), "row" if "rows" in safe else "document") + tasks
 
 
 def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
@@ -147,14 +147,14 @@ def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
     ]
 
 
-def _share_lines(shares: dict[str, Any]) -> list[str]:
-    """A line for each share that is not done, and one for all that are."""
-    done = sum(told["state"] == "done" for told in shares.values())
-    lines = [_share_line(label, told) for label, told in shares.items() if told["state"] != "done"]
-    return lines + ([f"  {counted(done, 'share')} done"] if done else [])
+def _task_lines(tasks: dict[str, Any]) -> list[str]:
+    """A line for each array task that is not done, and one for all that are."""
+    done = sum(told["state"] == "done" for told in tasks.values())
+    lines = [_task_line(label, told) for label, told in tasks.items() if told["state"] != "done"]
+    return lines + ([f"  {counted(done, 'array task')} done"] if done else [])
 
 
-def _share_line(label: str, told: dict[str, Any]) -> str:
+def _task_line(label: str, told: dict[str, Any]) -> str:
     from milldam.memory import format_size
 
     line = f"  {label}: {told['state']}"

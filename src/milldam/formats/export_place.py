@@ -67,9 +67,9 @@ class Place:
         made = self.made()
         if self._is_folder:
             if not made and (not self.out.is_dir() or any(self.out.iterdir())):
-                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone. Change -o.")
+                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone.")
         elif there.is_dir():
-            raise ConfigError(f"{there}: is a folder; {self._to} is a file. Say which with -o.")
+            raise ConfigError(f"{there}: is a folder; {self._to} is a file.")
         if not overwrite and not (self._is_folder and not made):
             origin = "made from another store or with other options" if made else "no record says what it was made from"
             raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")

@@ -252,9 +252,9 @@ def _check(format: Format, store: Store, out: Path, settings: ExportSettings) ->
         if getattr(settings, name) is not None and name not in format.OPTIONS:
             raise ConfigError(f"{settings.to}: ", Setting(name), " does not apply to this format. Leave it out.")
     if out.name in ("", ".."):
-        raise ConfigError(f"-o {out}: name what is to be made, such as {settings.to}-data.")
+        raise ConfigError(f"{out}: name what is to be made, such as {settings.to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
-        raise ConfigError(f"{out}: is the store itself. Choose another place with -o.")
+        raise ConfigError(f"{out}: is the store itself. Choose another place.")
 
 
 def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettings) -> Store:

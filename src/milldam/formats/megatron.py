@@ -103,7 +103,7 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 
 def check_out(store: Store, out: Path) -> None:
     if out.suffix in (".bin", ".idx"):
-        raise ConfigError(f"-o {out}: a pair is named without its endings: -o {out.with_suffix('')}.")
+        raise ConfigError(f"{out}: a pair is named without its endings: {out.with_suffix('')}.")
 
 
 def files(export: Export) -> list[OutputFile]:

@@ -78,10 +78,10 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 
 def check_out(store: Store, out: Path) -> None:
     if not has_splits(store) and out.suffix != ".bin":
-        raise ConfigError(f"-o {out}: of one split, nanogpt is a file that ends in .bin, such as train.bin.")
+        raise ConfigError(f"{out}: of one split, nanogpt is a file that ends in .bin, such as train.bin.")
     if has_splits(store) and out.suffix == ".bin":
         raise ConfigError(
-            f"-o {out}: of several splits ({', '.join(store.splits)}), nanogpt is a folder with a file for each. "
+            f"{out}: of several splits ({', '.join(store.splits)}), nanogpt is a folder with a file for each. "
             "Name a folder, or choose one split with ",
             Setting("split", store.splits[0]),
             ".",

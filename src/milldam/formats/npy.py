@@ -85,7 +85,7 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 
 def check_out(store: Store, out: Path) -> None:
     if out.suffix != ".npy":
-        raise ConfigError(f"-o {out}: npy is a file that ends in .npy.")
+        raise ConfigError(f"{out}: npy is a file that ends in .npy.")
 
 
 def files(export: Export) -> list[OutputFile]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
 from milldam.files import hash_file, stays_in_folder
 from milldam.stores.kinds import KINDS, TOKENS, Kind
 
@@ -79,7 +79,7 @@ def read_contents(folder: Path, kind: Kind | None = None) -> Contents:
 def select_split(contents: Contents, split: str, where: str) -> Contents:
     """The same store with the shards of one split alone: its manifest names no others."""
     if contents.kind is not TOKENS:
-        raise ConfigError(f"{where} is {contents.kind.phrase}, which has no splits. Leave out --split.")
+        raise ConfigError(f"{where} is {contents.kind.phrase}, which has no splits. Leave out ", Setting("split"), ".")
     known = contents.manifest.splits
     if split not in known:
         raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')

@@ -170,9 +170,7 @@ class _Pull:
             return _Here(begun, frozenset(record["files"]) if begun else frozenset())
         # Another manifest than the one that was pulled: since then, a store was made here.
         if not begun and record.get("manifest") != hash_bytes((self.out / held.manifest).read_bytes()):
-            raise MismatchError(
-                f"{self.out} holds another store, which is not replaced. Choose another folder with -o."
-            )
+            raise MismatchError(f"{self.out} holds another store, which is not replaced. Choose another folder.")
         self._refuse_other(record, "what was pulled from")
         return _Here(begun, frozenset(record["files"]))
 
@@ -180,9 +178,7 @@ class _Pull:
         if any(record.get(key) != value for key, value in self.identity.items()):
             more = [f"{name} {record[name]}" for name in ("revision", "split") if record.get(name)]
             told = ", ".join([str(record.get("repo")), *more])
-            raise MismatchError(
-                f"{self.out} holds {what} {told}, which is not replaced. Choose another folder with -o."
-            )
+            raise MismatchError(f"{self.out} holds {what} {told}, which is not replaced. Choose another folder.")
 
     def _is_finished(self, contents: Contents) -> bool:
         """The manifest is there, and the files have their sizes; `milldam verify` reads them."""
@@ -272,9 +268,9 @@ def _sync(path: Path) -> None:
 def _refuse_other_things(out: Path) -> None:
     """A folder that is neither empty, nor a store, nor a pull that was interrupted."""
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: a file, not a folder. Choose another place with -o.")
+        raise ConfigError(f"{out}: a file, not a folder. Choose another place.")
     if not out.exists() or (out / RECORD).exists() or store_kind(out) is not None:
         return
     others = sorted(path.name for path in out.iterdir() if path.name not in ("run", ".cache"))
     if others:
-        raise ConfigError(f"{out} holds something else ({others[0]}). Choose another folder with -o.")
+        raise ConfigError(f"{out} holds something else ({others[0]}). Choose another folder.")

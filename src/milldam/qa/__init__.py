@@ -1,14 +1,14 @@
 """Question answering on long documents: examples -> windows -> a feature store -> batches -> answers.
 
-examples, sources, listing                SQuAD files and flat records -> examples, streamed
-rules, settings                           what can be set
+records, sources, examples                SQuAD files and flat records -> examples, streamed
+settings                                  what can be set
 tokenizer, template, memory_tokens        what goes around the texts of a window
 spans, windows, features                  examples -> windows, with the tokens of their answers
-parts, weighing, windowing, job           all of it as a run: planned, resumable, in a memory budget
-feature_store/                            windows on disk: fixed-shape columns, mapped
+chunks, weighing, windowing, job          all of it as a job: planned, resumable, in a memory budget
 window_rows, selection, document_order    what batches are made of, which segments, in which order
-batches, lanes, torch_batches             windows, documents step by step, lanes that are never idle
-token_stretches, answering, evaluation    logits -> the characters of answers -> EM and F1
+batches, lanes, lane_plan                 windows, documents step by step, lanes that are never idle
+logits, token_stretches, answering        logits -> the characters of answers
+references, evaluation                    answers -> EM and F1
 compat                                    the names that users of MemXLNet know
 
 >>> import milldam

@@ -47,6 +47,7 @@ from milldam.run.summary import Summary
 from milldam.run.units import Keys
 from milldam.sealed import is_whole
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
+from milldam.stores.generations import live_files
 from milldam.stores.kinds import FEATURES
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ class QAJob:
         summary = session.measured(summary)
         summary.write(folder.folder)
         manifest.write(folder.out)
-        self._clean_up(folder, manifest, [*made, *plan.reads])
+        _clean_up(folder)
         return summary
 
     def _manifest(self, prepared: Prepared, reads: list[Record], made: list[Record]) -> FeatureManifest:
@@ -349,15 +350,22 @@ class QAJob:
             counts=_counts(reads, made),
         )
 
-    def _clean_up(self, folder: RunFolder, manifest: FeatureManifest, records: list[Record]) -> None:
-        """Remove what the store does not name, and what was needed only on the way."""
-        sweep(folder.out, SHARDS, (name for one in manifest.shards for name in one.files))
-        kept = (Path(name).name for record in records for name in record.files)
-        sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
-        shutil.rmtree(folder.folder / CHUNKS, ignore_errors=True)
-
     def up_to_date(self, session: Session, prepared: Prepared) -> QASummary:
+        _clean_up(session.folder)  # a kill may have come after the manifest
         return _told_by(FeatureManifest.read(session.folder.out), session.folder.out)
+
+
+def _clean_up(folder: RunFolder) -> None:
+    """Remove what neither the store nor a record names, and what was needed only on the way."""
+    sweep(folder.out, SHARDS, live_files(folder.out, FEATURES))
+    kept = (
+        Path(name).name
+        for name_of in (READS, RECORDS)
+        for line in folder.journal.read(name_of)
+        for name in line["files"]
+    )
+    sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
+    shutil.rmtree(folder.folder / CHUNKS, ignore_errors=True)
 
 
 def _unit(folder: RunFolder, number: int) -> WindowUnit:

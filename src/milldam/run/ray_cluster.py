@@ -192,7 +192,7 @@ class RayPool:
     def _share(self, workers: Workers) -> int:
         return max(1, self._budget_bytes // workers.count)
 
-    def hire(self, slot: _Slot, workers: Workers, task: Any) -> Any:
+    def start_worker(self, slot: _Slot, workers: Workers, task: Any) -> Any:
         """A worker in a slot, for a task that was put where every node can fetch it."""
         remote = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand)
         room = _on(slot.node, cores=min(workers.threads, slot.node.cores), memory_bytes=self._share(workers))
@@ -235,7 +235,7 @@ class _Slot:
 
 
 @dataclass(slots=True)
-class _Hired:
+class _Worker:
     """A worker in a slot."""
 
     slot: _Slot
@@ -249,7 +249,7 @@ class _Hired:
 class _Running:
     """A unit in a slot."""
 
-    hand: _Hired
+    hand: _Worker
     unit: int
     since: float = field(default_factory=time.monotonic)
     begun: bool = False
@@ -259,10 +259,10 @@ class _RayExecutor:
     """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
 
     def __init__(self, pool: RayPool, workers: Workers) -> None:
-        self._crew, self._staff = pool, workers
+        self._pool, self._wanted = pool, workers
         self._ray = pool._ray
         self._workers: dict[_Slot, int] = {}
-        self._hands: dict[_Slot, _Hired] = {}
+        self._hands: dict[_Slot, _Worker] = {}
         self._running: dict[Any, _Running] = {}
         self._crashes: dict[int, int] = {}
         self._again: list[int] = []
@@ -284,7 +284,7 @@ class _RayExecutor:
                 self._move_waiting()
         finally:
             for hand in self._hands.values():
-                self._crew.dismiss(hand.actor)
+                self._pool.dismiss(hand.actor)
 
     # ---- hand out ----
 
@@ -297,7 +297,9 @@ class _RayExecutor:
                 self._dismiss(slot)
                 continue
             if slot not in self._hands:
-                self._hands[slot] = _Hired(slot, self._workers[slot], self._crew.hire(slot, self._staff, task))
+                self._hands[slot] = _Worker(
+                    slot, self._workers[slot], self._pool.start_worker(slot, self._wanted, task)
+                )
             hand = self._hands[slot]
             told = {"num_returns": "streaming", "_generator_backpressure_num_objects": TOLD}
             self._running[hand.actor.work.options(**told).remote(assign(unit))] = _Running(hand, unit)
@@ -316,7 +318,7 @@ class _RayExecutor:
     def _look(self) -> None:
         """See which nodes there are now; wait a while when there are none."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not (slots := self._crew.slots(self._staff)):
+        while not (slots := self._pool.slots(self._wanted)):
             if time.monotonic() > deadline:
                 raise ResourceError(
                     "No node of the Ray cluster is alive and large enough. Every finished unit is safe; run it again."
@@ -341,7 +343,7 @@ class _RayExecutor:
         """End the worker in a slot, if there is one: it holds nothing any more."""
         hand = self._hands.pop(slot, None)
         if hand is not None:
-            self._crew.dismiss(hand.actor)
+            self._pool.dismiss(hand.actor)
             if hand.pid:
                 self._tell(hand, -1, MEMORY, 0)
 
@@ -381,12 +383,12 @@ class _RayExecutor:
             hand.held_bytes = value
         self._tell(hand, running.unit, kind, value)
 
-    def _must_go(self, hand: _Hired) -> bool:
+    def _must_go(self, hand: _Worker) -> bool:
         """Whether a worker has to give all its memory back after its unit."""
-        most = self._staff.worker_bytes
-        return self._staff.apart or (most is not None and hand.held_bytes > most)
+        most = self._wanted.worker_bytes
+        return self._wanted.apart or (most is not None and hand.held_bytes > most)
 
-    def _tell(self, hand: _Hired, unit: int, kind: str, value: Any = None) -> None:
+    def _tell(self, hand: _Worker, unit: int, kind: str, value: Any = None) -> None:
         self._on_event(Event(hand.number, hand.pid, unit, kind, value, host=hand.slot.node.name))
 
     def _again_or_never(self, running: _Running, error: Exception) -> None:

@@ -67,7 +67,8 @@ class Fitting:
             dataset, slice = self.dearest
             place = unpacking_place(slice, self.prepared.sets[dataset].text.text_column)
             size = format_size(slice.unpacking)
-            raise ResourceError(f"{error}\n{slice.path}, {place}, takes {size} of that to unpack.") from None
+            told = f"\n{slice.path}, {place}, takes {size} of that to unpack."
+            raise ResourceError(*error.args, told) from None
 
     def workers_for(self, units: int) -> dict[str, Any]:
         """What a plan says of the workers of the second pass."""

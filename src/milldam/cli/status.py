@@ -12,7 +12,7 @@ import click
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from milldam.stores.kinds import Kind
+    pass
 
 _STUCK_SECONDS = 120
 
@@ -37,17 +37,21 @@ def status(out: Path, as_json: bool) -> None:
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
     from milldam.errors import StoreError
-    from milldam.run.folder import FINISHED, NEW
+    from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
     from milldam.run.folder import read_status as read_status_file
+    from milldam.run.records import safe_counts
+    from milldam.stores.kinds import TABLE, TOKENS
 
     if out.is_file():
         raise StoreError(f"{out}: a file; status is of the folder that a run works in. `milldam stats` tells of files.")
-    run = _run_of(out)
+    kind = kind_in(out) or TOKENS
+    run = RunFolder(out, kind)
     state = run.state()
     if state == NEW and not run.is_locked():
         raise StoreError(f"{out}: no run and no store in this folder.")
     last = read_status_file(run.folder)
-    safe = run.safe()
+    nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
+    safe = nothing | safe_counts(run.journal, "records.jsonl")
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {label: told | {"state": _task_state(told)} for label, told in run.task_statuses().items()}
@@ -57,7 +61,7 @@ def read_status(out: Path) -> dict[str, Any]:
     else:
         state = "ended"
     # Those of the plan, where it has them: a stage such as a probe has units of its own.
-    units = run.planned_units() or last.get("units")
+    units = run.units.count() or last.get("units")
     found = {"safe": safe, **last, "units": units, "state": state}
     return found | ({"array_tasks": tasks} if tasks else {})
 
@@ -72,38 +76,6 @@ def _is_silent(told: dict[str, Any]) -> bool:
     """Whether nothing was heard for a while, neither of a run or array task nor of its workers."""
     heard = max([told.get("time", time.time()), *(worker["time"] for worker in told.get("workers", {}).values())])
     return bool(time.time() - heard > _STUCK_SECONDS)
-
-
-class _FrameRun:
-    """A run of the frame, seen from another process."""
-
-    def __init__(self, out: Path, kind: Kind) -> None:
-        from milldam.run.folder import RunFolder
-        from milldam.stores.kinds import TABLE
-
-        self._run = RunFolder(out, kind)
-        self._nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
-        self.folder, self.state, self.is_locked = self._run.folder, self._run.state, self._run.is_locked
-        self.task_statuses = self._run.task_statuses
-
-    def safe(self) -> dict[str, int]:
-        from milldam.run.records import safe_counts
-
-        return self._nothing | safe_counts(self._run.journal, "records.jsonl")
-
-    def planned_units(self) -> int | None:
-        try:
-            return len(self._run.units)
-        except FileNotFoundError:
-            return None
-
-
-def _run_of(out: Path) -> Any:
-    """The run in a folder: of tokens, of a table, or of question answering."""
-    from milldam.run.folder import kind_in
-    from milldam.stores.kinds import TOKENS
-
-    return _FrameRun(out, kind_in(out) or TOKENS)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:

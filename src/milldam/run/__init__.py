@@ -1,21 +1,20 @@
-"""The run folder: what was planned, what is done, who is at work. It makes a job resumable.
+"""The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
 
-    plan.json       settings and input fingerprint: what this run is
-    inputs.jsonl    every input file with size and version, to name what changed
-    units.jsonl     the units, one a line, in plan order; units.offsets: where each line is, and the unit's size
-    records.jsonl   a line per finished part of a unit, appended after its shard is durable
-    rejects-*.jsonl records that could not be read, a file per part that has any
-    status.json     what is going on now, for `milldam status`
-    memory.csv      the memory timeline
-    lock            held while a run is at work
-    shares/         a folder per array task, which another machine works on, with its own records and status
+job          the protocol of a job, and the only loop; the same job as tasks of a job array
+folder       the run folder, locked: what was planned, what is done, who is at work
+identity     what a result depends on, and how two of them differ
+inputs       the input, listed on disk, and what changed since
+units        the plan's units on disk, and their keys
+journal      lines appended durably
+records      what is done of a stage, by key
+session      runs the units of a stage on a pool of workers, and reports progress
+planning     from the budget to a number of workers
+progress     what a run tells while it works, and who listens
+summary      what a finished job tells, the same for every job
+monitor      memory of a process tree over time: process_tree, watching
 
-Nothing here is held in memory whole, however many units there are: units are read as they are handed out; of what is
-done, a bit a unit is kept.
-
-identity    what a result depends on
-journal     lines appended durably
-records     finished parts of units, and what is done by them
-units       the plan's units on disk
-folder      all of it, locked
+tasks        what executors know of work
+pools        who works on a stage: serial, local (worker), ray_cluster (ray_node)
+array_task   what one of several machines does of a stage; array_jobs: the script that queues them
+lean_arrow   pyarrow without pandas, until somebody wants pandas
 """

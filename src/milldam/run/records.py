@@ -200,13 +200,6 @@ class Records:
         self._journal.append(self._name, record.as_json())
         self._book(record)
 
-    def hear_of_others(self) -> None:
-        """Book what other tasks of a job array have done meanwhile."""
-        for record in self.all():
-            number = self.keys.number_of(record.key)
-            if number is not None and number not in self._complete and record.last:
-                self._book(record)
-
     # ---- what is done, and what is left ----
 
     def __contains__(self, number: int) -> bool:

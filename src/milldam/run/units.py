@@ -45,7 +45,7 @@ def key_of(*parts: Any) -> str:
     """The key of something that is made from some plain values.
 
     >>> key_of("a.txt", 0, 100)
-    '5ab2c2b9c8d5a3e4'
+    '8a1131c71c64ddd8'
     """
     return hash_bytes(json.dumps(parts, sort_keys=True).encode())[:16]
 
@@ -172,6 +172,10 @@ class UnitList:
 
     def __len__(self) -> int:
         return self._entries.stat().st_size // _ENTRY.itemsize
+
+    def count(self) -> int:
+        """How many units there are; 0 where nothing is planned."""
+        return len(self) if self._entries.exists() else 0
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -110,6 +110,8 @@ def _options(config: Config, name: Path | None = None, held_bytes: int = 0) -> O
 class TokenPlan(WorkPlan):
     fitting: Fitting
     """How many workers fit, also for stages that need less memory."""
+    records: Records | None = None
+    """What is done already, where that is known before the first stage."""
 
 
 class TokenJob:
@@ -155,7 +157,15 @@ class TokenJob:
                 named = f"{folder.folder / 'units.jsonl'} or units.offsets"
                 raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
-        return self._plan_work(prepared, fitting, choice, len(folder.units))
+        units = len(folder.units)
+        plan = self._plan_work(prepared, fitting, choice, units)
+        if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
+            return plan
+        keys = folder.units.keys().mixed(self._selected(folder, prepared, {}))
+        records = Records(folder.journal, RECORDS, folder.out, keys)
+        if records.complete:
+            plan = self._plan_work(prepared, fitting, choice, units, left=units - records.complete)
+        return replace(plan, records=records, done=records.complete)
 
     def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
         return self._from_stdin or folder.needs_replan(prepared.identity)
@@ -178,12 +188,14 @@ class TokenJob:
             samples = measure(self._config, prepared, survey.some, encoder)
             require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
-    def _plan_work(self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int) -> TokenPlan:
+    def _plan_work(
+        self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, left: int | None = None
+    ) -> TokenPlan:
         pieces = self._pieces(prepared, units)
         return make_plan(
             fitting.budget,
             kind=TokenPlan,
-            **fitting.workers_for(units),
+            **fitting.workers_for(units if left is None else left),
             units=units,
             input_bytes=prepared.identity.input["bytes"],
             shard_size=prepared.shard_size,
@@ -228,7 +240,7 @@ class TokenJob:
 
             yield from dedup.find_drops(readers, assign)
             keys = keys.mixed(dedup.verdicts())
-        records = Records(folder.journal, RECORDS, folder.out, keys)
+        records = plan.records or Records(folder.journal, RECORDS, folder.out, keys)
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
         arranged = None
         if config.counts_tokens:

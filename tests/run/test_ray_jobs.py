@@ -70,10 +70,10 @@ def stage_of(out: Path) -> str:
         return ""
 
 
-def parts_recorded(out: Path) -> Counter[tuple[int, int]]:
+def parts_recorded(out: Path) -> Counter[tuple[str, int]]:
     with (out / "run" / "records.jsonl").open() as lines:
         records = [json.loads(line) for line in lines]
-    return Counter((record["unit"], record["part"]) for record in records)
+    return Counter((record["key"], record["part"]) for record in records)
 
 
 def assert_equal(out: Path, local: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert process.returncode == 0, stderr
     out = local / "ray"
     assert_equal(out, local / "local")
-    assert json.loads(stdout)["documents"] == summary_of(local / "local")["documents"]
+    assert json.loads(stdout)["counts"]["documents"] == summary_of(local / "local")["counts"]["documents"]
     memory = summary_of(out)["memory"]
     assert len(peaks) == len(memory["machines"]) == 2
     assert max(peaks.values()) < BUDGET and memory["peak"] < BUDGET
@@ -138,7 +138,8 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
 
 def test_hash_partitions_are_tasks(cluster: Any, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several partitions, on both nodes, find the same duplicates; no data comes through this process."""
-    from milldam.run.tasks import Event, ray_cluster
+    from milldam.run import ray_cluster
+    from milldam.run.tasks import Event
 
     heard: dict[int, list[Event]] = defaultdict(list)
     tell = ray_cluster._RayExecutor._tell
@@ -148,8 +149,7 @@ def test_hash_partitions_are_tasks(cluster: Any, local: Path, monkeypatch: pytes
         tell(self, hand, unit, kind, value)
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
-    for module in ("deduplicating", "stages"):
-        monkeypatch.setattr(f"milldam.pipeline.{module}.partition_count", lambda size: 5, raising=False)
+    monkeypatch.setattr("milldam.pipeline.preparing.partition_count", lambda size: 5)
     milldam.preprocess(settings(local, "parts") | on(cluster))
     assert_equal(local / "parts", local / "local")
     found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")
@@ -189,7 +189,7 @@ def test_interrupted_it_is_cancelled_and_goes_on_anywhere(cluster: Any, local: P
     config = settings(local, out.name) | on(cluster)
     path = write_config(local / "stopped.yaml", config)
     with started("preprocess", path) as process:
-        assert wait_until(lambda: recorded(out) >= 2, process)
+        assert wait_until(lambda: recorded(out) >= 2, process), process.communicate()
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 130, stderr

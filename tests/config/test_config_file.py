@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
 from milldam.cli.schema import schema
@@ -33,8 +34,6 @@ BASE = "datasets: a.jsonl\ntokenizer: gpt2/\nout: o\n"
 SCHEMA = json_schema(Config, "milldam preprocess")
 EXAMPLES = sorted((PROJECT / "examples").glob("*.yaml"))
 
-Load = Callable[..., LoadedConfig]
-
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
@@ -46,18 +45,6 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         return load_config("config.yaml", overrides)
 
     return load_text
-
-
-@pytest.fixture
-def complaint(load: Load) -> Callable[..., str]:
-    """What is said of a text that is wrong."""
-
-    def complain(text: str, *overrides: str) -> str:
-        with pytest.raises(ConfigError) as caught:
-            load(text, *overrides)
-        return str(caught.value)
-
-    return complain
 
 
 # ---- what a file may say ----

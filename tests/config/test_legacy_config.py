@@ -11,6 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
 from milldam.cli.migrate import migrate
@@ -73,8 +74,6 @@ hub_model_id: your/model
 num_epochs: 1
 """
 
-Load = Callable[..., LoadedConfig]
-
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
@@ -86,18 +85,6 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         return load_config("krill.yaml", overrides)
 
     return load_text
-
-
-@pytest.fixture
-def complaint(load: Load) -> Callable[..., str]:
-    """What is said of a text that is wrong."""
-
-    def complain(text: str, *overrides: str) -> str:
-        with pytest.raises(ConfigError) as caught:
-            load(text, *overrides)
-        return str(caught.value)
-
-    return complain
 
 
 # ---- what becomes of the keys ----

@@ -158,14 +158,12 @@ class TokenJob:
                 raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
         units = len(folder.units)
-        plan = self._plan_work(prepared, fitting, choice, units)
         if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
-            return plan
+            return self._plan_work(prepared, fitting, choice, units)
         keys = folder.units.keys().mixed(self._selected(folder, prepared, {}))
         records = Records(folder.journal, RECORDS, folder.out, keys)
-        if records.complete:
-            plan = self._plan_work(prepared, fitting, choice, units, left=units - records.complete)
-        return replace(plan, records=records, done=records.complete)
+        plan = self._plan_work(prepared, fitting, choice, units, done=records.complete)
+        return replace(plan, records=records)
 
     def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
         return self._from_stdin or folder.needs_replan(prepared.identity)
@@ -189,14 +187,15 @@ class TokenJob:
             require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
 
     def _plan_work(
-        self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, left: int | None = None
+        self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, done: int = 0
     ) -> TokenPlan:
         pieces = self._pieces(prepared, units)
         return make_plan(
             fitting.budget,
             kind=TokenPlan,
-            **fitting.workers_for(units if left is None else left),
+            **fitting.workers_for(units - done),
             units=units,
+            done=done,
             input_bytes=prepared.identity.input["bytes"],
             shard_size=prepared.shard_size,
             encoder=choice.encoder,

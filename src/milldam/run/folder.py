@@ -77,7 +77,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         refuse_foreign(self.out, self.kind)
-        if self.task is not None and self.state() == NEW:
+        if self.task is not None and self._is_new():
             raise NotReadyError(f"{self.name}: not prepared. First: milldam run-units CONFIG --stage prepare")
         self._made.extend(folder for folder in (self.out, *self.out.parents) if not folder.exists())
         with explain_os_errors(self.own):
@@ -112,7 +112,7 @@ class RunFolder:
         self.units.close()
         self._staged.remove()
         self.inputs.forget()
-        if self.task is None and self.state() == NEW:
+        if self.task is None and self._is_new():
             self._leave_no_trace()
         self._lock.release()
 
@@ -133,10 +133,16 @@ class RunFolder:
 
     def state(self) -> str:
         """FINISHED: a store, and no plan for another. UNFINISHED: a store is being made or updated. NEW: neither."""
-        has_store, has_plan = (self.out / self.kind.manifest).exists(), (self.folder / PLAN).exists()
-        if not has_store:
-            return UNFINISHED if has_plan else NEW
+        if self._is_new():
+            return NEW
+        if not (self.out / self.kind.manifest).exists():
+            return UNFINISHED
+        has_plan = (self.folder / PLAN).exists()
         return UNFINISHED if has_plan and self._planned() != self._finished() else FINISHED
+
+    def _is_new(self) -> bool:
+        """Without a look into the manifest, which may be large."""
+        return not (self.out / self.kind.manifest).exists() and not (self.folder / PLAN).exists()
 
     def identity(self) -> Identity:
         """What the store in the folder is, or is to be, made from."""

@@ -11,7 +11,7 @@ be watched by `milldam status`; keep to a budget.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -103,7 +103,7 @@ def run(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = N
                 return summary
             begin = UNFINISHED
         plan = _planned(job, work, prepared, begin)
-        done = _all_stages(job.stages(work, prepared, plan), work)
+        done = _all_stages(job.stages(work, prepared, plan), work.work)
         return _finished(job, work, prepared, plan, done)
 
 
@@ -132,14 +132,14 @@ def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) ->
     return plan
 
 
-def _all_stages(stages: Generator[Stage, None, D], work: Session) -> D:
+def _all_stages(stages: Generator[Stage, None, D], do: Callable[[Stage], None]) -> D:
     while True:
         try:
             stage = next(stages)
         except StopIteration as end:
             done: D = end.value
             return done
-        work.work(stage)
+        do(stage)
 
 
 def _finished(job: Job[P, W, D, S_co], work: Session, prepared: P, plan: W, done: D) -> S_co:
@@ -224,16 +224,15 @@ def finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer |
         if folder.state() == FINISHED and (summary := job.up_to_date(work, prepared)) is not None:
             return summary
         plan = _planned(job, work, prepared, folder.state())
-        stages = job.stages(work, prepared, plan)
-        while True:
-            try:
-                stage = next(stages)
-            except StopIteration as end:
-                return _finished(job, work, prepared, plan, end.value)
+
+        def do(stage: Stage) -> None:
             if stage.in_arrays:
                 _require_done(stage, FINISH)
             else:
                 work.work(stage)
+
+        done = _all_stages(job.stages(work, prepared, plan), do)
+        return _finished(job, work, prepared, plan, done)
 
 
 def _close_status(folder: RunFolder, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""What more cores bring, and cost: milldam's jobs on 1, 2, 4, ... workers, against gigatoken's own reader and Megatron-LM.
+"""What more cores bring, and cost: milldam on 1, 2, 4, ... workers, against gigatoken's own reader and Megatron-LM.
 
 In: a JSON-lines corpus (corpus.py) and a tokenizer.json. Out: a Markdown table, and with --json every single figure:
 wall and CPU-seconds of the whole command, the seconds of reading, encoding and writing as its workers clocked them, the

@@ -177,6 +177,38 @@ def _usage_without_proc(pid: int | str) -> Usage:
         return Usage()
 
 
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a forked worker shares with the process that forked it, and with the other workers."""
+
+    anonymous: int = 0
+    workers: int = 1
+
+
+_inherited = Inherited()
+
+
+def inherit(inherited: Inherited) -> None:
+    """Take note, in a process that was forked, of what it has in common with others."""
+    global _inherited
+    _inherited = inherited
+
+
+def inherited_bytes() -> int:
+    """Of what `usage` gives for this process, the part that other workers share when they start."""
+    return _inherited.anonymous
+
+
+def allowance(share_bytes: int, inherited: Inherited | None = None) -> int:
+    """What a worker may hold by the count of `usage` when each has a share: what they have in common counts once.
+
+    >>> allowance(100), allowance(100, Inherited(80, workers=4))
+    (100, 160)
+    """
+    found = _inherited if inherited is None else inherited
+    return share_bytes + found.anonymous * (found.workers - 1) // found.workers
+
+
 def process_tree(root: int | None = None) -> list[int]:
     """A process, this one unless said otherwise, and all its descendants."""
     import psutil

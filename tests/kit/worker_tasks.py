@@ -100,9 +100,7 @@ class Environment:
 
     def start(self) -> Work:
         def work(assignment: Any, report: Report) -> None:
-            report(
-                PART, {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd()), "parent": os.getppid()}
-            )
+            report(PART, {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd())})
 
         return work
 

@@ -19,7 +19,7 @@ from tests.kit.fsync_kills import kill_at_fsyncs
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export, import_tokens, rows, samples
 from milldam.loader.stores import Store
-from milldam.stores.tokens import blocks
+from milldam.stores.tokens import reader
 
 FORMATS = ("hf", "parquet", "mds", "litdata")
 SEQ_LEN = 500
@@ -214,7 +214,7 @@ def test_blocks_do_not_show_in_the_files(
 ) -> None:
     """Small blocks, so that documents are written in pieces, give the same rows in the same files."""
     export(store, to, tmp_path / "large", split="train", shard_size=3_000)
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 100)
     export(store, to, tmp_path / "small", split="train", shard_size=3_000)
     large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
     assert list(large) == list(small)

@@ -25,11 +25,10 @@ from milldam.errors import InputError, StoreError
 from milldam.mapping.cache import cached_out
 from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, is_whole, made_of, records_of
-from milldam.mapping.memory_gate import MemoryGate, remove_gates, this_process
+from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared, outside, prepare, source_options
 from milldam.mapping.probing import Probe, nothing_left
-from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.working import FAILED, Assigned, MapTask

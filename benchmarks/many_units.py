@@ -37,7 +37,7 @@ from typing import Any
 from memory import end_on_terminate, measure
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
-from milldam.pipeline.assignments import Assignment, SetRules
+from milldam.pipeline.documents import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame

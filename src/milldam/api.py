@@ -139,7 +139,7 @@ def tokenize(
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
-    from milldam.config.tokenize_options import tokenize_config
+    from milldam.config.loading import tokenize_config
     from milldam.pipeline.job import run_job
 
     release()

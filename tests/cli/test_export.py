@@ -83,9 +83,9 @@ import sys, time
 from milldam.cli.export import export
 from milldam.formats import flat
 from milldam.run.records import Records
-from milldam.stores.tokens import blocks
+from milldam.stores.tokens import reader
 
-blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
 add = Records.add
 Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()

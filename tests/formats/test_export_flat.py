@@ -22,15 +22,15 @@ from tests.kit.jobs import TOKENIZER, wait_until
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
-from milldam.config.tokenize_options import tokenize_config
+from milldam.config.loading import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import FORMATS, export, flat, load_format
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
 from milldam.sealed import read_sealed, write_sealed
-from milldam.stores.tokens import blocks
 from milldam.stores.tokens import format as store_format
+from milldam.stores.tokens import reader
 
 SHARDS = [[5, 1, 300], [40], [2, 2, 2, 700]]
 SINGLE = {"npy": "out.npy", "nanogpt": "out.bin", "megatron": "out"}
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 64)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
     monkeypatch.setattr(flat, "CHECKPOINT_BYTES", 400)
 
@@ -345,10 +345,10 @@ from pathlib import Path
 from milldam.formats import export, flat
 from milldam.run.records import Records
 from milldam.sealed import read_sealed, write_sealed
-from milldam.stores.tokens import blocks
+from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]
-blocks.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
 steps = 0
 
 def dying(function, name):
@@ -571,7 +571,7 @@ def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", SINGLE)
 def test_memory_does_not_grow_with_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
     """Ten times the tokens and documents, the same peak."""
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 1 << 14)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 1 << 14)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 1 << 8)
     monkeypatch.setattr(store_format, "_CHUNK", 1 << 8)
     peaks = []

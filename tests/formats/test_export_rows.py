@@ -17,7 +17,7 @@ from tests.kit.document_stores import documents_of, random_documents, store_of
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export, import_tokens, rows, samples
 from milldam.loader.stores import Store
-from milldam.stores.tokens import blocks
+from milldam.stores.tokens import reader
 
 FORMATS = ("hf", "parquet", "mds", "litdata")
 SEQ_LEN = 500
@@ -212,7 +212,7 @@ def test_blocks_do_not_show_in_the_files(
 ) -> None:
     """Small blocks, so that documents are written in pieces, give the same rows in the same files."""
     export(store, to, tmp_path / "large", split="train", shard_size=3_000)
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 100)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 100)
     export(store, to, tmp_path / "small", split="train", shard_size=3_000)
     large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
     assert list(large) == list(small)

@@ -21,7 +21,7 @@ from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.formats import export, import_tokens, jobs
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
-from milldam.stores.tokens import blocks
+from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
 
 FLAT = ("npy", "nanogpt")
@@ -47,7 +47,7 @@ def fresh(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("to", [*ROWS, "megatron"])
 def test_documents_come_back_as_they_were(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store -> format -> store: equal documents, whatever their lengths, the blocks and the sizes of files."""
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 16)
 
     @many_examples
     @given(documents_strategy, st.integers(40, 400), st.integers(20, 200), st.sampled_from(["uint16", "int32"]))
@@ -76,7 +76,7 @@ def cut_behind(tokens: list[int], eos: int) -> list[list[int]]:
 @pytest.mark.parametrize("to", [*ROWS, *FLAT])
 def test_a_stream_is_cut_behind_each_end_of_text(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed rows and flat files are joined and cut at the id, whatever the rows, blocks, files and shards."""
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 16)
     names = {"npy": "out.npy", "nanogpt": "out.bin"}
 
     @many_examples
@@ -227,7 +227,7 @@ def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
 
 def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llm.c writes end-of-text: whatever the blocks, files and shards, and with no empty document at the begin."""
-    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 5)
+    monkeypatch.setattr(reader, "BLOCK_TOKENS", 5)
 
     @many_examples
     @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3), st.integers(8, 60))

@@ -180,7 +180,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
     assert used <= known
 
 
-WORKER = {"assignments", "documents", "fingerprinting", "text_cache", "tokenizing", "splitting", "shelf", "aside"}
+WORKER = {"documents", "fingerprinting", "text_cache", "tokenizing", "splitting", "shelf", "rejects"}
 
 
 def test_what_runs_in_a_worker_knows_no_job() -> None:

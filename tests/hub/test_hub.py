@@ -38,8 +38,7 @@ from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
 from milldam.loader.stores import Store
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
-from milldam.stores.tokens.manifest import Manifest
-from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.manifest import Manifest, Tally
 from milldam.stores.verify import verify as verify_store
 
 # huggingface_hub hands files to its HTTP library in a way that this one deprecates.

@@ -16,8 +16,8 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
+from milldam.qa.sources import Answer, Example
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower
 

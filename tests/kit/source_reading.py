@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milldam.sources import arrays, csv_records, csv_rows, jsonl, plain_text, records
+from milldam.sources import arrays, csv_records, jsonl, plain_text, records
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit, slice_file
@@ -71,7 +71,7 @@ def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
 def small_blocks(block_bytes: int, giant_bytes: int | None = None) -> Iterator[None]:
     """Blocks so small that tiny data straddles them; records above `giant_bytes` come in parts."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (records, plain_text, jsonl, csv_rows, csv_records):
+        for module in (records, plain_text, jsonl, csv_records, csv_records):
             patch.setattr(module, "BLOCK_BYTES", block_bytes)
         for module in (records, csv_records):
             patch.setattr(module, "GIANT_BYTES", giant_bytes or 8 << 20)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.mapping import map as map_rows
 from milldam.memory import usage
-from milldam.sources.places import Places
+from milldam.sources.rows import Places
 
 ROWS = 5
 

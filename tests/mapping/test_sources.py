@@ -26,13 +26,13 @@ from hypothesis import strategies as st
 from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.batching import batches
+from milldam.mapping.calling import batches
 from milldam.mapping.pieces import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
 from milldam.sources.batch import Reject, TextRules
-from milldam.sources.places import Places
 from milldam.sources.reading import FileReader
+from milldam.sources.rows import Places
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]

@@ -30,14 +30,14 @@ from tests.kit.preprocess_jobs import (
 )
 
 from milldam.errors import ConfigError, InputError
-from milldam.pipeline.assignments import SetRules
-from milldam.pipeline.counting import RowCounts
+from milldam.pipeline.documents import SetRules
+from milldam.pipeline.estimating import RowCounts
 from milldam.pipeline.preparing import Source
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.records import Record
 from milldam.sources.batch import TextRules
-from milldam.sources.splits import RowSlice
+from milldam.sources.data_sets import RowSlice
 from milldam.sources.units import Slice, Unit
 from milldam.stores.kinds import TOKENS
 

@@ -19,7 +19,7 @@ import milldam
 from milldam.config.settings import DataSet
 from milldam.errors import ResourceError
 from milldam.run.records import Records
-from milldam.stores.tokens.tally import Tally, total
+from milldam.stores.tokens.manifest import Tally, total
 
 
 @pytest.fixture(scope="module")

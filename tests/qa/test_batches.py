@@ -24,14 +24,12 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
-from milldam.qa.document_order import CELL
-from milldam.qa.examples import Example
+from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, TimeSteps, WindowSamples
 from milldam.qa.features import Features
 from milldam.qa.lanes import Lanes
-from milldam.qa.selection import Selection
+from milldam.qa.selection import CELL, Selection
+from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen
-from milldam.qa.window_rows import COLUMNS, Rows
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest
 from milldam.stores.features.reader import FeatureStore

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from milldam.errors import ConfigError, StoreError
+from milldam.qa.batches import COLUMNS
 from milldam.qa.compat import (
     StreamingSquadProcessor,
     configure_memory_tokens,
@@ -21,7 +22,6 @@ from milldam.qa.compat import (
     create_dataset_from_cache,
     process_and_cache_dataset,
 )
-from milldam.qa.window_rows import COLUMNS
 
 CONTEXT = (
     "The Normans were the people who in the 10th and 11th centuries gave their name to Normandy, a region in France."

@@ -28,10 +28,10 @@ from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 from milldam.qa import windowing
+from milldam.qa.chunks import Scale
 from milldam.qa.job import WINDOWS_BYTES, prepare
 from milldam.qa.sources import examples_of
 from milldam.qa.tokenizer import load_qa_tokenizer
-from milldam.qa.weighing import Scale
 from milldam.qa.windows import Windower
 from milldam.stores.features import FeatureStore
 from milldam.stores.verify import verify

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
-from milldam.qa.examples import Answer, Example
 from milldam.qa.features import Features
+from milldam.qa.sources import Answer, Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
 
 FACTS = {"pad_token": "</s>"}

@@ -27,20 +27,18 @@ from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
 from milldam import markup
-from milldam.cli import progress, summaries, terminal
+from milldam.cli import naming, progress, summaries
 from milldam.config import settings as config
 from milldam.errors import StoreError
 from milldam.markup import escape, escape_plain
-from milldam.report import documents, timeline, write_report
-from milldam.report.documents import Lengths, count_lengths, sample_dropped
+from milldam.report import facts, timeline, write_report
 from milldam.report.drawing import Column, column_chart, memory_chart, memory_picture
-from milldam.report.facts import gather
+from milldam.report.facts import Lengths, count_lengths, gather, sample_dropped
 from milldam.report.timeline import POINTS, growth_of, read_timeline
 from milldam.run import process_tree, summary
 from milldam.sealed import write_sealed
 from milldam.stores.tokens import ShardWriter, format
-from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.manifest import Manifest, Shard, Tally
 from milldam.stores.tokens.writer import Tokens
 
 HEADER = "time,stage,pid,anonymous_bytes,file_bytes,name\n"
@@ -436,7 +434,7 @@ def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [documents, timeline, markup, terminal, summaries, summary, process_tree, progress, config]
+    "module", [facts, timeline, markup, naming, summaries, summary, process_tree, progress, config]
 )
 def test_examples_in_docstrings_hold(module: ModuleType) -> None:
     """What a docstring shows is what comes out."""

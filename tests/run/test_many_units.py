@@ -27,8 +27,7 @@ from milldam.sealed import seal_file, seal_line
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
-from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, totals_by_split
-from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, Tally, totals_by_split
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORDS = "records.jsonl"

@@ -20,7 +20,7 @@ from tests.kit.preprocess_jobs import zstd
 from tests.kit.source_reading import small_blocks
 
 from milldam.errors import InputError
-from milldam.sources import opening
+from milldam.sources import compression
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.listing import list_inputs
@@ -321,7 +321,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bytes]], N
     def give(pieces: list[bytes]) -> None:
         reading, writing = os.pipe()
         monkeypatch.setattr(sys, "stdin", os.fdopen(reading))
-        opening.standard_input.cache_clear()
+        compression.standard_input.cache_clear()
         threads.append(threading.Thread(target=write_slowly, args=(writing, pieces)))
         threads[-1].start()
 
@@ -342,7 +342,7 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
     data = b'{"body": "a"}\n{"body": "b"}\n'
     stdin([data])
     assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
-    assert opening.open_bytes("-").read() == data
+    assert compression.open_bytes("-").read() == data
 
 
 def test_a_slow_writer_on_standard_input_does_not_hide_the_column(stdin: Callable[[list[bytes]], None]) -> None:

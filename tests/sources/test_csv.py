@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError, ResourceError
-from milldam.sources import csv_rows
+from milldam.sources import csv_records
 from milldam.sources.batch import Reject, TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.csv_records import csv_head
-from milldam.sources.places import Places
 from milldam.sources.reading import FileReader
+from milldam.sources.rows import Places
 from milldam.sources.units import Slice
 
 BOM = b"\xef\xbb\xbf"
@@ -220,7 +220,7 @@ def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
 ) -> None:
     """The rows around it stay, and so do their lines."""
-    monkeypatch.setattr(csv_rows, "LARGEST_FIELD", 15_000)
+    monkeypatch.setattr(csv_records, "LARGEST_FIELD", 15_000)
     data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
     with small_blocks(100, 1000):
         result = read_csv(tmp_path, data.encode("latin-1"))

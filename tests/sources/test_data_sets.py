@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, InputError
 from milldam.sources import data_sets
 from milldam.sources.batch import TextRules
-from milldam.sources.data_sets import Resolved, resolve_data_set
+from milldam.sources.data_sets import Resolved, RowSlice, Split, parse_split, resolve_data_set, splits_in
 from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit, slice_file
-from milldam.sources.splits import RowSlice, Split, parse_split, splits_in
 from milldam.sources.units import plan_units
 
 TEXT = TextRules(text_column="text")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, plan, read
 
 from milldam.errors import InputError
-from milldam.sources import arrays, table_rows, tables
+from milldam.sources import arrays, tables
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.reading import read_unit
@@ -95,7 +95,7 @@ def test_a_table_without_rows_holds_nothing(tmp_path: Path, kind: str) -> None:
 def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """One large row group is read in slices; a text larger than a slice stands alone."""
     monkeypatch.setattr(arrays, "BATCH_BYTES", 4000)
-    for module in (table_rows, tables):
+    for module in (tables, tables):
         monkeypatch.setattr(module, "BATCH_BYTES", 4000)
     texts = ["word " * 20] * 500 + ["x" * 10_000]
     result = read(write(tmp_path, text_table(texts), kind), TEXT)
@@ -113,7 +113,7 @@ def test_a_large_value_comes_in_parts(
 ) -> None:
     """In its place, with characters uncut."""
     monkeypatch.setattr(arrays, "BATCH_BYTES", 4000)
-    for module in (table_rows, tables):
+    for module in (tables, tables):
         monkeypatch.setattr(module, "BATCH_BYTES", 4000)
     texts = ["before", "é🙂x" * 20_000, "after", "é🙂x" * 20_000]
     path = write(tmp_path, text_table(texts, pa.dictionary(pa.int32(), pa.string()) if dictionary else None), kind)
@@ -130,7 +130,7 @@ def test_a_large_value_that_is_no_utf8_is_taken_back(tmp_path: Path, kind: str, 
     table = pa.table({"text": pa.array([b"before", flawed, b"after"], pa.binary())})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "BATCH_BYTES", 4000)
-        for module in (table_rows, tables):
+        for module in (tables, tables):
             patch.setattr(module, "BATCH_BYTES", 4000)
         result = read(write(tmp_path, table, kind), TEXT)
         mended = read(tmp_path, TextRules(text_column="text", invalid_utf8="drop"))
@@ -272,7 +272,7 @@ def test_a_column_with_a_large_dictionary_is_not_read_row_by_row(
 ) -> None:
     """A batch holds many of its small texts."""
     monkeypatch.setattr(arrays, "BATCH_BYTES", 20_000)
-    for module in (table_rows, tables):
+    for module in (tables, tables):
         monkeypatch.setattr(module, "BATCH_BYTES", 20_000)
     texts = [f"text {n:05} " * 3 for n in range(2000)]
     result = read(write(tmp_path, text_table(texts, pa.dictionary(pa.int32(), pa.string())), "arrow", rows=2000), TEXT)

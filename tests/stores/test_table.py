@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest, write_resealed
 
 from milldam.errors import ConfigError, StoreError
-from milldam.mapping.shards import BATCH_BYTES, TableShardWriter
+from milldam.mapping.made_units import BATCH_BYTES, TableShardWriter
 from milldam.memory import usage
 from milldam.stores.table import Table, TableManifest
 from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema

@@ -25,10 +25,9 @@ from milldam.cli.import_ import import_
 from milldam.cli.inspect import inspect
 from milldam.cli.map import map
 from milldam.cli.migrate import migrate
-from milldam.cli.naming import as_option, explained
+from milldam.cli.naming import as_option, explained, visible
 from milldam.cli.preprocess import plan, preprocess
-from milldam.cli.qa import qa
-from milldam.cli.qa_eval import qa_eval
+from milldam.cli.qa import qa, qa_eval
 from milldam.cli.report import report
 from milldam.cli.run_units import run_units
 from milldam.cli.running import DESCRIBED, EXIT_INTERRUPTED
@@ -36,7 +35,6 @@ from milldam.cli.schema import schema
 from milldam.cli.slurm import slurm
 from milldam.cli.stats import stats
 from milldam.cli.status import status
-from milldam.cli.terminal import visible
 from milldam.cli.tokenize import tokenize
 from milldam.cli.train_tokenizer import train_tokenizer
 from milldam.cli.verify import verify

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from milldam.cli.terminal import visible
+from milldam.cli.naming import visible
 from milldam.markup import counted
 
 if TYPE_CHECKING:

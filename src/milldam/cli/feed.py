@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.running import EXIT_INTERRUPTED
-from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from types import FrameType
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.options import json_option
 from milldam.cli.running import EXIT_INTERRUPTED
 from milldam.cli.summaries import show_summary
-from milldam.cli.terminal import visible
 
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
 

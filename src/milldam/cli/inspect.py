@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from milldam.cli.terminal import visible
+from milldam.cli.naming import visible
 from milldam.errors import ConfigError
 from milldam.markup import counted
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.options import config_file
-from milldam.cli.terminal import visible
 from milldam.errors import ConfigError
 
 
@@ -21,8 +21,7 @@ def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrit
     \b
     milldam migrate krill.yaml -o preprocess.yaml
     """
-    from milldam.config.loading import load_config
-    from milldam.config.writing import as_yaml
+    from milldam.config.loading import as_yaml, load_config
 
     if out is not None and out.exists() and not overwrite:
         raise ConfigError(f"{out} exists. Choose another name, or add --overwrite.")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.summaries import column_lines
-from milldam.cli.terminal import visible
 from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.run.progress import Snapshot

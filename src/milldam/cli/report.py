@@ -16,7 +16,7 @@ def report(store: Path, open_path: bool) -> None:
     \b
     milldam report corpus.milldam
     """
-    from milldam.cli.terminal import visible
+    from milldam.cli.naming import visible
     from milldam.report import write_report
 
     path = write_report(store)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.summaries import source_lines
-from milldam.cli.terminal import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ def stats(store: str, as_json: bool) -> None:
     """
     from milldam.api import open
     from milldam.stores.tokens import Store
-    from milldam.stores.tokens.tally import Tally
+    from milldam.stores.tokens.manifest import Tally
 
     opened = open(store)
     figures = collect(opened) if isinstance(opened, Store) else _collect_other(opened)

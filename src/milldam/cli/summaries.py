@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from milldam.cli.terminal import columns, visible
+from milldam.cli.naming import columns, visible
 from milldam.markup import counted, shorten
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
     from milldam.run.summary import Summary
-    from milldam.stores.tokens.tally import Tally
+    from milldam.stores.tokens.manifest import Tally
 
 _MOMENTS = ("start", "peak", "final")
 _SOURCE_HEADS = ("source", "read", "rejected", "dropped", "kept", "tokens")

@@ -57,7 +57,7 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.config.tokenize_options import tokenize_config
+    from milldam.config.loading import tokenize_config
     from milldam.pipeline.job import array_of, run_job
     from milldam.pipeline.npy import npy_path, tokenize_to_npy
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.terminal import visible
+from milldam.cli.naming import visible
 from milldam.markup import duration, share, shorten
 from milldam.memory import format_size
 

@@ -1,22 +1,29 @@
-"""A YAML file or a dict, with options and single values put over it -> settings. Files of Krill are converted."""
+"""A YAML file or a dict, with options and single values put over it -> settings. Files of Krill are converted.
+
+The options of `milldam tokenize` -> the configuration of its job: data as it is, nothing done to its documents.
+
+A configuration as a YAML file, with comments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from milldam.config.checking import as_meant, checked_settings, keys_of
 from milldam.config.legacy import convert, drop_superseded, is_legacy
-from milldam.config.lines import read_yaml
-from milldam.config.origins import Given, KeyPath
+from milldam.config.origins import Given, KeyPath, number_in, read_yaml
 from milldam.config.overrides import apply_override, parse_override
 from milldam.config.settings import Config
 from milldam.errors import ConfigError
 
 T = TypeVar("T")
-
 LARGEST_FILE = 1 << 20
 _EXAMPLE = """A configuration needs at least:
   datasets: corpus.jsonl
@@ -120,3 +127,72 @@ def _text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text.") from None
+
+
+_OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
+_OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
+
+
+def tokenize_config(
+    inputs: str | Path | Sequence[str | Path], out: str | Path, tokenizer: str | Path, options: Mapping[str, Any]
+) -> Config:
+    """Check the options and put them where they belong; what is None is left at its default."""
+    chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
+    data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
+    rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    given = {
+        "datasets": {"path": paths, **data_set},
+        "tokenizer": {"path": tokenizer, **rules},
+        "out": out,
+        "clean": "off",
+        "dedup": "off",
+        **chosen,
+    }
+    return checked_settings(Config, given)
+
+
+def as_yaml(config: dict[str, Any], comments: dict[KeyPath, str], header: list[str]) -> str:
+    """A configuration as YAML, with what each key was beside it."""
+    top = [f"# {line}".rstrip() for text in header for line in text.splitlines()]
+    return "\n".join([*top, "", *_block_lines(config, (), comments)]) + "\n"
+
+
+def _block_lines(block: dict[str, Any], path: KeyPath, comments: dict[KeyPath, str]) -> Iterator[str]:
+    for key, value in block.items():
+        here = (*path, key)
+        said = f"  # {comments[here]}" if here in comments else ""
+        if isinstance(value, dict) and value:
+            yield f"{_scalar(key)}:{said}"
+            yield from (f"  {line}" for line in _block_lines(value, here, comments))
+        elif isinstance(value, list) and any(isinstance(one, dict) for one in value):
+            yield f"{_scalar(key)}:{said}"
+            for number, one in enumerate(value):
+                yield from _item_lines(one, (*here, number), comments)
+        else:
+            yield f"{_scalar(key)}: {_scalar(value)}{said}"
+
+
+def _item_lines(item: Any, path: KeyPath, comments: dict[KeyPath, str]) -> Iterator[str]:
+    lines = _block_lines(item, path, comments) if isinstance(item, dict) and item else iter([_scalar(item)])
+    yield f"  - {next(lines)}"
+    yield from (f"    {line}" for line in lines)
+
+
+def _in_list(value: Any) -> str:
+    """The same between brackets, where a comma means something."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_in_list(key)}: {_in_list(one)}' for key, one in value.items())}}}"
+    written = _scalar(value)
+    plain = not isinstance(value, str) or written.startswith(("'", '"')) or re.fullmatch(r"[\w./-]+", written)
+    return written if plain else json.dumps(value)
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line. Text that could be read as something else gets quotes."""
+    if isinstance(value, str) and (not value.isprintable() or not isinstance(number_in(value), str)):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(_in_list(one) for one in value)}]"
+    written = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return written.removesuffix("\n").removesuffix("\n...")

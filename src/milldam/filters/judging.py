@@ -3,6 +3,8 @@
 Every rule judges a document by itself, so the verdict does not depend on what else is in the batch. Rules on text look
 at the first MiB; that also bounds the memory beside the batch: 30 MB for ordinary text, 100 MB for a MiB of one-letter
 words. Lengths come first, then the rule sets, language and a user's function; what is dropped the next do not see.
+
+Too short and too long, in characters and in tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +22,27 @@ from milldam.filters.c4 import c4_faults
 from milldam.filters.gopher import quality_faults
 from milldam.filters.language import LanguageFilter
 from milldam.filters.layout import Layout, Mask
-from milldam.filters.length import character_faults, token_faults
 from milldam.filters.repetition import repetition_faults
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.user_functions import FAILED, UserFunction
 from milldam.text.verdicts import Verdicts
+
+
+def character_faults(characters: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
+    """Which documents have too few or too many characters."""
+    if rules.min_characters is not None:
+        yield characters < rules.min_characters, "too_few_characters"
+    if rules.max_characters is not None:
+        yield characters > rules.max_characters, "too_many_characters"
+
+
+def token_faults(tokens: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
+    """Which documents have too few or too many tokens."""
+    if rules.min_tokens is not None:
+        yield tokens < rules.min_tokens, "too_few_tokens"
+    if rules.max_tokens is not None:
+        yield tokens > rules.max_tokens, "too_many_tokens"
+
 
 HEAD_BYTES: Final = 1 << 20
 """How much of a document rules on text look at: whole characters within so many bytes."""
@@ -33,7 +51,6 @@ GROUP_BYTES: Final = 1 << 18
 DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
 MOST_REASONS: Final = 1000
 """A user's function that gives more different reasons than this is no count of reasons any more."""
-
 Int64s = npt.NDArray[np.int64]
 RuleSet = Callable[[Layout], Iterator[tuple[Mask, str]]]
 

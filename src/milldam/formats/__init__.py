@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from milldam.formats.documents import ReadRules, SourceFile
     from milldam.formats.exporting import ExportSummary
-    from milldam.formats.reading import ReadRules, SourceFile
     from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
     from milldam.loader.stores import Store
     from milldam.stores.tokens.writer import Tokens

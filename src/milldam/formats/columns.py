@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import InputError, Setting
-from milldam.formats.reading import ReadRules, SourceFile, choose_column
-from milldam.stores.tokens.blocks import cut_blocks
+from milldam.formats.documents import ReadRules, SourceFile, choose_column
 from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.reader import cut_blocks
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from pathlib import Path
 from milldam.errors import ConfigError, InputError
 from milldam.files import stays_in_folder
 from milldam.formats import FORMATS, load_format
+from milldam.formats.documents import SourceFile
 from milldam.formats.foreign import OPENERS, foreign_path, opener_of
-from milldam.formats.reading import SourceFile
 from milldam.input_files import is_ours, nearby
 from milldam.stores.kinds import TOKENS, store_kind
 

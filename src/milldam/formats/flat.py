@@ -20,8 +20,8 @@ from milldam.errors import StoreError
 from milldam.files import explain_os_errors, sync_folder
 from milldam.formats.writing import FileRecord, OutputFile, Writing
 from milldam.loader.reading import Reader, TokenArray, open_reader
-from milldam.stores.tokens.blocks import in_blocks
 from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.reader import in_blocks
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:

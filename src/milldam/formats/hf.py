@@ -18,7 +18,7 @@ from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
-from milldam.formats.reading import ReadRules, SourceFile, inside, read_index
+from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits
 from milldam.stores.tokens.writer import Tokens

@@ -25,12 +25,11 @@ from annotated_types import Ge, Le
 from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.formats.documents import Border, Position
+from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
 from milldam.formats.jobs import plan_work, stage_of
-from milldam.formats.reading import ReadRules, SourceFile
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder

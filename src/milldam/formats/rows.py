@@ -22,8 +22,8 @@ from milldam.files import NewFile, explain_os_errors
 from milldam.formats.flat import block_as, document_lengths, lengths_of
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.reading import TokenArray, open_reader
-from milldam.stores.tokens.blocks import cut_blocks, in_blocks
 from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.reader import cut_blocks, in_blocks
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from milldam.errors import InputError
 from milldam.files import NewFile
 from milldam.loader.reading import TokenArray, ranges
-from milldam.stores.tokens.blocks import cut_blocks, is_giant
 from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.reader import cut_blocks, is_giant
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:

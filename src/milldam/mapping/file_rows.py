@@ -25,14 +25,11 @@ from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, ver
 from milldam.mapping.pieces import Hashes, Piece, gather_evenly, pieces_of
 from milldam.mapping.plan import Report, RowUnit, SourceOptions
 from milldam.sources.batch import OnReject, require_columns
-from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.large_rows import Room
+from milldam.sources.compression import STDIN, open_bytes
+from milldam.sources.data_sets import RowSlice, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.opening import STDIN, open_bytes
-from milldam.sources.places import Places
 from milldam.sources.reading import FileReader, columns_of, rows_between
-from milldam.sources.rows import Rows
-from milldam.sources.splits import RowSlice
+from milldam.sources.rows import Places, Room, Rows
 from milldam.sources.tables import open_schema
 from milldam.sources.units import Slice, gather, whole
 from milldam.stores.table.manifest import TableManifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from milldam.errors import ResourceError, Setting
+from milldam.mapping.memory_gate import MARGIN, ROOM_BYTES
 from milldam.mapping.preparing import Prepared
 from milldam.mapping.probing import Probed
-from milldam.mapping.room import MARGIN, ROOM_BYTES
 from milldam.memory import format_size
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
 from milldam.stores.table.manifest import TableSchema

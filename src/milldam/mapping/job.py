@@ -25,11 +25,10 @@ from milldam.mapping.cache import cached_out
 from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.identity import identify
 from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, is_whole, made_of, records_of
-from milldam.mapping.memory_gate import MemoryGate, remove_gates, this_process
+from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared, outside, prepare, source_options
 from milldam.mapping.probing import Probe, nothing_left
-from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.working import FAILED, Assigned, MapTask
@@ -44,7 +43,7 @@ from milldam.run.progress import Observer, log
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
-from milldam.sources.opening import STDIN
+from milldam.sources.compression import STDIN
 from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import TableManifest
 

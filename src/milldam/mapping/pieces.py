@@ -22,9 +22,9 @@ from milldam.input_files import is_address, version_of
 from milldam.mapping.plan import HASHES
 from milldam.run.journal import Journal
 from milldam.sources.batch import TextRules
+from milldam.sources.compression import open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import open_bytes
 from milldam.sources.plain_text import LINE, boundary_of
 from milldam.sources.reading import can_cut, seen_format, slice_file
 from milldam.sources.records import Boundary

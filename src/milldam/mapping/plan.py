@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.sources.batch import OnReject, TextRules
-from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
-from milldam.sources.places import Places
-from milldam.sources.rows import Rows
+from milldam.sources.rows import Places, Room, Rows
 from milldam.sources.units import SHARD_SIZE
 
 if TYPE_CHECKING:

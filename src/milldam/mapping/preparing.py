@@ -19,13 +19,13 @@ from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE
 from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
+from milldam.mapping.memory_gate import Room
 from milldam.mapping.plan import SourceOptions, SourcePlan
-from milldam.mapping.room import Room
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.run.identity import Identity
+from milldam.sources.compression import STDIN
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import STDIN
 from milldam.stores.table.manifest import TableSchema
 
 VERSION = 1

@@ -22,11 +22,10 @@ from milldam.mapping.calling import Caller, CallRules, Results
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.kept_results import KeptResults
-from milldam.mapping.memory_gate import PeakMeter, this_process
+from milldam.mapping.memory_gate import PeakMeter, Room, this_process
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared
 from milldam.mapping.returned import ALL
-from milldam.mapping.room import Room
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.working import FAILED, UnitCalls
 from milldam.memory import release, usage

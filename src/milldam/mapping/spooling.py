@@ -25,10 +25,8 @@ from milldam.mapping.pieces import Piece, gather_evenly
 from milldam.mapping.plan import Report, RowUnit, SourceOptions
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
-from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
-from milldam.sources.places import Places
-from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.sources.rows import Places, Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.sources.units import Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096

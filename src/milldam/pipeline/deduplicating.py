@@ -22,7 +22,7 @@ from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.rules import DedupRules
 from milldam.memory import usage
-from milldam.pipeline.assignments import Assignment
+from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared

@@ -2,6 +2,8 @@
 
 A document's row is its position among the readable documents of its unit, from 0; so (unit, row) names it in both
 passes. Holds one batch; a document larger than a batch comes in parts.
+
+What a worker is given: a unit, and what both passes need to know of its data set.
 """
 
 from __future__ import annotations
@@ -24,10 +26,8 @@ from milldam.text.verdicts import Verdicts
 READ_AHEAD = 4
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
-
 EMPTY = "empty"
 _NO_TEXTS = pa.array([], pa.large_string())
-
 _Read = tuple[Batch | None, list[Reject]]
 
 
@@ -168,3 +168,38 @@ class UnitReader:
         cleaned = self._cleaner.clean(texts, verdicts, open=open)
         self.seconds["clean"] += time.perf_counter() - started
         return cleaned
+
+
+REPORT_SECONDS = 0.25
+"""How often a worker tells how it gets on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A unit, and how much of it is done already."""
+
+    unit: Unit
+    key: str
+    """Names what is made of it."""
+    parts: int = 0
+    batches: int = 0
+    documents: int | None = None
+    """Take at most so many documents; None: all."""
+    rows: tuple[int, int] | None = None
+    """Only the documents from, up to; None: all."""
+    prints: str | None = None
+    """Names what the first pass left of it; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRules:
+    """What the passes need to know of one data set."""
+
+    text: TextRules
+    weight: float = 1.0
+    split: str | None = None
+    """The split that all its documents make up, whatever they are; None: splits and filters as for any other."""
+
+    def share(self, copy: int) -> float:
+        """The share of the documents that is in a repetition."""
+        return min(1.0, self.weight - copy)

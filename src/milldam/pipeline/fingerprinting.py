@@ -19,8 +19,7 @@ from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
 from milldam.memory import usage
-from milldam.pipeline.assignments import REPORT_SECONDS, Assignment, SetRules
-from milldam.pipeline.documents import HEAD_BYTES, Documents, Reading, UnitReader
+from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules, UnitReader
 from milldam.pipeline.splitting import Chooser, below
 from milldam.pipeline.text_cache import CacheWriter, print_paths
 from milldam.run.folder import RUN_FOLDER

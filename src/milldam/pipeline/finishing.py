@@ -20,11 +20,10 @@ from milldam.errors import InputError, StoreError
 from milldam.files import NewFile
 from milldam.markup import counted
 from milldam.packing.rows import pack
-from milldam.pipeline.aside import DROPPED as DROPPED_PARTS
-from milldam.pipeline.aside import REJECTS
 from milldam.pipeline.deduplicating import Deduplication, remove_drop_sets
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.rejects import first_reject, gather_rejects
+from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
+from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
 from milldam.run.folder import RunFolder
 from milldam.run.planning import WorkPlan
 from milldam.run.records import Records, sweep
@@ -36,8 +35,7 @@ from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
-from milldam.stores.tokens.tally import READ, Tally, total
+from milldam.stores.tokens.manifest import READ, Manifest, ManifestText, Shard, Tally, Totals, total, totals_by_split
 
 DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
 PACKED_FOLDER = "packed"

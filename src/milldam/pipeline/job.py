@@ -25,13 +25,21 @@ from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, usage
 from milldam.pipeline.arranging import Arrangement
-from milldam.pipeline.assignments import Assignment
-from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.deduplicating import Deduplication
-from milldam.pipeline.estimating import TYPICAL, Samples, Survey, estimate, free_bytes, measure, require_disk
+from milldam.pipeline.documents import Assignment
+from milldam.pipeline.estimating import (
+    TYPICAL,
+    CountTask,
+    RowCounts,
+    Samples,
+    Survey,
+    estimate,
+    free_bytes,
+    measure,
+    require_disk,
+)
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
-from milldam.pipeline.fitting import Fitting
-from milldam.pipeline.needs import Machines, Needs
+from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.resolving import check_index, steps_of
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
@@ -44,7 +52,7 @@ from milldam.run.progress import Observer, Quiet
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
-from milldam.sources.opening import STDIN
+from milldam.sources.compression import STDIN
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype

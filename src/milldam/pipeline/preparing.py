@@ -22,15 +22,15 @@ from milldam.filters.judging import Filters
 from milldam.filters.language import unload_model
 from milldam.input_files import LeftOut
 from milldam.memory import release
-from milldam.pipeline.assignments import SetRules
+from milldam.pipeline.documents import SetRules
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
+from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.opening import STDIN
 from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner

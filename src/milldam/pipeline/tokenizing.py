@@ -21,14 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.dedup.drops import DUPLICATES, DropSet
-from milldam.filters.judging import Filters
-from milldam.filters.length import character_faults
+from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
 from milldam.memory import usage
-from milldam.pipeline.aside import DROPPED, REJECTS, DroppedFile, RejectFile
-from milldam.pipeline.assignments import REPORT_SECONDS, Assignment, SetRules
-from milldam.pipeline.documents import EMPTY, HEAD_BYTES, Documents, Reading
+from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
 from milldam.pipeline.fingerprinting import PRINTS
+from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.pipeline.text_cache import open_reader, print_paths
@@ -39,7 +37,7 @@ from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.arrays import whole_characters
 from milldam.sources.units import Unit
 from milldam.stores.tokens import ShardWriter
-from milldam.stores.tokens.tally import READ, STAGES
+from milldam.stores.tokens.manifest import READ, STAGES
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
 from milldam.text.cleaning import CleanRules

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from milldam.qa.answering import Prediction, Predictions, answers
     from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples, to_tensors
     from milldam.qa.evaluation import Scores, evaluate
-    from milldam.qa.examples import Answer, Example
     from milldam.qa.job import prepare
     from milldam.qa.lanes import Lanes
     from milldam.qa.selection import Selection
-    from milldam.qa.sources import examples_of
-    from milldam.qa.token_stretches import stretches
+    from milldam.qa.sources import Answer, Example, examples_of
+    from milldam.qa.spans import stretches
     from milldam.stores.features import FeatureStore
 
 __all__ = [
@@ -54,9 +53,9 @@ __all__ = [
 
 # Loaded when first used: reading features needs numpy alone, and not what made them.
 _HOMES = {
-    "Answer": "milldam.qa.examples",
+    "Answer": "milldam.qa.sources",
     "DocumentSamples": "milldam.qa.batches",
-    "Example": "milldam.qa.examples",
+    "Example": "milldam.qa.sources",
     "FeatureStore": "milldam.stores.features",
     "Lanes": "milldam.qa.lanes",
     "Prediction": "milldam.qa.answering",
@@ -69,7 +68,7 @@ _HOMES = {
     "evaluate": "milldam.qa.evaluation",
     "examples_of": "milldam.qa.sources",
     "prepare": "milldam.qa.job",
-    "stretches": "milldam.qa.token_stretches",
+    "stretches": "milldam.qa.spans",
     "to_tensors": "milldam.qa.batches",
 }
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile
 from milldam.qa.logits import Floats, Ints, LogitRows, Logits
-from milldam.qa.token_stretches import stretches
+from milldam.qa.spans import stretches
 
 if TYPE_CHECKING:
     from milldam.stores.features import FeatureStore

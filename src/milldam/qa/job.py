@@ -27,12 +27,11 @@ from milldam.errors import InputError, StoreError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import InputState
 from milldam.memory import format_size, release, usage
-from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, WindowUnit, chunk_path, readings, window_units
+from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
 from milldam.qa.records import list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
-from milldam.qa.weighing import Scale
 from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.run import job as frame

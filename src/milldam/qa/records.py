@@ -19,15 +19,13 @@ from typing import Any
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address, kind_of
 from milldam.sources.batch import MalformedError
-from milldam.sources.compression import DamagedError, compression_of, read_blocks
-from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.compression import STDIN, DamagedError, compression_of, open_bytes, read_blocks
+from milldam.sources.data_sets import parse_split, resolve_data_set
 from milldam.sources.giant_line import parts_of_line
 from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.jsonl import json_blocks
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.opening import STDIN, open_bytes
 from milldam.sources.records import WHOLE, Block
-from milldam.sources.splits import parse_split
 from milldam.sources.units import whole
 
 SQUAD, ARRAY = "squad", "json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from milldam.errors import InputError
-from milldam.qa.examples import Example
+from milldam.qa.sources import Example
 from milldam.stores.kinds import FEATURES, store_kind
 
 if TYPE_CHECKING:

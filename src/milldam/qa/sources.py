@@ -2,6 +2,8 @@
 
 A record that can't be used is told with its place and the reason, and left out. What is larger than `Limits` allow is
 passed over without being held, and rejected by its id, field and size.
+
+A question, its context, and the answers in it.
 """
 
 from __future__ import annotations
@@ -16,11 +18,41 @@ from typing import Any
 
 from milldam.errors import InputError, Setting
 from milldam.memory import format_size
-from milldam.qa.examples import Answer, Example
 from milldam.qa.records import KEPT_CHARS, WANTED, flat_records, list_files, read_records
 from milldam.sources.batch import MalformedError
 from milldam.sources.json_stream import LARGEST_VALUE, TooLarge
 from milldam.sources.listing import InputFile
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A stretch of the context, by characters."""
+
+    text: str
+    start: int
+    """Where the data says that it begins."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] = ()
+    """None: the question can't be answered from the context."""
+    title: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its texts; raises UnicodeEncodeError where one of them has half a character."""
+        texts = (self.id, self.title, self.question, self.context, *(answer.text for answer in self.answers))
+        return sum(len(text.encode()) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,36 @@
 
 A token belongs to an answer when they share a character: exact also where an answer begins or ends inside a token. An
 answer that does not lie where the data says is looked for nearby, and what was done about it is told.
+
+Windows -> the characters that each token stands for: its offsets, and beside them what the tokenizer dropped.
+
+Normalisation takes off accents and vowel signs, and leaves out what can't be seen (joiners, soft hyphens, control
+characters). Offsets end before them, and an answer cut out by offsets would lack them. Here such a character belongs to
+the token before it; where white space or nothing is before it, to the token behind it. No token gains white space, or a
+character that another token has.
+
+Holds the windows asked for, their neighbours and one context. Needs numpy alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.qa.examples import Answer, Example
+from milldam.qa.sources import Answer, Example
+
+if TYPE_CHECKING:
+    from milldam.stores.features import FeatureStore
 
 Status = Literal["ok", "repaired", "unrepairable", "none"]
-
 NEARBY = 64
 """Characters around its stated begin in which one of several occurrences of an answer is taken for it."""
 
@@ -98,3 +110,68 @@ def overlapping_tokens(offsets: npt.NDArray[np.int32], start: int, stop: int) ->
     """
     inside = np.flatnonzero((offsets[:, 0] < stop) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1]))
     return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+
+Tokens = npt.NDArray[np.int32]
+"""(tokens, 2): begin and end, in characters of the context."""
+
+
+def stretches(store: FeatureStore, windows: npt.ArrayLike) -> npt.NDArray[np.int32]:
+    """(windows, L, 2): begin and end of what the tokens stand for; (-1, -1) on what is no token of the context.
+
+    >>> begin, end = stretches(store, [7])[0, [first, last], [0, 1]]                                # doctest: +SKIP
+    >>> context[begin:end]                                  # the offsets alone would end before the ending's accent
+    'un cafe\u0301'
+    """
+    numbers = np.asarray(windows, np.int64)
+    around = np.unique(np.concatenate((numbers - 1, numbers, numbers + 1)).clip(0, len(store) - 1))
+    rows = store.rows(around, ("offsets", "context_begin", "context_tokens", "example"))
+    offsets, examples = rows["offsets"], rows["example"].tolist()
+    parts = [slice(at, at + count) for at, count in zip(rows["context_begin"], rows["context_tokens"], strict=True)]
+    places = np.searchsorted(around, numbers)
+    made: npt.NDArray[np.int32] = offsets[places]
+    for example, group in itertools.groupby(enumerate(places.tolist()), lambda pair: examples[pair[1]]):
+        context = store.example(example)["context"]
+        for row, place in group:
+            beside = [at for at in (place - 1, place + 1) if 0 <= at < len(around) and examples[at] == example]
+            near = np.concatenate([np.empty((0, 2), np.int32), *(offsets[at, parts[at]] for at in beside)])
+            made[row, parts[place]] = _widened(made[row, parts[place]], near, context)
+    return made
+
+
+def _may_be_dropped(character: str) -> bool:
+    """Marks, what can't be seen, modifiers as of half-width kana, and what stands for a letter that was lost.
+
+    But not the byte order mark, which is the file's and no word's; nor letters, digits and punctuation, which a
+    tokenizer drops when it does not know them.
+    """
+    kind = unicodedata.category(character)
+    fitting = kind[0] in "MC" or kind in ("Lm", "Sk") or character == "\ufffd"
+    return fitting and character != "\ufeff" and not character.isspace()
+
+
+def _widened(tokens: Tokens, near: Tokens, context: str) -> Tokens:
+    """Tokens of a window that reach into the gaps beside them; `near`: those of the windows beside it.
+
+    All tokens of a character reach as far, and an empty one moves along.
+    """
+    before = near[:, 1][near[:, 1] <= tokens[:1, 0].max(initial=0)].max(initial=0)
+    # Behind a document's last window there are no tokens, or, with max_segments, none that a window has.
+    behind = near[:, 0][near[:, 0] >= tokens[:, 1].max(initial=0)].min(initial=len(context))
+    dropped = "".join(filter(_may_be_dropped, set(context[before:behind])))
+    if not dropped:
+        return tokens
+    stops, begins = np.maximum.accumulate(np.r_[before, tokens[:, 1]]), np.r_[tokens[:, 0], behind]
+    earlier: dict[int, int] = {}
+    later: dict[int, int] = {}
+    for stop, begin in np.stack((stops, begins), axis=1)[begins > stops].tolist():
+        gap = context[stop:begin]
+        rest = gap.rstrip(dropped)
+        later[stop] = begin - len(gap.lstrip(dropped))
+        if rest[-1:].isspace() or (stop == 0 and not rest):
+            earlier[begin] = stop + len(rest)
+    made = [
+        (earlier.get(begin, begin), later.get(end, end) if end > begin else earlier.get(end, end))
+        for begin, end in tokens.tolist()
+    ]
+    return np.array(made, np.int32).reshape(-1, 2)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import hash_bytes
-from milldam.qa.memory_tokens import add_memory_tokens, with_memory
 from milldam.qa.settings import QARules
-from milldam.qa.template import Template, template_of
+from milldam.qa.template import Template, add_memory_tokens, template_of, with_memory
 from milldam.qa.windows import Windower
 from milldam.stores.features.format import FeatureForm
 from milldam.tokenizers.loading import load_tokenizer

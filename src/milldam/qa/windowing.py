@@ -16,8 +16,8 @@ from pathlib import Path
 from milldam.files import NewFile
 from milldam.memory import release, usage
 from milldam.qa.chunks import REPORT_SECONDS, WindowUnit, chunk_path, read_chunk
-from milldam.qa.examples import Example
 from milldam.qa.settings import QARules
+from milldam.qa.sources import Example
 from milldam.qa.template import Template
 from milldam.qa.tokenizer import load_windower
 from milldam.qa.windows import Prepared, Windower

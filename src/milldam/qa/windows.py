@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.qa.examples import Example
 from milldam.qa.features import NUMBERS, Features
 from milldam.qa.settings import QARules
+from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
 from milldam.qa.template import Special, Template
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from milldam.markup import escape, share, short_count, shorten
 from milldam.memory import format_size
-from milldam.report.documents import MAX_SPLITS, Lengths, Sample
 from milldam.report.drawing import WIDTH, Column, column_chart
-from milldam.report.facts import Facts
+from milldam.report.facts import MAX_SPLITS, Facts, Lengths, Sample
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
 
 _SPLITS_DRAWN = 6

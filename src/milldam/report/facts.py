@@ -2,20 +2,173 @@
 
 Only the manifest and the index are needed. What `run/summary.json` and `run/memory.csv` tell comes on top; a damaged or
 missing one costs only what it would tell: a page with less in it is better than none.
+
+The documents of a store, for the page: how long they are, and a few to look at.
+
+Lengths are counted, not collected: half a megabyte a split however many documents there are, read in blocks. Exact up
+to 65,535 tokens a document, by powers of two beyond. A billion documents are some 4 GB of index to read. Of the
+samples, spread evenly over the store, only the first tokens are decoded, so a document of gigabytes costs no more than
+a short one.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import json
 import math
-from dataclasses import dataclass
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.report.documents import Lengths, Sample, count_lengths, sample_documents, sample_dropped
+import numpy as np
+
+from milldam.markup import shorten
 from milldam.report.timeline import Timeline, read_timeline
 from milldam.sealed import read_sealed
-from milldam.stores.tokens import open_store
+from milldam.stores.tokens import Store, open_store
+from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import Manifest
+
+MAX_SPLITS = 50
+_EXACT = 1 << 16
+CHARACTERS = 500
+_SAMPLES, _TOKENS = 5, 400
+_DROPPED, _PER_REASON, _DROPPED_BYTES = 6, 2, 1 << 20
+
+
+# ---- lengths ----
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Documents of `low` to `high` tokens."""
+
+    low: int
+    high: int
+    documents: int
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Documents by their number of tokens."""
+
+    counts: Int64s = field(default_factory=lambda: np.zeros(_EXACT, dtype=np.int64))
+    """Documents of exactly so many tokens."""
+    longer: Int64s = field(default_factory=lambda: np.zeros(64, dtype=np.int64))
+    """Documents of 2**k and more, but not 2**(k + 1), tokens, where those are not counted above."""
+    documents: int = 0
+    tokens: int = 0
+    longest: int = 0
+
+    def add(self, lengths: Int64s) -> None:
+        if not len(lengths):
+            return
+        self.documents += len(lengths)
+        self.tokens += int(lengths.sum(dtype=np.int64))
+        self.longest = max(self.longest, int(lengths.max()))
+        short = lengths < _EXACT
+        self.counts += np.bincount(lengths[short], minlength=_EXACT)
+        # frexp: the exponent of 2**k is k + 1, exactly.
+        self.longer += np.bincount(np.frexp(lengths[~short].astype(np.float64))[1] - 1, minlength=64)
+
+    def quantile(self, part: float) -> int | None:
+        """The length that this part of the documents does not exceed; None when it is beyond what is counted exactly.
+
+        >>> lengths = Lengths()
+        >>> lengths.add(np.array([5, 1, 9]))
+        >>> lengths.quantile(0.5)
+        5
+        """
+        wanted = max(1, int(np.ceil(part * self.documents)))
+        position = int(np.searchsorted(np.cumsum(self.counts), wanted))
+        return position if position < _EXACT else None
+
+    def buckets(self) -> list[Bucket]:
+        """By powers of two, from the shortest to the longest there is; one for empty documents when there are any."""
+        powers = [int(self.counts[2**k : 2 ** (k + 1)].sum()) + int(self.longer[k]) for k in range(64)]
+        used = [k for k in range(64) if powers[k]]
+        found = [Bucket(0, 0, int(self.counts[0]))] if self.counts[0] else []
+        span = range(used[0], used[-1] + 1) if used else range(0)
+        return found + [Bucket(2**k, 2 ** (k + 1) - 1, powers[k]) for k in span]
+
+
+def count_lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
+    """Tokens per document, by split in the manifest's order; each takes memory, so only the first are counted."""
+    found = {split: Lengths() for split in manifest.splits[:MAX_SPLITS]}
+    for shard in (shard for shard in manifest.shards if shard.split in found):
+        for block in Index.map(folder / f"{shard.name}.idx").length_blocks():
+            found[shard.split].add(block)
+    return found
+
+
+# ---- samples ----
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The beginning of a document."""
+
+    text: str
+    origin: str
+    """Where it is, or why it was dropped."""
+    size: str
+    cut: bool
+    """There is more of it."""
+
+
+def sample_documents(store: Store) -> tuple[Sample, ...]:
+    documents = len(store)
+    chosen = min(_SAMPLES, documents)
+    return tuple(_sample(store, (2 * k + 1) * documents // (2 * chosen)) for k in range(chosen))
+
+
+def _sample(store: Store, number: int) -> Sample:
+    shards = store.manifest.shards
+    ends = list(itertools.accumulate(shard.documents for shard in shards))
+    split = shards[bisect.bisect_right(ends, number)].split
+    document = store[number]
+    text = _decode(store, document[:_TOKENS])
+    cut = len(document) > _TOKENS or len(text) > CHARACTERS
+    # The cut may have gone through a character.
+    text = text[:CHARACTERS].rstrip("\ufffd") if cut else text
+    return Sample(text, f"document {number:,}, {shorten(split)}", f"{len(document):,} tokens", cut)
+
+
+def _decode(store: Store, tokens: Any) -> str:
+    try:
+        return store.decode(tokens)
+    except Exception:  # tokenizers raises nothing narrower, and the rest of the page is worth having
+        return f"(the store's tokenizer can't decode it) {' '.join(map(str, tokens[:60].tolist()))}"
+
+
+def sample_dropped(path: Path) -> tuple[Sample, ...]:
+    """The first documents of each reason at the head of `dropped.jsonl.zst`; none when it is missing or damaged."""
+    found: list[Sample] = []
+    seen: Counter[str] = Counter()
+    for record in _records_at_head(path):
+        reason, text = record.pop("reason"), record.pop("text")
+        seen[reason] += 1
+        if seen[reason] <= _PER_REASON and len(found) < _DROPPED:
+            beside = ", ".join(f"{name} {value}" for name, value in record.items())
+            origin = f"{shorten(reason)}: {beside[:200]}" if beside else shorten(reason)
+            found.append(Sample(text[:CHARACTERS], origin, f"{len(text):,} characters", len(text) > CHARACTERS))
+    return tuple(found)
+
+
+def _records_at_head(path: Path) -> list[dict[str, Any]]:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    try:
+        with zstd.open(path, "rb") as file:
+            head = file.read(_DROPPED_BYTES)
+        return [json.loads(line) for line in head[: head.rfind(b"\n") + 1].splitlines()]
+    except (OSError, EOFError, ValueError, zstd.ZstdError):
+        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from milldam.report.drawing import page_style
 from milldam.report.facts import Facts
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
 from milldam.report.work import configuration, flow, memory, sources, throughput, versions
-from milldam.stores.tokens.tally import Tally
+from milldam.stores.tokens.manifest import Tally
 
 # Whatever slipped through the escaping could still neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

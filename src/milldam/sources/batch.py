@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean, nearest
-from milldam.sources.large_rows import Room
-from milldam.sources.places import Places
+from milldam.sources.rows import Places, Room
 
 KEPT_RECORD_CHARS = 65_536
 _NAMES_SHOWN = 20

@@ -1,11 +1,16 @@
 """Which field holds the text: the one named "text", else the one candidate there is.
 
 Fields are told from the first records of a file. Numbers, dates and bytes are text only where they are asked for.
+
+A file in which no text was found -> the reason, and what to do: a sentence or two for a message.
+
+Reads the head of the file once more. Nothing here decides what is read.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,11 +19,157 @@ from typing import Any
 
 from milldam.errors import InputError, Setting
 from milldam.sources.batch import listed_names, no_such_column
+from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
 from milldam.sources.csv_records import csv_head
+from milldam.sources.decoding import other_encoding
+from milldam.sources.json_items import is_json_lines
 from milldam.sources.jsonl import first_records
-from milldam.sources.no_text import OTHER_SEPARATORS, is_in_a_list, why_no_text
 from milldam.sources.tables import column_sizes, holds_bytes, open_schema, text_columns
 from milldam.sources.units import Slice
+
+_HEAD_BYTES = 1 << 16
+_TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow"}
+_OTHERS = {b"PK\x03\x04": "a zip archive", b"%PDF": "a PDF", b"SQLite format 3": "an SQLite data base"}
+_CHATS = ("messages", "conversations", "conversation", "turns", "chosen")
+_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text"}
+_OBJECTS = "a list of objects"
+OTHER_SEPARATORS = (";", "\t", "|")
+"""Of columns, in files that are called CSV."""
+_FIELDS_SHOWN = 8
+
+
+def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) -> str:
+    """`records`: the first ones of a JSON file, as far as they could be parsed."""
+    if slice.format in ("parquet", "arrow"):
+        return _of_fields({field.name: str(field.type) for field in open_schema(slice, spool)}, "columns")
+    head, damage = _read_head(slice)
+    if not head.strip() or (damage is not None and not records):
+        return _of_nothing(head, damage, slice)
+    of_bytes = _of_bytes(head, slice)
+    if of_bytes or slice.format in ("csv", "tsv"):
+        return of_bytes or _of_header(head)
+    if records:
+        kinds = {name: _kind(value) for name, value in records[0].items()}
+        return (_of_single(kinds) if len(records) == 1 else "") or _of_fields(kinds, "fields")
+    return _of_lines(head, slice.format)
+
+
+def _read_head(slice: Slice) -> tuple[bytes, DamagedError | None]:
+    head = b""
+    try:
+        with open_head(slice.path) as file:
+            for block in read_blocks(file, slice.compression, _HEAD_BYTES):
+                head += block
+                if len(head) >= _HEAD_BYTES:
+                    break
+    except DamagedError as error:
+        return head, error
+    return head, None
+
+
+def _of_nothing(head: bytes, damage: DamagedError | None, slice: Slice) -> str:
+    if damage is None:
+        packed = " once it is decompressed" if slice.compression is not None else ""
+        return f"it holds nothing but white space{packed}." if head else f"it is empty{packed}."
+    advice = {"not_compressed": " Name it for what it is.", "too_large_window": ""}
+    return f"{damage}.{advice.get(damage.reason, ' Get the file again.')}"
+
+
+def _of_bytes(head: bytes, slice: Slice) -> str:
+    """What can be told without reading lines; empty: nothing."""
+    table = next((kind for magic, kind in _TABLES.items() if head.startswith(magic)), None)
+    if table is not None:
+        return f"it is {table} by its first bytes. Name it .{table}, or set input_format to {table}."
+    other = next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), None)
+    if other is not None:
+        return f"it is {other} by its first bytes. Unpack or convert it first."
+    packed = compression_of(head)
+    if packed is not None and slice.compression is not None:
+        return f"it is compressed twice: once it is decompressed, {describe_head(head)}. Decompress it once."
+    if packed is not None:
+        return f"{describe_head(head)}: add the ending .{packed} to its name."
+    encoding = other_encoding(head)
+    if encoding is not None:
+        return f"{encoding}."
+    if b"\r" in head and b"\n" not in head:
+        return "its lines end with a carriage return alone. Convert it: tr '\\r' '\\n' < OLD > NEW"
+    return ""
+
+
+def _of_header(head: bytes) -> str:
+    line = head.split(b"\n")[0].decode("utf-8", "replace").strip()
+    separator = next((name for name in OTHER_SEPARATORS if name in line), None)
+    if separator is None:
+        return "its first line names no columns."
+    advice = "set input_format to tsv" if separator == "\t" else f"convert it: tr '{separator}' ',' < OLD > NEW"
+    return f"its first line, {json.dumps(line[:60])}, is one column. If {separator!r} separates columns, {advice}."
+
+
+def _of_lines(head: bytes, format: str) -> str:
+    """JSON of which no record is an object."""
+    if format == "jsonl" and not is_json_lines(head):
+        what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
+        return f"it is {what}, not one record a line. Name it .json, or set input_format to json."
+    line = next(line for line in head.split(b"\n") if line.strip())
+    text = line.decode("utf-8", "replace").strip()
+    shown = json.dumps(text[:60] + ("..." if len(text) > 60 else ""), ensure_ascii=False)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"no record in its head is JSON. Its first line is {shown}: {error}."
+    if value == []:
+        return "it is an empty array."
+    is_text = isinstance(value[0] if isinstance(value, list) else value, str)
+    advice = " Make objects of them: jq -c '(.[]? // .) | {text: .}' OLD > NEW.jsonl" if is_text else ""
+    return f"its records must be objects with a field of text; its first line is {shown}.{advice}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return _OBJECTS if value and isinstance(value[0], dict) else "a list"
+    return "an object" if isinstance(value, dict) else _KINDS.get(type(value), "text")
+
+
+def is_in_a_list(records: list[dict[str, Any]], slice: Slice) -> bool:
+    """Whether the text of these records is in a list that they hold: turns of a conversation, or the real records.
+
+    For a table, the one record has the types of the columns.
+    """
+    is_single = slice.format == "json" and len(records) == 1
+    single = {name: _kind(value) for name, value in records[0].items()} if is_single else {}
+    return any(map(_is_conversation, records)) or bool(_of_single(single))
+
+
+def _is_conversation(record: dict[str, Any]) -> bool:
+    return any(_is_turns(record.get(name)) for name in _CHATS)
+
+
+def _is_turns(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == _OBJECTS or (value.startswith(("list<", "large_list<")) and "struct<" in value)
+    return _kind(value) == _OBJECTS
+
+
+def _of_single(kinds: dict[str, str]) -> str:
+    listed = next((name for name, kind in kinds.items() if kind == _OBJECTS), None)
+    if listed is None or _is_conversation(kinds):
+        return ""
+    take_out = f"jq -c '.{listed}[]' OLD > NEW.jsonl"
+    return f'it is one object, and its records are in the list "{listed}". Take them out: {take_out}'
+
+
+def _of_fields(kinds: dict[str, str], what: str) -> str:
+    """No field is text: what they are instead."""
+    if _is_conversation(kinds):
+        chat = next(name for name in _CHATS if _is_turns(kinds.get(name)))
+        return (
+            f'its records are conversations: "{chat}" is a list of turns. Make a text of each first, with milldam.map '
+            "and the tokenizer's apply_chat_template; or name another field with text_column."
+        )
+    shown = ", ".join(f'"{name}" ({kind})' for name, kind in list(kinds.items())[:_FIELDS_SHOWN])
+    more = ", ..." if len(kinds) > _FIELDS_SHOWN else ""
+    return f"none of its {what} holds text: {shown}{more}." if kinds else f"its records have no {what}."
+
 
 _USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
 _FILES = 100

@@ -3,10 +3,13 @@
 The line is read once, as it comes. Whatever is not the text is checked and passed over. The text is handed on before
 the end of the line is seen, and taken back when the line turns out to be no JSON, or to have the field once more: the
 last one counts. Memory: a few blocks.
+
+One CSV record of any size -> its fields in parts, as Python's csv module reads them. Memory: a piece of text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.sources.arrays import gathered, one_text, open_batches, whole_characters
-from milldam.sources.batch import Batch, MalformedError, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
     HEAD_BYTES,
@@ -31,7 +34,6 @@ from milldam.sources.records import LAST, Block
 _OUTLINE, _SAMPLE, _LEVELS = 1 << 20, 1 << 12, 16
 """Characters of an outline and of each text in it; objects within objects."""
 _ERRORS = {"drop": "surrogateescape", "replace": "replace"}
-
 _Parts = Generator[pa.LargeStringArray | None, None, MalformedError | None]
 """Parts of the text, None where those before it don't count; then what is wrong with it."""
 
@@ -156,3 +158,105 @@ class GiantLine:
                 self._room -= len(record[key])
                 for _ in parts:
                     pass
+
+
+_QUOTED = re.compile(r'[^"]*')
+_HEAD, _HEADS = 1 << 12, 1 << 22
+"""Characters of the head of a field, and of all heads."""
+_LINE_END = re.compile(r"[^\n]*\n?")
+
+
+class GiantRecord:
+    """Reads one record that begins on `line` with `text`, and goes on in the pieces that follow."""
+
+    def __init__(self, line: int, text: str, pieces: Iterator[str], delimiter: str) -> None:
+        self.line, self.begin = line, text[: KEPT_RECORD_CHARS + 1]
+        self._text, self._at, self._pieces = text, 0, pieces
+        self._delimiter = delimiter
+        self._plain = re.compile(rf"[^\r\n{re.escape(delimiter)}]*")
+        self.line_ends = 0
+        self._ended = False
+
+    @property
+    def rest(self) -> str:
+        """What lies behind the record."""
+        return self._text[self._at :]
+
+    def parts(self) -> Iterator[tuple[int, str]]:
+        """(number of the field, a part of it) to the end of the record; raises MalformedError."""
+        field = 0
+        while True:
+            yield field, ""
+            if self._peek() == '"':
+                self._at += 1
+                for part in self._quoted():
+                    yield field, part
+            # Not quoted, or behind the quote that closes it: as it stands, quotes included.
+            for part in self._run(self._plain):
+                yield field, part
+            if self._peek() != self._delimiter:
+                break
+            self._at += 1
+            field += 1
+        if self._peek() == "\r":
+            self._at += 1
+            if self._peek() not in ("\n", ""):
+                raise MalformedError("bad_row", "a carriage return in a field without quotes")
+        self.end()
+
+    def heads(self) -> list[str]:
+        """What each field begins with, as many of them as there is room for."""
+        heads: list[str] = []
+        room = _HEADS
+        for field, part in self.parts():
+            if field == len(heads) and room > 0:
+                heads.append("")
+                room -= 1
+            if field < len(heads):
+                part = part[: min(room, _HEAD - len(heads[field]))]
+                heads[field] += part
+                room -= len(part)
+        return heads
+
+    def end(self) -> None:
+        """Go on behind the next line end, when the record has not ended yet."""
+        lines = self._run(_LINE_END) if not self._ended else iter(())
+        self._ended = True
+        for _ in lines:
+            if self._text[self._at - 1] == "\n":
+                return
+
+    def _quoted(self) -> Iterator[str]:
+        """A field up to the quote that closes it; one that is doubled stands for itself."""
+        while True:
+            yield from self._run(_QUOTED)
+            self._at += 1
+            if self._peek() != '"':
+                return
+            yield '"'
+            self._at += 1
+
+    def _run(self, pattern: re.Pattern[str]) -> Iterator[str]:
+        """What matches from here on, a part for each piece."""
+        while self._peek():
+            match = pattern.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
+            if match[0]:
+                self.line_ends += match[0].count("\n")
+                yield match[0]
+            if self._at < len(self._text):
+                return
+
+    def _peek(self) -> str:
+        """The next character; empty at the end."""
+        while self._at >= len(self._text):
+            try:
+                piece = next(self._pieces, None)
+            except DamagedError as error:
+                error.cut, error.line = self.begin.encode("utf-8", "surrogateescape"), self.line
+                raise
+            if piece is None:
+                return ""
+            self._text, self._at = piece, self._at - len(self._text)
+        return self._text[self._at]

@@ -23,15 +23,13 @@ import pyarrow.json
 
 from milldam.sources.arrays import batches_of
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
-from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
 from milldam.sources.giant_line import GiantLine, parts_of_line
 from milldam.sources.json_items import as_json_lines
-from milldam.sources.large_rows import JsonWeight, LargeRow
-from milldam.sources.opening import open_bytes, open_head
 from milldam.sources.plain_text import BOM, LINE, make_damage_reject, make_line_reject
 from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
-from milldam.sources.rows import from_records
+from milldam.sources.rows import JsonWeight, LargeRow, from_records
 from milldam.sources.units import Slice
 
 _MISSING = object()

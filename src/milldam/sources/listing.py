@@ -32,8 +32,14 @@ from milldam.input_files import (
     version_of,
     without_secrets,
 )
-from milldam.sources.compression import DamagedError, compression_of, read_blocks
-from milldam.sources.opening import STDIN, open_filesystem, peek_standard_input
+from milldam.sources.compression import (
+    STDIN,
+    DamagedError,
+    compression_of,
+    open_filesystem,
+    peek_standard_input,
+    read_blocks,
+)
 from milldam.stores.kinds import KINDS
 
 _JSON_BEGINS = {"jsonl": re.compile(rb"\s*\{"), "json": re.compile(rb"\s*\[\s*\{")}

@@ -27,10 +27,9 @@ from milldam.sources.arrays import (
     without_blank,
 )
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, Reject, TextRules
-from milldam.sources.compression import DamagedError, raising, read_blocks
-from milldam.sources.large_rows import LargeRow, TextWeight
-from milldam.sources.opening import open_bytes
+from milldam.sources.compression import DamagedError, open_bytes, raising, read_blocks
 from milldam.sources.records import BLOCK_BYTES, LAST, PART, WHOLE, BlankLine, Block, Boundary, record_blocks
+from milldam.sources.rows import LargeRow, TextWeight
 from milldam.sources.units import Slice
 
 BOM = codecs.BOM_UTF8

@@ -2,8 +2,8 @@
 
     txt             what a document is, `documents` and `separator` say      plain_text.py
     jsonl, json     an object a line, or the items of an array               jsonl.py
-    csv, tsv        as the header names its columns                          csv_records.py, csv_rows.py
-    parquet, arrow  record batches                                           tables.py, table_rows.py
+    csv, tsv        as the header names its columns                          csv_records.py, csv_records.py
+    parquet, arrow  record batches                                           tables.py, tables.py
 
 Texts are those of one column, in batches of about two megabytes; a larger one comes in parts. Rows are Arrow record
 batches, of JSON dicts of lists; a larger row comes alone. Of JSON it takes twice its size while it is read (nine times,
@@ -18,14 +18,12 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from milldam.input_files import without_secrets
-from milldam.sources import csv_records, csv_rows, jsonl, plain_text, table_rows, tables
+from milldam.sources import csv_records, jsonl, plain_text, tables
 from milldam.sources.batch import Batch, OnReject, Reading, TextRules
+from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.json_items import HEAD_BYTES, is_json_lines
-from milldam.sources.large_rows import Room
 from milldam.sources.listing import InputFile
-from milldam.sources.opening import STDIN, open_bytes
-from milldam.sources.places import Places
-from milldam.sources.rows import Rows, row_count, take
+from milldam.sources.rows import Places, Room, Rows, row_count, take
 from milldam.sources.units import Slice, Unit, by_bytes, whole
 
 _TABLES = ("parquet", "arrow")
@@ -33,10 +31,10 @@ _READERS: dict[str, ModuleType] = {
     "txt": plain_text,
     "jsonl": jsonl,
     "json": jsonl,
-    "csv": csv_rows,
-    "tsv": csv_rows,
-    "parquet": table_rows,
-    "arrow": table_rows,
+    "csv": csv_records,
+    "tsv": csv_records,
+    "parquet": tables,
+    "arrow": tables,
 }
 """Each has `read_texts(slice, reading)` and `read_rows(slice, reading)`."""
 

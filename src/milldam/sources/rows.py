@@ -2,23 +2,137 @@
 
 A dict is what JSON lines give, since its values need not fit one Arrow type. The size of a row follows from its values
 alone, not from the rows beside it: so batches that are cut by size do not depend on how the rows arrive.
+
+A row larger than a batch, which comes in parts: put together where there is room for it.
+
+What it takes is weighed as it comes, in Python and in Arrow, before it is held. Rows of usual size are not looked at.
+
+Where the rows of a unit come from: the file of each, and its number there.
+
+A reader says where a file begins and which records it leaves out; who works on the rows asks for the place of some.
+What lies before the rows that are worked on is forgotten: it holds a mark for each file and each gap of about a batch.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.errors import ResourceError
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A run of rows of one file."""
+
+    file: str
+    first: int
+    """Its number in the file, from 0; records that could not be read are counted too."""
+    last: int
+    origin: int = 0
+    """Rows are counted from this byte of the file: a piece of a large file, before which nothing was read."""
+
+    def __str__(self) -> str:
+        """
+        >>> print(Place("a.jsonl", 3, 3), Place("a.jsonl", 0, 9, 64), sep="; ")
+        row 3 of a.jsonl; rows 0 to 9 of a.jsonl, counted from byte 64
+        """
+        rows = f"row {self.first:,}" if self.first == self.last else f"rows {self.first:,} to {self.last:,}"
+        return f"{rows} of {self.file}" + (f", counted from byte {self.origin:,}" if self.origin else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    at: int
+    """From this row of the unit on."""
+    file: str
+    row: int
+    origin: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Of one unit, while it is read."""
+
+    before: int = 0
+    """Rows that are read and passed over before the unit begins."""
+    _marks: list[_Mark] = field(default_factory=list)
+    _read: int = 0
+
+    def begin(self, file: str, row: int = 0, origin: int = 0) -> None:
+        """The next row to come is this one of this file. `origin`: the byte from which its rows are counted."""
+        mark = _Mark(self._read, file, row, origin)
+        if not self._marks or self._next(self._marks[-1]) != mark:
+            self._marks.append(mark)
+
+    def skip(self, ahead: int) -> None:
+        """A record is left out, behind `ahead` more rows."""
+        if self._marks:
+            last = self._marks[-1]
+            at = self._read + ahead
+            self._marks.append(_Mark(at, last.file, last.row + at - last.at + 1, last.origin))
+
+    def count(self, rows: int) -> None:
+        """So many rows came."""
+        self._read += rows
+
+    @property
+    def next(self) -> Place:
+        """Of the row that is read now."""
+        return self.of(self._read - self.before, self._read - self.before + 1)[0]
+
+    def forget(self, begin: int) -> None:
+        """No row before this one of the unit will be asked for."""
+        first = bisect_right(self._marks, begin + self.before, key=lambda mark: mark.at) - 1
+        del self._marks[: max(0, first)]
+
+    def _next(self, mark: _Mark) -> _Mark:
+        return _Mark(self._read, mark.file, mark.row + self._read - mark.at, mark.origin)
+
+    def of(self, begin: int, end: int) -> list[Place]:
+        """The places of rows `begin` to `end` of the unit; none where its reader does not say."""
+        begin, end = begin + self.before, end + self.before
+        found: list[Place] = []
+        for number, mark in enumerate(self._marks):
+            stop = self._marks[number + 1].at if number + 1 < len(self._marks) else end
+            first, last = max(begin, mark.at), min(end, stop)
+            if first < last:
+                shift = mark.row - mark.at
+                found.append(Place(mark.file, first + shift, last - 1 + shift, mark.origin))
+        return found
+
+
+def shown(places: list[Place]) -> str:
+    """For a message: rows of one file together, and the first few files.
+
+    >>> shown([Place("a", 5, 6), Place("a", 8, 9), Place("b", 0, 3)])
+    'rows 5 to 9 of a; rows 0 to 3 of b'
+    """
+    joined: list[Place] = []
+    for place in places:
+        if joined and (joined[-1].file, joined[-1].origin) == (place.file, place.origin):
+            joined[-1] = Place(place.file, joined[-1].first, place.last, place.origin)
+        else:
+            joined.append(place)
+    more = f"; and of further files: {len(joined) - _SHOWN}" if len(joined) > _SHOWN else ""
+    return "; ".join(map(str, joined[:_SHOWN])) + more
+
+
 Rows: TypeAlias = "pa.RecordBatch | dict[str, list[Any]]"
 Sizes = npt.NDArray[np.int64]
-
 _NUMBER, _FLAG = 8, 1
 _FLAT = {int, float, bool, type(None)}
 
@@ -193,3 +307,126 @@ def cut_by_size(rows: Rows, most_bytes: int) -> Iterator[Rows]:
         stop = max(start + 1, int(np.searchsorted(reached, before + most_bytes, side="right")))
         yield take(rows, start, stop)
         start = stop
+
+
+NUMBER_OBJECT = 40
+"""Bytes of a number in a list of Python: the place in the list, and the object."""
+_GROWING = 1.25
+"""A string that is put together of pieces, as where escapes are, is larger while it grows."""
+_STRUCTURE = np.zeros(256, dtype=np.int64)
+_STRUCTURE[[ord(mark) for mark in ",:[{"]] = [NUMBER_OBJECT, 16, 88, 200]
+"""What stands for an object in JSON, outside of strings: about its bytes."""
+_SURROGATE, _BEYOND_LATIN = re.compile(rb"\\u[dD][89abAB]"), re.compile(rb"\\u(?!00)")
+
+
+class Room(Protocol):
+    """What the budget leaves."""
+
+    @property
+    def format(self) -> str:
+        """What rows become: "python", "numpy" or "arrow"."""
+        ...
+
+    def fits(self, needed: float) -> bool: ...
+
+    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
+        """Of a row of so many bytes, which takes `needed`. `by_column`: columns are read one by one."""
+        ...
+
+
+class LargeRow:
+    """Parts that are put together where there is room for all of them; else only their size is kept."""
+
+    def __init__(self, room: Room | None, places: Places, kind: type[TextWeight]) -> None:
+        self._room, self._places = room, places
+        self._weight = kind(room.format if room is not None else "python")
+        self._held = io.BytesIO()
+        self._fits = True
+
+    def add(self, part: bytes | memoryview) -> None:
+        if self._room is not None:
+            self._weight.add(part)
+            self._fits = self._fits and self._room.fits(self._weight.needed - self._held.tell())
+        if self._fits:
+            self._held.write(part)
+        elif self._held.tell():
+            self._held = io.BytesIO()
+
+    def whole(self) -> bytes:
+        """The bytes of all parts, without a copy. Raises ResourceError when there is no room for them."""
+        if not self._fits and self._room is not None:
+            raise self._room.refusal(self._weight.needed, self._weight.bytes, str(self._places.next))
+        return self._held.getvalue()
+
+
+class TextWeight:
+    """UTF-8 as it comes, in parts: how much memory Python takes for it as text."""
+
+    _BLOCK = 1 << 20
+
+    def __init__(self, format: str = "python") -> None:
+        self.bytes = self.characters = self._highest = 0
+        self._format = format
+
+    def add(self, part: bytes | memoryview) -> None:
+        data = np.frombuffer(part, dtype=np.uint8)
+        self.bytes += len(data)
+        for start in range(0, len(data), self._BLOCK):
+            block = data[start : start + self._BLOCK]
+            self._highest = max(self._highest, int(block.max()))
+            # All but the bytes 80 to BF, which go on with a character.
+            self.characters += len(block) - int(np.count_nonzero((block & 0xC0) == 0x80))
+
+    @property
+    def width(self) -> int:
+        """Bytes of a character: as many as the highest one takes, in all of the text."""
+        return 4 if self._highest >= 0xF0 else 2 if self._highest >= 0xC4 else 1
+
+    @property
+    def as_text(self) -> int:
+        return self.width * self.characters
+
+    @property
+    def needed(self) -> float:
+        """Its bytes, and what the function is given of them."""
+        return self.bytes + (self.as_text if self._format != "arrow" else 0)
+
+
+class JsonWeight(TextWeight):
+    """A line of JSON as it comes, in parts: how much memory reading it takes."""
+
+    def __init__(self, format: str = "python") -> None:
+        super().__init__(format)
+        self._escaped = self._objects = self._outside = 0
+        self._inside = False
+        self._before = b""
+
+    def add(self, part: bytes | memoryview) -> None:
+        super().add(part)
+        data = self._before + bytes(part)
+        self._before = b""
+        if b"\\" in data:
+            wide = 4 if _SURROGATE.search(data) else 2 if _BEYOND_LATIN.search(data) else 1
+            self._escaped = max(self._escaped, wide)
+            data = data.replace(b"\\\\", b"")
+            self._before = b"\\" if data.endswith(b"\\") else b""
+            data = data.replace(b'\\"', b"")
+        self._count(np.frombuffer(data, dtype=np.uint8))
+
+    def _count(self, marks: npt.NDArray[np.uint8]) -> None:
+        """The values that stand outside of strings."""
+        quotes = marks == ord('"')
+        if self._inside and not quotes.any():
+            return
+        outside = (np.cumsum(quotes, dtype=np.int64) + self._inside) % 2 == 0
+        self._outside += int(np.count_nonzero(outside))
+        self._objects += int(_STRUCTURE[marks[outside]].sum())
+        self._inside = bool(len(outside)) and not outside[-1]
+
+    @property
+    def needed(self) -> float:
+        """Its bytes and its text, then its text and its value; then the value, lists of it that the function may
+        change, and what Arrow makes of it."""
+        value = max(self.width, self._escaped) * (self.characters - self._outside) + self._objects
+        reading = self.as_text + max(self.bytes, value * (_GROWING if self._escaped else 1))
+        return max(reading, value + self._objects // 2 + self.bytes)

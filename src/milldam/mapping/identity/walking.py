@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.mapping.identity.bytecode import Chain, Import, Uses, content, uses
-from milldam.mapping.identity.libraries import compiled_from
-from milldam.mapping.identity.origin import (
+from milldam.mapping.identity.libraries import (
+    compiled_from,
     is_library,
     is_library_file,
     is_standard,

@@ -14,7 +14,7 @@ from milldam.errors import ConfigError, StoreError
 from milldam.files import NewFile, hash_bytes
 from milldam.qa.compat.loading import SquadDataset
 from milldam.qa.compat.tokenizers import CachedTokenizer
-from milldam.qa.examples import Example
+from milldam.qa.sources import Example
 from milldam.qa.windows import VERSION
 from milldam.stores.features.manifest import NAME
 

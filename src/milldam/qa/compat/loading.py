@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError
-from milldam.qa.token_stretches import stretches
+from milldam.qa.spans import stretches
 from milldam.stores.features.reader import FeatureStore
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SquadDataset(FeatureStore):
 
     def get_all_documents(self) -> list[str]:
         """The ids of all documents, in order."""
-        return [str(self._text(number)["id"]) for number in range(self.examples)]
+        return [str(self.example(number)["id"]) for number in range(self.examples)]
 
 
 def _texts(store: FeatureStore, examples: Any) -> dict[str, Any]:
@@ -79,9 +79,8 @@ def create_dataloader(
     epoch_seed     decides the order and what is chosen at random; every loop is another epoch
     num_workers    more than 0: a thread makes batches ahead; a process would cost more than it saves
     """
-    from milldam.qa.batches import DocumentSamples, WindowSamples
+    from milldam.qa.batches import COLUMNS, DocumentSamples, WindowSamples
     from milldam.qa.selection import Selection
-    from milldam.qa.window_rows import COLUMNS
 
     if num_workers < 0:
         raise ConfigError(f"num_workers: {num_workers}; use 0 or more.")

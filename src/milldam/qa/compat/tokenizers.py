@@ -9,7 +9,7 @@ from typing import Any
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes, write_file
-from milldam.qa.memory_tokens import READ, WRITE, add_memory_tokens
+from milldam.qa.template import READ, WRITE, add_memory_tokens
 
 _FACTS = ("padding_side", "pad_token", "cls_token")
 _MEMORY_IDS = {"mem_read_ids": READ, "mem_write_ids": WRITE}

@@ -19,7 +19,7 @@ import xxhash
 from milldam.stores.kinds import TokenDtype
 
 if TYPE_CHECKING:
-    from milldam.qa.examples import Example
+    from milldam.qa.sources import Example
     from milldam.qa.spans import Chosen
 
 NUMBERS = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
-from tests.kit.fsync_kills import kill_at_fsyncs
+from tests.kit.fsync_kills import Call, kill_at_fsyncs
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export, import_tokens, rows, samples
@@ -283,7 +283,9 @@ def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> Non
     """Killed at one write after the other, every time further on: equal files, and none made twice."""
     documents = {"train": random_documents([60] * 8), "val": random_documents([60] * 3, seed=1)}
     store = store_of(tmp_path / "store", documents)
-    calls = [("export", [str(tmp_path / "store"), to, str(tmp_path / to)], {"shard_size": 400}) for to in FORMATS]
+    calls: list[Call] = [
+        ("export", [str(tmp_path / "store"), to, str(tmp_path / to)], {"shard_size": 400}) for to in FORMATS
+    ]
     assert kill_at_fsyncs(calls, before=10) == [[signal.SIGKILL] * 4] * len(FORMATS)
     for to in FORMATS:
         out, whole, work = tmp_path / to, tmp_path / f"whole {to}", tmp_path / f".{to}.milldam-export"

@@ -16,8 +16,7 @@ from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
 from milldam.loader.looping import handed_out
 from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
-from milldam.torch.staging import Staging, Widening
-from milldam.torch.staging import converted as converted
+from milldam.torch.staging import Staging, Widening, converted
 
 TensorsT = TypeVar("TensorsT")
 

@@ -21,7 +21,7 @@ from multiprocessing.reduction import send_handle
 from typing import Any
 
 from milldam.errors import Setting, WorkerError
-from milldam.memory import Inherited, allowance, usage
+from milldam.memory import Inherited, shared_bytes, usage
 from milldam.run.server import CAN_FORK
 from milldam.run.tasks import (
     APART,
@@ -363,8 +363,10 @@ class _Job:
         most = self._executor.worker_bytes
         if most is None or worker.pid is None:
             return False
-        inherited = Inherited(worker.server.loaded_bytes, self._executor.workers)
-        return usage(worker.pid).anonymous > allowance(most, inherited)
+        held, inherited = usage(worker.pid).anonymous, Inherited(worker.server.loaded_bytes, self._executor.workers)
+        if held <= inherited.allowance(most, 0):
+            return False
+        return held > inherited.allowance(most, shared_bytes(worker.pid) if inherited.anonymous else 0)
 
     def _next_unit(self) -> int | None:
         return self._again.pop() if self._again else next(self._units, None)

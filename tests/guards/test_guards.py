@@ -176,6 +176,7 @@ EXECUTORS = {
     "local",
     "serial",
     "server",
+    "server_handle",
     "worker",
     "ray_cluster",
     "ray_node",

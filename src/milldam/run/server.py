@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from milldam.memory import Inherited, inherit, release, usage
+from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Work
-from milldam.run.worker import GONE, as_sent, attach, die_with, serve, start
+from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
 CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
@@ -35,6 +36,8 @@ _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 
 def main() -> None:
     server = _Server(attach(), apart=sys.argv[3:] == [APART])
+    if not server.apart:
+        keep_arrow_lean()  # before a task brings imports along
     try:
         with contextlib.suppress(*GONE):
             server.serve()
@@ -44,7 +47,7 @@ def main() -> None:
 
 class _Server:
     def __init__(self, control: Connection, *, apart: bool) -> None:
-        self._control, self._apart = control, apart
+        self.apart, self._control = apart, control
         self._workers: dict[int, int] = {}
         """Number of a worker -> its process."""
         self._work: Work | None = None
@@ -88,7 +91,7 @@ class _Server:
         gc.collect()
         os.environ |= loading.environment
         open_before = _open_files()
-        self._work = start(loading.task)
+        self._work = loading.task.start()
         self._listen()  # the task may have listened to signals itself
         if reason := _running_threads() or _left_open(open_before):
             self._control.send((APART, reason))
@@ -100,7 +103,7 @@ class _Server:
         self._control.send((LOADED, self._inherited.anonymous))
 
     def _fork(self, number: int, handle: int) -> None:
-        if not self._apart and (reason := _running_threads()):
+        if not self.apart and (reason := _running_threads()):
             os.close(handle)
             self._control.send((APART, reason))
             self._control.send((ENDED, (number, 0)))
@@ -121,7 +124,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for end in (self._control, self._ended, self._bell):
                 end.close()
-            if self._apart:
+            if self.apart:
                 os.set_inheritable(handle, True)
                 program = [sys.executable, "-P", "-m", "milldam.run.worker", str(handle), str(parent)]
                 os.execv(sys.executable, program)

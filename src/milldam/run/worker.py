@@ -17,7 +17,7 @@ from typing import Any
 
 from milldam.errors import MilldamError
 from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import DONE, ERROR, READY, TASK, Task, Work
+from milldam.run.tasks import DONE, ERROR, READY, TASK, Work
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 """What is raised where the process at the other end is no more."""
@@ -26,6 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     connection = attach()
+    keep_arrow_lean()  # before a task brings imports along
     with contextlib.suppress(*GONE):
         serve(connection)
 
@@ -53,7 +54,7 @@ def serve(connection: Connection, work: Work | None = None) -> None:
         while True:
             kind, value = connection.recv()
             if kind == TASK:
-                work = start(value)
+                work = value.start()
                 continue
             assert work is not None
             work(value, lambda kind, value: connection.send((kind, value)))
@@ -62,11 +63,6 @@ def serve(connection: Connection, work: Work | None = None) -> None:
         raise
     except Exception as error:
         connection.send((ERROR, as_sent(error)))
-
-
-def start(task: Task) -> Work:
-    keep_arrow_lean()
-    return task.start()
 
 
 def as_sent(error: Exception) -> Any:

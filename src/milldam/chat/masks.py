@@ -1,35 +1,47 @@
 """Which stretches of a rendered conversation are trained on: taken from the template's own tags, or derived and proven.
 
-A template with `{% generation %}` says itself what the assistant wrote, and that is taken as it stands. For one without,
-a turn is what was written while the template's loop was at its message, less the header that every such turn shares:
+A template with `{% generation %}` says itself what the assistant wrote, and that is taken as it stands. For one
+without, a turn is what was written while the template's loop was at its message, less the header that all turns share:
 
-    <|im_start|>assistant            header: never trained on; a part of the generation prompt
+    <|im_start|>assistant            header: never trained on; how the generation prompt begins
     \\nParis.                         what the assistant wrote
     <|im_end|>\\n                     the turn's end: trained on unless `turn_end` is off
 
-That holds for a conversation only if it is proven for it: every trained message was written exactly once, behind its
-header; and with other words in the trained messages nothing changes outside their stretches, while each of them does
-change. What is not proven raises NotProven, with the reason: never all, never none without a word. Two renderings a
-conversation, three for the template; linear in the number of messages.
+That holds for a conversation only if it is proven for it:
+
+- every trained message was written exactly once, behind its header;
+- with other words in the trained messages nothing changes outside their stretches, while each of them does change;
+- with other words in all other messages nothing changes within the stretches.
+
+What is not proven raises NotProvenError, with the reason: never all, never none without a word. Three renderings a
+conversation, and a dozen short ones for the template; linear in the number of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
-from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, TemplateRefusal, joined
+from milldam.chat.bounds import TemplateRefusedError
+from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
 from milldam.errors import ConfigError, MilldamError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
 WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 _WORDS = ("Aq7", "Zk3w")
 """What no template treats in a way of its own."""
+_LETTERS = str.maketrans(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789",
+    "bcdefghijklmnopqrstuvwxyzaBCDEFGHIJKLMNOPQRSTUVWXYZA1234567890",
+)
+_TAG = re.compile(r"(<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\])")
+"""What a template may look for in a text: <think>, <tool_response>, [INST]."""
 
 
-class NotProven(MilldamError):
+class NotProvenError(MilldamError):
     """What is trained on can't be told for certain."""
 
 
@@ -43,7 +55,7 @@ class TrainOn:
     everything: bool = False
     field: str | None = None
     turn_end: bool = True
-    """Also on what ends a turn, such as <|im_end|>."""
+    """Also on what ends a turn, such as <|im_end|>. Where a template has tags, they decide."""
 
     def messages(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages that are trained on."""
@@ -75,9 +87,9 @@ def _weight(message: Message, field: str) -> bool:
     if value is None:
         # A field that says nothing of an assistant's message does not take it out.
         return bool(message["role"] == ASSISTANT)
-    if value in (0, 1):
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)
-    raise NotProven(f"{field} is {value!r}, and only 0 and 1 can be trained by")
+    raise NotProvenError(f"{field} is {value!r}, and only 0 and 1 can be trained by")
 
 
 class Masks:
@@ -85,20 +97,20 @@ class Masks:
 
     def __init__(self, template: ChatTemplate, rule: TrainOn) -> None:
         self._template, self._rule = template, rule
-        self._headers: dict[str, _Header | str] = {}
+        self._headers: dict[tuple[str, str], _Header | str] = {}
 
     def find(
         self, messages: Sequence[Message], tools: Any, rendering: Rendering, variables: dict[str, Any]
     ) -> list[Stretch]:
-        """Stretches of characters, in order, none empty; NotProven where they can't be told."""
+        """Stretches of characters, in order, none empty; NotProvenError where they can't be told."""
         if self._rule.everything:
             return joined([(0, len(rendering.text))])
         wanted = self._rule.messages(messages)
         if not wanted:
-            raise NotProven("none of its messages is one to train on")
+            raise NotProvenError("none of its messages is one to train on")
         if self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted):
             return self._by_tags(messages, wanted, rendering)
-        return self._derived(messages, tools, rendering, wanted, variables)
+        return self._derived(_Given(messages, tools, variables), rendering, wanted)
 
     # ---- by the template's tags ----
 
@@ -109,70 +121,100 @@ class Masks:
             found = [one for n in wanted for one in _within(found, _block(rendering, n, messages))]
         found = joined(found)
         if not found:
-            raise NotProven("the template's {% generation %} blocks hold nothing of it")
+            raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
         return found
 
     # ---- by what was written for each message ----
 
-    def _derived(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        rendering: Rendering,
-        wanted: list[int],
-        variables: dict[str, Any],
-    ) -> list[Stretch]:
-        found = [self._stretch(messages, number, rendering) for number in wanted]
-        others = [_in_other_words(one) if number in set(wanted) else one for number, one in enumerate(messages)]
-        try:
-            again = self._template.render(others, tools, **variables)
-        except TemplateRefusal as error:
-            raise NotProven(f"with other words in it the template refuses it ({error})") from None
-        there = [self._stretch(others, number, again) for number in wanted]
-        if _outside(rendering.text, found) != _outside(again.text, there):
-            raise NotProven("what is trained on is also written outside its own turn")
-        for number, one, other in zip(wanted, found, there, strict=True):
-            same = rendering.text[slice(*one)] == again.text[slice(*other)]
-            if same and others[number] != messages[number]:
-                raise NotProven(f"something that message {number} says is not written by the template")
+    def _derived(self, given: _Given, rendering: Rendering, wanted: list[int]) -> list[Stretch]:
+        found = [self._stretch(given, number, rendering) for number in wanted]
+        if any(one[1] > other[0] for one, other in itertools.pairwise(found)):
+            raise NotProvenError("the template writes a turn within another one, or turns in another order")
+        self._prove_outside(given, rendering, wanted, found)
+        self._prove_within(given, rendering, wanted, found)
         return joined(found)
 
-    def _stretch(self, messages: Sequence[Message], number: int, rendering: Rendering) -> Stretch:
+    def _prove_outside(self, given: _Given, rendering: Rendering, wanted: list[int], found: list[Stretch]) -> None:
+        """With other words in the trained messages nothing changes but their stretches."""
+        reworded, again = self._reworded(given, set(wanted))
+        there = [self._stretch(reworded, number, again) for number in wanted]
+        if _outside(rendering.text, found) != _outside(again.text, there):
+            raise NotProvenError("what is trained on is also written outside its own turn")
+        for number, one, other in zip(wanted, found, there, strict=True):
+            same = rendering.text[slice(*one)] == again.text[slice(*other)]
+            if same and reworded.messages[number] != given.messages[number]:
+                raise NotProvenError(f"nothing that message {number} says is written by the template")
+
+    def _prove_within(self, given: _Given, rendering: Rendering, wanted: list[int], found: list[Stretch]) -> None:
+        """With other words in the messages that are not trained on the stretches stay as they are."""
+        kept = set(wanted)
+        reworded, again = self._reworded(given, {n for n in range(len(given.messages)) if n not in kept})
+        for number, one in zip(wanted, found, strict=True):
+            there = self._stretch(reworded, number, again)
+            if rendering.text[slice(*one)] != again.text[slice(*there)]:
+                raise NotProvenError(f"the turn of message {number} holds what other messages say")
+
+    def _reworded(self, given: _Given, numbers: set[int]) -> tuple[_Given, Rendering]:
+        messages = [_in_other_words(one) if n in numbers else one for n, one in enumerate(given.messages)]
+        reworded = _Given(messages, given.tools, given.variables)
+        try:
+            return reworded, self._template.render(messages, given.tools, **given.variables)
+        except TemplateRefusedError as error:
+            raise NotProvenError(f"with other words in it the template refuses it ({error})") from None
+
+    def _stretch(self, given: _Given, number: int, rendering: Rendering) -> Stretch:
+        messages = given.messages
         begin, end = _block(rendering, number, messages)
-        header = self._header(str(messages[number]["role"]))
+        header = self._header(str(messages[number]["role"]), given.variables)
         text = rendering.text
+        # The first turn may come behind what begins the text, such as a default system prompt.
         at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
-        if at < 0 or not text.startswith(header.text, at):
-            raise NotProven(f"message {number} does not begin with {header.text!r} as others of its role do")
+        if at < 0 or not text.startswith(header.text, at, end):
+            raise NotProvenError(f"message {number} does not begin with {header.text!r} as others of its role do")
         last = number == len(messages) - 1
-        if last and self._rule.turn_end:
+        if not self._rule.turn_end:
+            tail = header.last_tail if last else header.tail
+            if not text.endswith(tail, at + len(header.text), end):
+                raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
+            end -= len(tail)
+        elif last:
             # What is written behind all turns, such as an end token, ends the last one.
+            if header.text.strip() and header.text.strip() in text[end:]:
+                raise NotProvenError("the template begins another turn behind the last one")
             end = len(text)
-        elif not self._rule.turn_end:
-            if not text.endswith(header.tail, begin, end):
-                raise NotProven(f"message {number} does not end with {header.tail!r} as others of its role do")
-            end -= len(header.tail)
         return at + len(header.text), end
 
-    def _header(self, role: str) -> _Header:
-        known = self._headers.get(role)
+    def _header(self, role: str, variables: dict[str, Any]) -> _Header:
+        key = role, repr(variables) if variables else ""
+        known = self._headers.get(key)
         if known is None:
             try:
-                known = _probe(self._template, role)
-            except (NotProven, TemplateRefusal) as error:
+                known = _probe(self._template, role, variables)
+            except (NotProvenError, TemplateRefusedError) as error:
                 known = str(error)
-            self._headers[role] = known
+            if len(self._headers) < 1000:
+                self._headers[key] = known
         if isinstance(known, str):
-            raise NotProven(known)
+            raise NotProvenError(known)
         return known
 
 
 @dataclass(frozen=True, slots=True)
+class _Given:
+    """What a template is given."""
+
+    messages: Sequence[Message]
+    tools: Any
+    variables: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Header:
-    """What every turn of a role begins and ends with."""
+    """What every turn of a role begins with, and what it ends with, before another one and as the last."""
 
     text: str
     tail: str
+    last_tail: str
 
 
 class _ButEmpty(list[Any]):
@@ -182,68 +224,87 @@ class _ButEmpty(list[Any]):
         return True
 
 
-def _probe(template: ChatTemplate, role: str) -> _Header:
+def _probe(template: ChatTemplate, role: str, variables: dict[str, Any]) -> _Header:
     """Turns of a role with all kinds of things said in them -> what they have in common."""
-    said: list[Message] = [{"content": word} for word in _WORDS] + [{"content": ""}]
+    plain: list[Message] = [{"role": role, "content": word} for word in (*_WORDS, "")]
+    odd: list[Message] = []
     if role == ASSISTANT:
-        said += [{"content": _WORDS[0], "reasoning_content": "Rx9"}, {"content": "", "tool_calls": _ButEmpty()}]
-    blocks = [block for one in said for block in _turns_of(template, {"role": role} | one)]
-    if not blocks:
-        raise NotProven(f'the template does not go over messages of role "{role}" one by one')
-    text = commonprefix(blocks)
-    tail = commonprefix([block[::-1] for block in blocks])[::-1] if len(text) < min(map(len, blocks)) else ""
+        odd = [{"content": _WORDS[0], "reasoning_content": "Rx9"}, {"content": "", "tool_calls": _ButEmpty()}]
+    inner, last = _turns_of(template, plain, variables)
+    others = itertools.chain(*_turns_of(template, [{"role": role} | one for one in odd], variables))
+    if not (inner or last):
+        raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
+    text = _common_start([*inner, *last])
     if role == ASSISTANT:
-        text = commonprefix([text, _generation_prompt(template)])
-    if not text:
-        raise NotProven(f'the template writes nothing in front of what "{role}" says')
-    return _Header(text, tail)
+        text = _before_answer(text, [*inner, *last, *others], _generation_prompt(template, variables))
+    elif not text.strip():
+        raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
+    tails = [_common_end([block[len(text) :] for block in blocks]) for blocks in (inner or last, last or inner)]
+    return _Header(text, tails[0], tails[1])
 
 
-def _turns_of(template: ChatTemplate, message: Message) -> list[str]:
-    """What is written for a message, as the last one and before another."""
-    user = {"role": "user", "content": "q"}
-    dialogues: list[list[Message]] = [[user, message], [user, message, dict(user)], [dict(user), message, user]]
+def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
+    """What plain turns of an assistant share, all turns, and the generation prompt -> the header.
+
+    Turns must begin with the prompt: what they share beyond it is the model's to write. A turn that says nothing but
+    tool calls may leave out white space at the prompt's end, and then all do without it.
+    """
+    header = _common_start([prompt, *blocks])
+    if not shared.startswith(prompt) or prompt[len(header) :].strip() or (shared.strip() and not header):
+        raise NotProvenError(
+            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}"
+        )
+    return header
+
+
+def _turns_of(
+    template: ChatTemplate, said: Iterable[Message], variables: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """What is written for each message before another one, and as the last one."""
+    inner: list[str] = []
+    last: list[str] = []
+    for message in said:
+        for dialogue in _dialogues(message):
+            number = next(n for n, one in enumerate(dialogue) if one is message)
+            try:
+                rendering = template.render(dialogue, **variables)
+            except TemplateRefusedError:
+                continue
+            if len(rendering.turns.get(number, ())) == 1:
+                block = rendering.text[slice(*rendering.turns[number][0])]
+                (last if number == len(dialogue) - 1 else inner).append(block)
+    return inner, last
+
+
+def _dialogues(message: Message) -> list[list[Message]]:
+    """The message as the last one and before others, never as the first if others can be."""
+    user, answer = {"role": "user", "content": "q"}, {"role": ASSISTANT, "content": "a"}
     if message["role"] == "user":
-        answer = {"role": ASSISTANT, "content": "a"}
-        dialogues = [[message], [message, answer], [dict(user), answer, message]]
-    if message["role"] == "system":
-        dialogues = [[message, user]]
-    found = []
-    for messages in dialogues:
-        number = messages.index(message)
-        try:
-            rendering = template.render(messages)
-        except TemplateRefusal:
-            continue
-        if len(rendering.turns.get(number, ())) == 1:
-            begin, end = rendering.turns[number][0]
-            found.append(rendering.text[begin:end])
-    return found
+        return [[user, answer, message], [dict(user), dict(answer), message, {**answer}]]
+    if message["role"] in ("system", "developer"):
+        return [[message, user]]
+    return [[user, message], [dict(user), message, dict(user)]]
 
 
-def _generation_prompt(template: ChatTemplate) -> str:
-    """What the template writes where the assistant is to go on; it must be how it writes the assistant's turns."""
+def _generation_prompt(template: ChatTemplate, variables: dict[str, Any]) -> str:
+    """What the template writes where the assistant is to go on."""
     user = {"role": "user", "content": "q"}
     answer = {"role": ASSISTANT, "content": _WORDS[0]}
-    whole = template.render([user, answer])
-    asked = template.render([user], generation_prompt=True).text
+    whole = template.render([user, answer], **variables)
+    asked = template.render([user], generation_prompt=True, **variables).text
     if len(whole.turns.get(1, ())) != 1:
-        raise NotProven("the template does not go over messages one by one")
-    begin, end = whole.turns[1][0]
-    prompt = asked[begin:]
-    if asked[:begin] != whole.text[:begin] or not whole.text[begin:end].startswith(prompt):
-        raise NotProven(
-            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, "
-            f"{whole.text[begin : begin + len(prompt)]!r}"
-        )
-    return prompt
+        raise NotProvenError("the template does not go over messages one by one")
+    begin = whole.turns[1][0][0]
+    if asked[:begin] != whole.text[:begin]:
+        raise NotProvenError("the template writes a question that is to be answered in another way than one that is")
+    return asked[begin:]
 
 
 def _block(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
     found = rendering.turns.get(number, [])
     if len(found) != 1:
         count = "nowhere" if not found else f"{len(found)} times"
-        raise NotProven(f"message {number} ({messages[number]['role']}) is written {count}")
+        raise NotProvenError(f"message {number} ({messages[number]['role']}) is written {count}")
     return found[0]
 
 
@@ -257,29 +318,48 @@ def _outside(text: str, stretches: list[Stretch]) -> list[str]:
     return [text[end:begin] for end, begin in zip(ends, begins, strict=True)]
 
 
+def _common_start(texts: Sequence[str]) -> str:
+    """What all texts begin with: what the first and the last of them in order do."""
+    low, high = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))
+    return low[: sum(1 for _ in same)]
+
+
+def _common_end(texts: Sequence[str]) -> str:
+    return _common_start([text[::-1] for text in texts])[::-1]
+
+
 def _in_other_words(message: Message) -> Message:
     """The same message with something else said in it, in the same form: in texts, reasoning and tool calls."""
     other = dict(message)
     for name in ("content", "reasoning_content", "tool_calls"):
         if name in other:
-            other[name] = _other(other[name])
+            other[name] = _other(other[name], all_keys=False)
     return other
 
 
-def _other(value: Any) -> Any:
-    """Another value of the same form: texts reworded, also those in lists and behind the keys that hold what is said."""
+def _other(value: Any, *, all_keys: bool) -> Any:
+    """Another value of the same form: texts reworded, also in lists and behind the keys that hold what is said."""
     if isinstance(value, str):
-        return _reworded(value) if value.strip() else value
+        return _other_text(value)
     if isinstance(value, list):
-        return [_other(one) for one in value]
+        return [_other(one, all_keys=all_keys) for one in value]
     if isinstance(value, dict):
-        return {key: _other(one) if key in ("text", "function", "arguments") else one for key, one in value.items()} | (
-            {"name": f"{value['name']}{_WORDS[1]}"} if isinstance(value.get("name"), str) else {}
-        )
+        said = value if all_keys else ("text", "function", "arguments", "name")
+        return {
+            key: _other(one, all_keys=all_keys or key == "arguments") if key in said else one
+            for key, one in value.items()
+        }
     return value
 
 
-def _reworded(text: str) -> str:
-    """Another word in front of the last one, white space and tags around it as they were."""
-    kept = text.rstrip()
-    return f"{kept} {_WORDS[1]}{text[len(kept) :]}"
+def _other_text(text: str) -> str:
+    """All letters and digits replaced and a word more at both ends; tags and white space around it as they were."""
+    if not text.strip():
+        return text
+    parts = _TAG.split(text)
+    parts[::2] = [part.translate(_LETTERS) for part in parts[::2]]
+    front = "" if parts[0].lstrip()[:1] in ("", "{", "[", "<") else f"{_WORDS[0]} "
+    other = "".join(parts)
+    begin, end = len(other) - len(other.lstrip()), len(other.rstrip())
+    return f"{other[:begin]}{front}{other[begin:end]} {_WORDS[1]}{other[end:]}"

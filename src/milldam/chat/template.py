@@ -1,8 +1,7 @@
 """Chat templates: a conversation -> its text, and where in it each message and each `{% generation %}` block lies.
 
-Templates are those that models ship (Jinja), with what transformers offers them. They are programs of strangers: they
-run in Jinja's immutable sandbox, and every loop, call and joined text is counted, so that none runs for ever or eats
-memory. Positions are taken while the text is written: one rendering, linear in the number of messages.
+Templates are those that models ship (Jinja), with what transformers offers them; they run within bounds (bounds.py).
+Positions are taken while the text is written: one rendering, linear in the number of messages.
 """
 
 from __future__ import annotations
@@ -16,23 +15,14 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
-from milldam.errors import ConfigError, MilldamError
+from milldam.chat.bounds import MOST_CHARACTERS, BoundedSandbox, Counting, Effort, TemplateRefusedError, output
+from milldam.errors import ConfigError
 
-MOST_STEPS = 1_000_000
-"""Rounds of loops and calls of macros in one rendering."""
-MOST_CHARACTERS = 64 << 20
-"""Of a text, and of anything that a template puts together on the way."""
-_LOOP, _TURN, _LOOP_END, _STEP, _JOIN = "__loop", "__turn", "__loop_end", "__step", "__join"
+_LOOP, _TURN, _LOOP_END = "__loop", "__turn", "__loop_end"
 
 Message = dict[str, Any]
 Stretch = tuple[int, int]
-
-
-class TemplateRefusal(MilldamError):
-    """A template failed on a conversation, or said no to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +46,26 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
-        self._variables = dict(variables or {})
+        self._variables = {"documents": None} | dict(variables or {})
         self._track = _Track()
         environment = _Sandbox(self._track)
         try:
             tree = environment.parse(source)
-            self.tagged = any(True for _ in tree.find_all(nodes.CallBlock)) and "generation" in source
-            self._template = environment.from_string(_Counting().visit(tree))
+            self._template = environment.from_string(_Marking().visit(tree))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"The chat template can't be read: line {error.lineno}: {error.message}.") from None
+        except RecursionError:
+            raise ConfigError("The chat template can't be read: it is nested too deeply.") from None
+        self.tagged = environment.tagged
+        """Whether it has `{% generation %}` blocks."""
 
     def render(
         self, messages: Sequence[Message], tools: Any = None, *, generation_prompt: bool = False, **variables: Any
     ) -> Rendering:
-        """The text, or TemplateRefusal with the template's own words."""
+        """The text, or TemplateRefusedError with the template's own words."""
         track = self._track
         track.begin(messages)
+        track.effort.begin([*messages, tools])
         given = self._variables | variables
         parts: list[str] = []
         try:
@@ -81,14 +75,15 @@ class ChatTemplate:
             for chunk in chunks:
                 parts.append(chunk)
                 track.advance(len(chunk))
-        except TemplateRefusal:
+        except TemplateRefusedError:
             raise
         except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             said = getattr(error, "message", None) or str(error) or type(error).__name__
-            raise TemplateRefusal(f"{said}"[:300]) from None
-        except AttributeError as error:
-            raise TemplateRefusal(str(error)[:300]) from None
-        return Rendering("".join(parts), track.generated, track.turns())
+            raise TemplateRefusedError(f"{said}"[:300]) from None
+        except (AttributeError, MemoryError) as error:
+            raise TemplateRefusedError((str(error) or "out of memory")[:300]) from None
+        text = "".join(parts)
+        return Rendering(text, track.generated_in(text), track.turns())
 
 
 @dataclass(slots=True)
@@ -96,28 +91,35 @@ class _Track:
     """Where the rendering is, and how much it took."""
 
     position: int = 0
-    steps: int = 0
-    generated: list[Stretch] = field(default_factory=list)
+    effort: Effort = field(default_factory=Effort)
+    _generated: list[tuple[int, str]] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _loops: list[tuple[int, int] | None] = field(default_factory=list)
     """For each loop that is open: the message it is at, and where its turn began."""
     _turns: list[tuple[int, int, int]] = field(default_factory=list)
 
     def begin(self, messages: Sequence[Message]) -> None:
-        self.position = self.steps = 0
-        self.generated, self._turns, self._loops = [], [], []
+        self.position = 0
+        self._generated, self._turns, self._loops = [], [], []
         self._numbers = {id(message): number for number, message in enumerate(messages)}
 
     def advance(self, characters: int) -> None:
         self.position += characters
         if self.position > MOST_CHARACTERS:
-            raise TemplateRefusal(f"the text has more than {MOST_CHARACTERS:,} characters")
+            raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
 
-    def step(self) -> str:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise TemplateRefusal(f"the template takes more than {MOST_STEPS:,} steps")
-        return ""
+    def note(self, written: str) -> None:
+        """What a `{% generation %}` block wrote."""
+        self._generated.append((self.position, written))
+
+    def generated_in(self, text: str) -> list[Stretch]:
+        """Where the blocks lie; a block of which the place can't be told is refused: transformers would misplace it."""
+        for begin, written in self._generated:
+            if not text.startswith(written, begin):
+                raise TemplateRefusedError(
+                    "a {% generation %} block lies within a macro or a {% set %} block, where nobody can tell its place"
+                )
+        return [(begin, begin + len(written)) for begin, written in self._generated]
 
     def loop(self) -> str:
         self._loops.append(None)
@@ -125,7 +127,7 @@ class _Track:
 
     def turn(self, item: Any) -> str:
         """The innermost loop goes on with an item, which may be a message."""
-        self.step()
+        self.effort.step()
         self.loop_end()
         number = self._numbers.get(id(item))
         self._loops.append(None if number is None else (number, self.position))
@@ -147,89 +149,50 @@ class _Track:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}`: what is in it was written by the assistant."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
+    environment: _Sandbox
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        self.environment.tagged = True
         return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
 
     def _note(self, caller: Any) -> str:
         written = str(caller())
-        track = self.environment.track  # type: ignore[attr-defined]
-        track.generated.append((track.position, track.position + len(written)))
+        self.environment.track.note(written)
         return written
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """What transformers offers a template, and nothing that grows without bounds."""
-
-    intercepted_binops = frozenset(("*", "**", "+"))
+class _Sandbox(BoundedSandbox):
+    """What transformers offers a template."""
 
     def __init__(self, track: _Track) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], cache_size=0
-        )
-        self.track = track
+        super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+        self.track, self.tagged = track, False
         self.filters["tojson"] = _to_json
-        for name in ("center", "indent", "format"):
-            self.filters[name] = _narrow(self.filters[name])
         self.globals |= {
             "raise_exception": _raise,
             "strftime_now": lambda form: datetime.now().strftime(form),
             _LOOP: track.loop,
             _TURN: track.turn,
             _LOOP_END: track.loop_end,
-            _STEP: track.step,
-            _JOIN: _join,
         }
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            if isinstance(left, str) and isinstance(right, str):
-                return _short(left + right) if len(left) + len(right) > MOST_CHARACTERS else left + right
-        elif operator == "*":
-            _require_short((len(left) if hasattr(left, "__len__") else 1) * (right if _is_large(right) else 1))
-            _require_short((len(right) if hasattr(right, "__len__") else 1) * (left if _is_large(left) else 1))
-        elif _is_large(left) or abs(right) > 64:
-            raise TemplateRefusal("the template raises numbers to large powers")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, obj: Any, *arguments: Any, **named: Any) -> Any:
-        self.track.step()
-        if any(_is_large(value) for value in (*arguments, *named.values())):
-            raise TemplateRefusal("the template calls a function with a huge number")
-        return super().call(context, obj, *arguments, **named)
+        self.bound_filters()
 
 
-class _Counting(NodeTransformer):
-    """Has every loop and macro counted, joined texts measured, and messages noted where a loop comes to them."""
+class _Marking(Counting):
+    """Also has messages noted where a loop comes to them."""
 
-    def visit_For(self, node: nodes.For) -> Any:
-        self.generic_visit(node)
-        if isinstance(node.target, nodes.Name):
-            mark = _output(_TURN, nodes.Name(node.target.name, "load"))
-        else:
-            mark = _output(_TURN, nodes.Const(None))
-        node.body = [mark, *node.body]
-        return [_output(_LOOP), node, _output(_LOOP_END)]
-
-    def visit_Macro(self, node: nodes.Macro) -> Any:
-        self.generic_visit(node)
-        node.body = [_output(_STEP), *node.body]
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> Any:
-        self.generic_visit(node)
-        return _call(_JOIN, *node.nodes)
-
-
-def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
-
-
-def _output(name: str, *arguments: nodes.Expr) -> nodes.Output:
-    return nodes.Output([_call(name, *arguments)])
+    def generic_visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:
+        node = super().generic_visit(node, *arguments, **named)
+        if not isinstance(node, nodes.For):
+            return node
+        # A recursive loop is within several rounds of itself: it is counted, and nothing is said of its messages.
+        named_item = isinstance(node.target, nodes.Name) and not node.recursive
+        item = nodes.Name(node.target.name, "load") if named_item else nodes.Const(None)  # type: ignore[attr-defined]
+        node.body = [output(_TURN, item), *node.body]
+        return [output(_LOOP), node, output(_LOOP_END)]
 
 
 def _to_json(
@@ -240,39 +203,7 @@ def _to_json(
 
 
 def _raise(message: str) -> str:
-    raise TemplateRefusal(str(message)[:300])
-
-
-def _join(*parts: Any) -> str:
-    texts = [str(part) for part in parts]
-    _require_short(sum(map(len, texts)))
-    return "".join(texts)
-
-
-def _narrow(plain: Any) -> Any:
-    def narrow(*arguments: Any, **named: Any) -> Any:
-        if any(_is_large(value) for value in (*arguments, *named.values())):
-            raise TemplateRefusal("the template asks for a huge width")
-        return plain(*arguments, **named)
-
-    for name in ("jinja_pass_arg",):
-        if hasattr(plain, name):
-            setattr(narrow, name, getattr(plain, name))
-    return narrow
-
-
-def _is_large(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > 1_000_000
-
-
-def _require_short(length: int) -> None:
-    if abs(length) > MOST_CHARACTERS:
-        raise TemplateRefusal(f"the template puts together more than {MOST_CHARACTERS:,} characters")
-
-
-def _short(text: str) -> str:
-    _require_short(len(text))
-    return text
+    raise TemplateRefusedError(str(message)[:300])
 
 
 def joined(stretches: Iterable[Stretch]) -> list[Stretch]:

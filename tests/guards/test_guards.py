@@ -333,6 +333,17 @@ def test_import_milldam_loads_nothing_heavy() -> None:
     assert loaded_after("import milldam") & HEAVY == set()
 
 
+NEVER_OURS = {"pandas", "torch", "datasets", "transformers", "ray"}
+"""What is installed beside milldam for other reasons, and takes tens of megabytes in every process."""
+
+
+def test_no_module_loads_what_a_job_does_not_use() -> None:
+    """Neither at import, nor by what it makes at import: pyarrow loads pandas for its first array of Python values."""
+    ours = [name for name in sorted(MODULES) if not name.startswith(("milldam.torch", "milldam.run.ray_"))]
+    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    assert loaded_after(code, *ours) & NEVER_OURS == set()
+
+
 LIGHT = {"psutil", "filelock", "fsspec", "rich", "xxhash"}
 """What takes a while too, though less: no help needs it."""
 

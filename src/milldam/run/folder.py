@@ -91,7 +91,7 @@ class RunFolder:
                     raise TaskHeldError(f"{self.name}: another task is at work on {self.task.label}.") from None
                 self._lock.release()
                 raise ConfigError(
-                    f"{self.name}: another run is at work on it. `milldam status {self.out}` shows it."
+                    f"{self.name}: another run is at work on it. `milldam status {self.name}` shows it."
                 ) from None
         return self
 

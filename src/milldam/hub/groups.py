@@ -59,12 +59,9 @@ def grouped(files: Iterable[StoredFile]) -> Iterator[FileGroup]:
 def plan_groups(session: Session, identity: Identity, begin: str, contents: Contents) -> WorkPlan:
     """The plan of a job that moves the files of a store."""
     folder = session.folder
-    if begin == NEW or folder.needs_replan(identity):
+    if folder.needs_plan(identity, begin):
         folder.stage(grouped(contents.files))
-        if begin == NEW:
-            folder.start(identity, {}, ("files/",))
-        else:
-            folder.replan(identity)
+        folder.start(identity, outputs=("files/",) if begin == NEW else None)
     size, units = int(folder.units.sizes().sum()), len(folder.units)
     # huggingface_hub has threads of its own.
     return plan_work(

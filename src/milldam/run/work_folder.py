@@ -46,5 +46,5 @@ class WorkFolder:
 def find_work_folder(out: Path) -> Path | None:
     """The work folder of a job that makes OUT, in it or beside it."""
     name = glob.escape(out.name)
-    places = [*out.glob(f".milldam-*/{RUN_FOLDER}"), *out.parent.glob(f".{name}.milldam-*/{RUN_FOLDER}")]
+    places = [*out.glob(f".milldam-*/{RUN_FOLDER}"), *out.parent.glob(f".{name}.milldam*/{RUN_FOLDER}")]
     return places[0].parent if places else None

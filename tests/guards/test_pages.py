@@ -92,7 +92,7 @@ def test_what_a_page_shows_runs(page: Path, desk: Path, capsys: pytest.CaptureFi
 
 
 def run_shell(content: str, *, limited: bool) -> None:
-    """Plain `milldam` lines in this process, but for those that keep a budget where it is limited; the rest by a shell."""
+    """Plain `milldam` lines in this process, but where a budget is to be kept; anything else by a shell."""
     for line in content.replace("\\\n", " ").splitlines():
         if not line.strip() or line.startswith("#"):
             continue

@@ -31,7 +31,7 @@ from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.planning import cache_limit
+from milldam.run.planning import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.arrays import whole_characters
@@ -43,7 +43,7 @@ from milldam.text.arrays import byte_count, text_offsets
 from milldam.text.cleaning import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, FrugalEncoder, make_encoder
+from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
 from milldam.tokenizers.special import SpecialTokens
 
 NOT_SAMPLED = "not_sampled"
@@ -109,9 +109,9 @@ class UnitTokenizer:
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
-        self._encoder = FrugalEncoder(encoder, cache_limit(task.share_bytes, usage().anonymous))
+        self._encoder = FrugalEncoder(encoder, task.share_bytes - usage().anonymous - BATCHES_BYTES)
 
-    def _make(self, encoder: str, tokenizer_json: str) -> Encoder:
+    def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
         plain = self._task.plain_specials
         return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 

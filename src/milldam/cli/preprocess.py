@@ -16,6 +16,7 @@ from milldam.cli.running import run_and_show
 from milldam.markup import counted
 
 if TYPE_CHECKING:
+    from milldam.config.loading import ReadConfig
     from milldam.config.settings import Config
     from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
@@ -45,13 +46,15 @@ def preprocess(
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.job import run_job
+    from milldam.pipeline.receipt import Request, run_request
 
-    loaded = load(config, overrides, quiet=quiet, options=options)
+    read = _read(config, overrides, quiet=quiet, options=options)
     if dry_run:
-        _show_plan(loaded, as_json=as_json)
+        _show_plan(read.checked().config, as_json=as_json)
         return
-    summary = run_and_show(partial(run_job, loaded), as_json=as_json, quiet=quiet)
+    request = Request.of(read.given.data, read.said)
+    job = partial(run_request, request, lambda: read.checked().config)
+    summary = run_and_show(job, as_json=as_json, quiet=quiet)
     if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
         _show_sample(Path(summary.out))
 
@@ -92,13 +95,17 @@ def plan(
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     """The configuration of a file, with options put over it."""
-    from milldam.config.loading import load_config
+    return _read(path, overrides, quiet=quiet, options=options).checked().config
 
-    loaded = load_config(path, overrides, given(options))
+
+def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> ReadConfig:
+    from milldam.config.loading import read_config
+
+    read = read_config(path, overrides, given(options))
     if not quiet:
-        for note in loaded.notes:
+        for note in read.notes:
             click.echo(f"Note: {note}", err=True)
-    return loaded.config
+    return read
 
 
 def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:

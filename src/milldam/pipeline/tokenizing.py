@@ -24,7 +24,6 @@ from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
 from milldam.memory import usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
-from milldam.pipeline.fingerprinting import PRINTS
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
@@ -95,8 +94,11 @@ class TokenizeTask:
 
     def texts_of(self, assignment: Assignment) -> Path | None:
         """Where the first pass may have kept the texts of a unit."""
-        folder = self.out / RUN_FOLDER / PRINTS
-        return None if assignment.prints is None else print_paths(folder, assignment.prints)[2]
+        if assignment.prints is None:
+            return None
+        from milldam.pipeline.fingerprinting import PRINTS
+
+        return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
 
     def start(self) -> UnitTokenizer:
         return UnitTokenizer(self)

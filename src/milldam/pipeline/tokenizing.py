@@ -269,7 +269,7 @@ class _UnitWork:
         self._piece_tokens = 0
         self._documents = self._read = self._bytes_read = 0
         self._counts: Counter[str] = Counter()
-        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0}
+        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
         self._reported = time.monotonic()
         self._open_part()
 
@@ -494,8 +494,9 @@ class _UnitWork:
     def _commit(self, *, last: bool) -> None:
         started = time.perf_counter()
         shards = [asdict(shard) for shard in self._shelf.commit()]
-        self._seconds["write"] += time.perf_counter() - started
         aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
+        # Apart from writing: most of it is waiting for the disk.
+        self._seconds["commit"] += time.perf_counter() - started
         outputs, staged = self._shelf.files(shards)
         files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | staged
         self._send_progress()

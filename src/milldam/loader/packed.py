@@ -228,6 +228,7 @@ class _RowTokens:
         runs = pieces.runs
         self._reader, self._form, self._starts, self._lengths = reader, form, runs.starts, runs.lengths
         self._places = reader.places(runs.starts, runs.lengths)
+        self._some_by_start = bool((self._places < 0).any())
         self._run_at: list[int] = [0, *runs.counts.cumsum().tolist()]
         """The first run of each row, and the end."""
         self._padding, self._pad_ids = pieces.padding, pieces.pad_ids
@@ -272,12 +273,12 @@ class _RowTokens:
         labels[rows_on, -1] = tokens[ends[rows_on] - 1] if self._behind is None else self._behind[first:stop][rows_on]
 
     def _read_rows(self, mine: slice, span: int) -> Array:
-        if self._places is None:
+        if self._some_by_start and self._places[mine].min() < 0:
             return self._reader.rows(self._starts[mine], span)
         return self._reader.rows_at(self._places[mine], span)
 
     def _read_runs(self, mine: slice) -> Array:
-        if self._places is None:
+        if self._some_by_start and self._places[mine].min() < 0:
             return self._reader.runs(self._starts[mine], self._lengths[mine])
         return self._reader.runs_at(self._places[mine], self._lengths[mine])
 

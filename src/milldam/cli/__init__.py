@@ -30,7 +30,7 @@ from milldam.cli.preprocess import plan, preprocess
 from milldam.cli.qa import qa, qa_eval
 from milldam.cli.report import report
 from milldam.cli.run_units import run_units
-from milldam.cli.running import EXIT_INTERRUPTED
+from milldam.cli.running import DESCRIBED, EXIT_INTERRUPTED
 from milldam.cli.schema import schema
 from milldam.cli.slurm import slurm
 from milldam.cli.stats import stats
@@ -56,7 +56,8 @@ class _Group(click.Group):
             if ctx.params.get("debug"):
                 raise
             command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
-            click.echo(visible(f"milldam: {error.spelled(partial(as_option, command))}"), err=True)
+            spell = partial(as_option, ctx.meta.get(DESCRIBED, command), within=command)
+            click.echo(visible(f"milldam: {error.spelled(spell)}"), err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.

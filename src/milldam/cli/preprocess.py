@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,30 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.options import config_file, given, job_options, json_option, machine_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.markup import counted
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
+    from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
 
 _SAMPLE_TOKENS = 120
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @job_options(in_file=True)
-def preprocess(
-    config: Path,
-    overrides: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
     """Take raw data sets to a ready store: clean, deduplicate, filter, tokenize, split, pack.
 
     CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. Interrupted or killed, the same
@@ -45,23 +38,23 @@ def preprocess(
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.job import run_job
+    from milldam.pipeline.job import array_of, run_job
 
-    loaded = load(config, overrides, quiet=quiet, options=options)
+    shown = click.get_current_context().params
+    loaded = load(config, overrides, quiet=shown["quiet"], options=options)
     if dry_run:
-        _show_plan(loaded, as_json=as_json)
-        return
-    summary = run_and_show(partial(run_job, loaded), as_json=as_json, quiet=quiet)
-    if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-        _show_sample(Path(summary.out))
+        _show_plan(loaded, as_json=shown["as_json"])
+        return None
+    return Request(partial(run_job, loaded), partial(array_of, loaded), _show_sample)
 
 
-def _show_sample(out: Path) -> None:
+def _show_sample(summary: TextSummary) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
     from milldam.pipeline.finishing import PACKED_FOLDER
     from milldam.stores.tokens import Store
 
+    out = Path(summary.out)
     rows = out / PACKED_FOLDER
     packed = rows.exists()
     show_tokens(Store(rows if packed else out), 0, _SAMPLE_TOKENS, called="row" if packed else "document")

@@ -38,7 +38,6 @@ def read_status(out: Path) -> dict[str, Any]:
     """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
     from milldam.errors import StoreError
     from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
-    from milldam.run.folder import read_status as read_status_file
     from milldam.run.records import safe_counts
     from milldam.stores.kinds import TABLE, TOKENS
 
@@ -47,15 +46,15 @@ def read_status(out: Path) -> dict[str, Any]:
     kind = kind_in(out) or TOKENS
     run = RunFolder(out, kind)
     state = run.state()
-    if state == NEW and not run.is_locked():
+    if state == NEW and not run.presence.is_anybody_here():
         raise StoreError(f"{out}: no run and no store in this folder.")
-    last = read_status_file(run.folder)
+    last = run.presence.told()
     nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
     safe = nothing | safe_counts(run.journal, "records.jsonl")
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
-    tasks = {label: told | {"state": _task_state(told)} for label, told in run.task_statuses().items()}
-    if run.is_locked():
+    tasks = {label: told | {"state": _task_state(told)} for label, told in run.presence.told_by_tasks().items()}
+    if run.presence.is_anybody_here():
         at_work = [told for told in tasks.values() if told["held"]] or [last]
         state = "stuck" if all(map(_is_silent, at_work)) else "working"
     else:

@@ -22,7 +22,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
-from milldam.errors import ConfigError, Setting, StoreError
+from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, usage
 from milldam.pipeline.arranging import Arrangement
 from milldam.pipeline.deduplicating import Deduplication
@@ -44,9 +44,8 @@ from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.resolving import check_index, steps_of
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
 from milldam.run import job as frame
-from milldam.run.array_task import ArrayTask
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.job import Options
+from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
@@ -77,41 +76,13 @@ def run_job(
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
     holds already; the limit comes on top of it. `report`: make the page about it.
     """
-    return frame.run(TokenJob(config, report=report), _options(config, name, held_bytes), observer)
+    options = Options.of(config, name=name, held_bytes=held_bytes)
+    return frame.run(TokenJob(config, report=report), options, observer)
 
 
-def prepare_job(config: Config, observer: Observer | None = None) -> None:
-    """Check and plan the job in its output folder, for array tasks to work on."""
-    require_arrays(config)
-    frame.prepare_array(TokenJob(config), _options(config), observer)
-
-
-def run_task(config: Config, task: ArrayTask, observer: Observer | None = None) -> None:
-    """Do what is left of an array task."""
-    require_arrays(config)
-    frame.run_array_task(TokenJob(config), _options(config), task, observer)
-
-
-def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
-    """Make the store of what array tasks have done."""
-    require_arrays(config)
-    return frame.finish_array(TokenJob(config), _options(config), observer)
-
-
-def require_arrays(config: Config) -> None:
-    """Raise ConfigError when the job can't be done by tasks of a job array."""
-    if config.executor != "local":
-        raise ConfigError(Setting("executor"), f": {config.executor}: array tasks work each on its own machine.")
-    if config.limit is not None:
-        said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
-        raise ConfigError(Setting("limit"), said)
-    alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
-    if alone:
-        raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
-
-
-def _options(config: Config, name: Path | None = None, held_bytes: int = 0) -> Options:
-    return Options(Path(config.out), config.memory, config.executor, config.address, config.overwrite, name, held_bytes)
+def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
+    """The same for tasks of a job array."""
+    return ArrayWork(TokenJob(config, report=report), Options.of(config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +102,20 @@ class TokenJob:
         self._config, self._report = config, report
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
 
+    # ---- in job arrays ----
+
+    def require_shareable(self) -> None:
+        if self._config.limit is not None:
+            said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
+            raise ConfigError(Setting("limit"), said)
+        paths = (path for one in self._config.sources for path in one.paths)
+        alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
+        if alone is not None:
+            raise ConfigError(f"{alone}: other machines can't read it. Save it to a file.")
+
+    def pieces(self) -> dict[str, int]:
+        return plan_job(self._config).plan.pieces
+
     # ---- prepare and plan ----
 
     def prepare(self, session: Session) -> Prepared:
@@ -149,21 +134,15 @@ class TokenJob:
         fitting = Fitting(self._config, prepared, session.budget, session.pool)
         choice = self._choose_encoder(session, prepared, fitting)
         folder = session.folder
-        if begin == NEW or (folder.task is None and self._must_replan(folder, prepared)):
+        if self._from_stdin or folder.needs_plan(prepared.identity, begin):
             survey = Survey()
             units = folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
             self._require_disk(prepared, choice.encoder, survey, units)
             files = {"tokenizer.json": prepared.tokenizer_json.encode()}
-            if begin == NEW:
-                folder.start(prepared.identity, files, (*OUTPUTS, "packed/"))
-            else:
-                folder.replan(prepared.identity, files)
+            folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
         else:
-            if not folder.lists_units():
-                named = f"{folder.folder / 'units.jsonl'} or units.offsets"
-                raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
         units = len(folder.units)
         if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
@@ -172,9 +151,6 @@ class TokenJob:
         records = Records(folder.journal, RECORDS, folder.out, keys)
         plan = self._plan_work(prepared, fitting, choice, units, done=records.complete)
         return replace(plan, records=records)
-
-    def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
-        return self._from_stdin or folder.needs_replan(prepared.identity)
 
     def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
         choice = pick_encoder(self._config, prepared)

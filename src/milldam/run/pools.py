@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,10 @@ class Pool(Protocol):
     """Gives an executor for each stage; keeps what the next stage can use."""
 
     def executor(self, stage: str, workers: Workers) -> Executor: ...
+
+    def expect(self, modules: Sequence[str]) -> None:
+        """Workers will be needed that use these modules: have them imported while this process goes on."""
+        ...
 
     @property
     def cores(self) -> int:
@@ -91,6 +96,10 @@ class LocalPool:
         pool.take_over(self._pool)
         self._pool = pool
         return pool
+
+    def expect(self, modules: Sequence[str]) -> None:
+        if self._budget_bytes - self._held() >= 2 * ROOM_BYTES:
+            self._pool.expect(modules)
 
     @property
     def cores(self) -> int:

@@ -53,8 +53,9 @@ from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
-from milldam.tokenizers.proof import Expected
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.known import KnownTokenizer, Question
+from milldam.tokenizers.loading import TokenizerText
+from milldam.tokenizers.special import NamedTokens, SpecialTokens
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6
@@ -152,8 +153,11 @@ class SimulatedJob:
         preparation = SimulatedPreparation(config_of(self.out), session.folder, self.units)
         identity = Identity(config_of(self.out).settings(), preparation.list_input())
         self.clock("list")
-        special = SpecialTokens(None, 50256, None, "<|endoftext|>")
-        told = ("simulated", "{}", hash_bytes(b""), Expected([], []), special, 50257, SOURCES, FILE_BYTES)
+        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257)
+        question = Question(
+            TokenizerText("simulated", "{}", NamedTokens(), ""), "huggingface", "none", "auto", False, []
+        )
+        told = ("simulated", hash_bytes(b""), question, known, SOURCES, FILE_BYTES)
         return Prepared(*told, identity, "", preparation)
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -199,7 +203,7 @@ class SimulatedJob:
         end = Finish(config_of(self.out), session, prepared, plan, done, report=False)
         draft = end.make_manifest()
         self.clock("gather")
-        summary = end.wind_up(draft)
+        summary, _ = end.wind_up(draft)
         self.clock("manifest")
         return summary
 

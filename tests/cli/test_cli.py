@@ -556,7 +556,7 @@ def begin(run: RunFolder) -> None:
     """A plan of one unit, as a run writes it before it works."""
     identity = Identity({}, run.inputs.write([]))
     run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
-    run.start(identity, {}, ())
+    run.start(identity)
 
 
 def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ PATCHES = {
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
-    "status": "milldam.run.folder:RunFolder.write_status",
+    "status": "milldam.run.presence:Presence.tell",
 }
 
 

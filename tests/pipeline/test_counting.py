@@ -54,7 +54,7 @@ def counts_for(
         run.stage(
             Unit(index, (Slice(f"{index}", "txt", None, index),), dataset) for index, dataset in enumerate(datasets)
         )
-        run.start(Identity({}, run.inputs.write(())), {}, ())
+        run.start(Identity({}, run.inputs.write(())))
         yield RowCounts(run, made)
 
 

@@ -215,14 +215,32 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
     out = tmp_path / "s"
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
-        workers = psutil.Process(process.pid).children()
+        (server,) = psutil.Process(process.pid).children()
+        workers = server.children()
         assert len(workers) == 2
         # In the middle of a unit, with a shard and perhaps rejects begun.
-        assert wait_until(lambda: any(f".{workers[0].pid}.tmp" in name for name in leftovers(out)), process)
+        assert wait_until(lambda: any(f".{workers[0].pid}." in name for name in leftovers(out)), process)
         workers[0].kill()
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     assert "was killed (signal 9)" in stderr and "tried once more" in stderr
+    plain.assert_finished(out)
+
+
+@pytest.mark.slow
+def test_a_server_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
+    """When the system kills the process that forks the workers, another one is started, and the bytes are the same."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        (server,) = psutil.Process(process.pid).children()
+        workers = server.children()
+        server.kill()
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        assert alive == []
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "was ended with the process that started it" in stderr and "tried once more" in stderr
     plain.assert_finished(out)
 
 
@@ -232,7 +250,8 @@ def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
     out = tmp_path / "s"
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
-        workers = psutil.Process(process.pid).children()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 3
         process.kill()
         process.wait()
         _, alive = psutil.wait_procs(workers, timeout=60)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import invoke, kill_group, run_milldam, started, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, kill_group, run_milldam, started, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
 from milldam import memory
@@ -26,7 +26,7 @@ from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.memory import Budget
-from milldam.pipeline.job import finish_job, plan_job, prepare_job, run_task
+from milldam.pipeline.job import array_of, plan_job
 from milldam.run.array_jobs import ArraySettings, slurm_script
 from milldam.run.array_task import ArrayTask
 from milldam.run.folder import RunFolder
@@ -35,6 +35,18 @@ from milldam.stores.kinds import TOKENS
 
 run_units = importlib.import_module("milldam.cli.run_units")
 """The module: its name is also that of the command."""
+
+
+def prepare_job(config: Config) -> None:
+    assert array_of(config).run(ArrayTask("prepare", 0, 1)) is None
+
+
+def run_task(config: Config, task: ArrayTask) -> None:
+    assert array_of(config).run(task) is None
+
+
+def finish_job(config: Config) -> None:
+    assert array_of(config).run(ArrayTask("finish", 0, 1)) is not None
 
 
 def run_in(job: Job, *task: Any) -> RunFolder:
@@ -149,7 +161,7 @@ def test_one_run_goes_on_where_shares_stopped(counted: Job) -> None:
 @pytest.mark.slow
 def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> None:
     """SIGKILL in the middle of its units: the second try goes on behind the last record."""
-    share = ("run-units", counted.path, "--stage", "tokenize", "--index", 0, "--of", 1)
+    share = ("run-units", "--stage", "tokenize", "--index", 0, "--of", 1, "preprocess", counted.path)
     records = counted.out / "run" / "records@tokenize-0-of-1.jsonl"
     with started(*share) as process:
         wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)
@@ -342,15 +354,41 @@ def test_a_changed_configuration_is_refused(counted: Job) -> None:
         (("--stage", "tokenize", "--index", 2, "--of", 2), "0 to 1"),
         (("--stage", "tokenize"), "say which one"),
         (("--stage", "finish", "--index", 1, "--of", 2), "one task alone"),
-        (("--stage", "prepare", "--set", "limit=3"), "max_documents"),
-        (("--stage", "prepare", "--set", "executor=ray"), "executor: ray"),
-        (("--stage", "prepare", "--set", 'datasets="-"'), "other machines can't read it"),
     ],
 )
 def test_what_can_not_be_done_in_arrays_is_said(prepared: Job, options: tuple[object, ...], message: str) -> None:
     """A stage that there is not, one that is no array's, an index too high, a job that one process must do."""
-    result = invoke("run-units", prepared.path, *options)
+    result = invoke("run-units", *options, "preprocess", prepared.path)
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("preprocess", "CONFIG", "--set", "limit=3"), "limit: counts"),
+        (("preprocess", "CONFIG", "--executor", "ray"), "--executor: ray: array tasks"),
+        (("preprocess", "CONFIG", "--set", 'datasets="-"'), "other machines can't read it"),
+        (("preprocess", "CONFIG", "--dry-run"), "runs no job"),
+        (("tokenize", "CONFIG", "--tokenizer", TOKENIZER, "-o", "out", "--limit", 3), "--limit: counts"),
+        (("tokenize", "CONFIG", "--tokenizer", TOKENIZER, "-o", "out.npy", "--format", "npy"), "milldam export"),
+        (("map", "SCRIPT", "CONFIG"), "--out: name a folder"),
+        (("map", "SCRIPT", "-", "-o", "out"), "other machines can't read it"),
+        (("qa", "CONFIG", "--no-such"), "No such option: --no-such"),
+        (("verify", "out"), "not a job that array tasks can do; name one of export, import, map"),
+        (("polish",), "not a job that array tasks can do"),
+    ],
+)
+def test_jobs_that_one_process_must_do_are_refused(
+    job: Job, tmp_path: Path, words: tuple[object, ...], message: str
+) -> None:
+    """Before anything is queued or prepared, with the options of the job's own command in the message."""
+    script = tmp_path / "f.py"
+    script.write_text("def f(rows):\n    return rows\n")
+    given = [{"CONFIG": job.path, "SCRIPT": f"{script}:f"}.get(str(word), word) for word in words]
+    for start in (("slurm", "--nodes", 2), ("run-units", "--stage", "prepare")):
+        result = invoke(*start, *given)
+        assert result.exit_code == 2 and message in result.output
+    assert not job.out.exists()
 
 
 # ---- status ----
@@ -384,7 +422,7 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
     """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
     with run_in(counted, "tokenize", 0, 2) as run:
         told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
-        run.write_status(told | {"stage": "tokenize", "workers": {}})
+        run.presence.tell(told | {"stage": "tokenize", "workers": {}})
         found = read_status(counted.out)
         shown = invoke("status", counted.out).output
     assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"
@@ -436,7 +474,8 @@ def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.Mo
 
 # ---- the script ----
 
-PIECES = {"fingerprint": 40, "group": 1, "tokenize": 40}
+COMMAND = ("preprocess", "/c.yaml")
+PIECES = {"fingerprint": 40, "group": 1, "tokenize": None}
 ODD = """it's "a" $HOME `b` \\ c; d & (e) *\nf"""
 
 
@@ -464,7 +503,7 @@ def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
 def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> None:
     """prepare, arrays of at most as many shares as there are pieces, finish; --parsable's cluster is left out."""
     settings = ArraySettings(4, tasks=16, options=("--mem=4G",))
-    script = slurm_script(Path("/c.yaml"), tmp_path / "jobs", (), PIECES, settings)
+    script = slurm_script(COMMAND, tmp_path / "jobs", PIECES, settings)
     jobs = submitted(tmp_path, script)
     names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]
     assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *PIECES, "finish")]
@@ -476,25 +515,25 @@ def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> N
     assert all(
         {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"} <= {*options} for options, _ in jobs
     )
-    assert jobs[3][1][-6:] == ["--stage", "tokenize", "--index", "5", "--of", "16"]
-    assert jobs[-1][1][-2:] == ["--stage", "finish"]
+    assert jobs[3][1][-8:] == ["--stage", "tokenize", "--index", "5", "--of", "16", *COMMAND]
+    assert jobs[-1][1][-4:] == ["--stage", "finish", *COMMAND]
 
 
 def test_any_name_and_value_reaches_the_task_as_it_is(tmp_path: Path) -> None:
     """Quotes, spaces, $ and line ends in paths, --set values, options and setup commands."""
-    config, value = Path("/data") / ODD / "c.yaml", f"out={ODD}"
+    command = ("preprocess", f"/data/{ODD}/c.yaml", "--set", f"out={ODD}")
     settings = ArraySettings(2, options=(f"--comment={ODD}",), setup=f"export NOTE={shlex.quote(ODD)} # it's", name=ODD)
-    script = slurm_script(config, tmp_path / "jobs", (value,), {"tokenize": 2}, settings)
+    script = slurm_script(command, tmp_path / "jobs", {"tokenize": 2}, settings)
     for options, words in submitted(tmp_path, script):
         assert f"--comment={ODD}" in options and any(one.startswith(f"--job-name={ODD}-") for one in options)
-        assert words[1:2] == [str(config)] and words[4:6] == ["--set", value]
+        assert words[-4:] == [*command]
 
 
 def test_a_script_stops_when_slurm_refuses(tmp_path: Path) -> None:
     """Nothing is queued behind a job that there is not."""
     (tmp_path / "sbatch").write_text("#!/bin/bash\ncat > /dev/null\necho call >> calls\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
-    script = slurm_script(Path("/c.yaml"), tmp_path, (), PIECES, ArraySettings(2))
+    script = slurm_script(COMMAND, tmp_path, PIECES, ArraySettings(2))
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash"], input=script.encode(), env=environment, capture_output=True)
     assert done.returncode == 1 and (tmp_path / "calls").read_text() == "call\n"
@@ -502,14 +541,13 @@ def test_a_script_stops_when_slurm_refuses(tmp_path: Path) -> None:
 
 def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
     """The configuration is checked first; the script goes to a file or to standard output."""
-    made = invoke("slurm", job.path, "--nodes", 3, "--cpus", 2, "--mem", "4G", "-o", tmp_path / "job.sh")
+    options = ("--nodes", 3, "--cpus", 2, "--mem", "4G")
+    made = invoke("slurm", *options, "-o", tmp_path / "job.sh", "preprocess", job.path)
     assert made.exit_code == 0 and "prepare, count, tokenize, finish; 3 machines" in made.output
     script = (tmp_path / "job.sh").read_text()
-    assert "--cpus-per-task=2 --mem=4G" in script and f"run-units {job.path}" in script
-    shown = invoke("slurm", job.path, "--nodes", 3, "--cpus", 2, "--mem", "4G")
+    assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
+    shown = invoke("slurm", *options, "--", "preprocess", job.path)
     assert shown.output == script and not job.out.exists()
-    refused = invoke("slurm", job.path, "--nodes", 3, "--set", "limit=3")
-    assert refused.exit_code == 2 and "max_documents" in refused.output
 
 
 def test_the_pieces_are_those_of_the_plan(job: Job) -> None:

@@ -58,7 +58,7 @@ def start(out: Path, count: int = 3, files: tuple[File, ...] = (File("corpus.jso
     with run_in(out) as run:
         identity = Identity(SETTINGS, run.inputs.write(listed(*files)))
         assert run.stage(units(count)) == count
-        run.start(identity, {"tokenizer.json": b"{}"}, ("*.bin", "*.idx", "rejects.jsonl"))
+        run.start(identity, {"tokenizer.json": b"{}"}, outputs=("*.bin", "*.idx", "rejects.jsonl"))
     return identity
 
 
@@ -154,13 +154,13 @@ def test_a_unit_that_is_named_twice_is_done_twice(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         identity = Identity(SETTINGS, run.inputs.write(listed(A)))
         run.stage([*units(2), *units(2)])
-        run.start(identity, {}, ())
+        run.start(identity)
         keys = run.units.keys()
         assert len({keys[number] for number in range(4)}) == 4
         assert [keys.number_of(keys[number]) for number in range(4)] == [0, 1, 2, 3]
         run.inputs.write(listed(A))
         run.stage([units(2)[1], *units(2)])
-        run.replan(identity, {})
+        run.start(identity)
         assert {run.units.keys()[number] for number in range(3)} == {keys[0], keys[1], keys[3]}
 
 
@@ -171,7 +171,7 @@ def test_what_is_recorded_stays_when_the_plan_grows(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         identity = Identity(SETTINGS, run.inputs.write(listed(A)))
         run.stage([Unit(0, (Slice("new.jsonl", "jsonl", None, 7, 8, 1),)), *units(3)[1:]])
-        run.replan(identity, {})
+        run.start(identity)
         records = records_of(run)
         assert list(records.pending()) == [0] and records.reused == 2
         assert [(unit, one.facts["unit"]) for unit, one in records.in_plan_order()] == [(1, 1), (2, 2)]
@@ -349,11 +349,11 @@ def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
     """While one run is at work another is refused; afterwards it may start."""
     start(tmp_path)
     with run_in(tmp_path) as first:
-        assert run_in(tmp_path).is_locked()
+        assert run_in(tmp_path).presence.is_anybody_here()
         with pytest.raises(ConfigError, match="another run is at work"), run_in(tmp_path):
             pass
         assert first.state() == UNFINISHED
-    assert not run_in(tmp_path).is_locked()
+    assert not run_in(tmp_path).presence.is_anybody_here()
     with run_in(tmp_path):
         pass
 
@@ -365,7 +365,7 @@ def test_a_refused_second_run_leaves_the_first_one_alone(tmp_path: Path) -> None
         with pytest.raises(ConfigError), run_in(tmp_path / "s"):
             pass
         assert list(first.inputs.listed())
-        assert run_in(tmp_path / "s").is_locked()
+        assert run_in(tmp_path / "s").presence.is_anybody_here()
 
 
 def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_watching_a_folder_does_not_keep_a_run_out(tmp_path: Path) -> None:
 
     def watch() -> None:
         while not stop.is_set():
-            run_in(tmp_path).is_locked()
+            run_in(tmp_path).presence.is_anybody_here()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -477,7 +477,7 @@ def test_settings_are_compared_as_they_are_written_down(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         identity = Identity(settings, run.inputs.write(listed(A)))
         run.stage(units(1))
-        run.start(identity, {}, ())
+        run.start(identity)
         run.require_same(identity)
         assert run.identity().run_id == identity.run_id
 
@@ -610,10 +610,10 @@ def test_who_has_the_run_to_himself_waits_for_no_task_and_the_other_way_round(tm
         for other in (run_in(tmp_path), task_of(tmp_path, 1)):
             with pytest.raises(ConfigError, match=r"another (run|task) is at work"), other:
                 pass
-        assert run_in(tmp_path).is_locked()
+        assert run_in(tmp_path).presence.is_anybody_here()
     with run_in(tmp_path), pytest.raises(ConfigError, match="another run is at work"), task_of(tmp_path, 0):
         pass
-    assert not run_in(tmp_path).is_locked()
+    assert not run_in(tmp_path).presence.is_anybody_here()
 
 
 @given(done=st.sets(st.integers(0, 70)), units=st.integers(0, 90))

@@ -71,7 +71,7 @@ def stand_in(tmp_path: Path) -> StandIn:
 
 
 def write_script(job: Path, path: Path, *options: object) -> Path:
-    made = invoke("slurm", job, "-o", path, "--milldam", MILLDAM, *options)
+    made = invoke("slurm", "-o", path, "--milldam", MILLDAM, *options, "preprocess", job)
     assert made.exit_code == 0, made.output
     return path
 
@@ -254,8 +254,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 def submit(job: Job, folder: Path, environment: dict[str, str], *options: object) -> list[str]:
     """Write the script in a folder, run it there; the numbers of its jobs."""
     script = folder / "job.sh"
-    words = ("slurm", job.path, "--nodes", 2, "--cpus", 1, "-o", script, "--milldam", MILLDAM, *options)
-    run_milldam(*words, cwd=folder)
+    words = ("slurm", "--nodes", 2, "--cpus", 1, "-o", script, "--milldam", MILLDAM, *options)
+    run_milldam(*words, "preprocess", job.path, cwd=folder)
     return told("bash", str(script), environment=environment).split()[1:]
 
 

@@ -33,7 +33,7 @@ import milldam
 from milldam.pipeline.documents import Documents, Reading, UnitReader
 from milldam.sources.batch import TextRules
 from milldam.sources.units import Slice, Unit
-from milldam.text.cleaning import CleanRules
+from milldam.text.rules import CleanRules
 
 RULES = TextRules(text_column="text", invalid_utf8="drop")
 

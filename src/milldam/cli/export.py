@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from milldam.cli.options import job_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.formats import FORMATS
 
+if TYPE_CHECKING:
+    from milldam.formats.exporting import ExportSummary
 
-@click.command()
+
+@click.command(cls=JobCommand)
 @click.argument("store")
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Which tool reads it.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, pair or folder to make.")
@@ -24,7 +27,7 @@ from milldam.formats import FORMATS
     "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the files, where there are several."
 )
 @job_options()
-def export(store: str, to: str, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:
     """Write a store as files that other tools read, in a fixed amount of memory.
 
     Interrupted or killed, the same command resumes. What is made appears when it is whole.
@@ -35,7 +38,7 @@ def export(store: str, to: str, out: Path, as_json: bool, quiet: bool, **options
     milldam export corpus.milldam --to hf -o corpus-hf --seq-len 2048
     """
     from milldam.config.checking import checked_settings
-    from milldam.formats.exporting import ExportSettings, run_export
+    from milldam.formats.exporting import ExportSettings, array_of, run_export
 
     settings = checked_settings(ExportSettings, {"to": to, "out": out, **options})
-    run_and_show(partial(run_export, store, settings), as_json=as_json, quiet=quiet)
+    return Request(partial(run_export, store, settings), partial(array_of, store, settings))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from milldam.cli.options import job_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.formats import FORMATS
 
+if TYPE_CHECKING:
+    from milldam.formats.importing import ImportSummary
 
-@click.command("import")
+
+@click.command("import", cls=JobCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Folder for the store."
@@ -30,7 +33,7 @@ from milldam.formats import FORMATS
 @click.option("--vocab-size", type=int, metavar="N", help="Without a tokenizer. [default: the largest id + 1]")
 @click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the store's files.")
 @job_options()
-def import_(sources: tuple[str, ...], out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
     """Make a store of tokens that another tool wrote.
 
     SOURCE: .npy, .bin of nanoGPT or llm.c, a pair of Megatron, Parquet, Arrow, or a folder of save_to_disk, MDS or
@@ -43,7 +46,7 @@ def import_(sources: tuple[str, ...], out: Path, as_json: bool, quiet: bool, **o
     milldam import tokenized_dataset/ -o corpus.milldam --column input_ids
     """
     from milldam.config.checking import checked_settings
-    from milldam.formats.importing import ImportSettings, run_import
+    from milldam.formats.importing import ImportSettings, array_of, run_import
 
     settings = checked_settings(ImportSettings, {"source": sources, "out": out, **options})
-    run_and_show(partial(run_import, settings), as_json=as_json, quiet=quiet)
+    return Request(partial(run_import, settings), partial(array_of, settings))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.options import given, job_options, text_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milldam.run.progress import Observer
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("function", metavar="SCRIPT.PY:FUNCTION")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option("--split", metavar="NAME", help="Of a data set: which split is read.")
 @click.option("--subset", metavar="NAME", help="Of a data set on the Hub: which configuration is read.")
 @job_options()
-def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
     """Apply a Python function to every row of the input, in a fixed amount of memory; the result is a table.
 
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
@@ -68,14 +68,14 @@ def map(function: str, inputs: tuple[str, ...], as_json: bool, quiet: bool, **op
     said = {"source": list(inputs), "function": function, **_given(options)}
     splits = each_split(said)
     if splits is None:
-        run_and_show(partial(_run, settings_of(said)), as_json=as_json, quiet=quiet)
-        return
-    told = {}
-    for name, one in splits.items():
-        summary = run_and_show(partial(_run, settings_of(one)), as_json=False, quiet=quiet or as_json)
-        told[name] = summary.as_json()
-    if as_json:
-        click.echo(json.dumps(told))
+        return _request(settings_of(said))
+    return {name: _request(settings_of(one)) for name, one in splits.items()}
+
+
+def _request(settings: MapSettings) -> Request[MapSummary]:
+    from milldam.mapping.job import array_of
+
+    return Request(partial(_run, settings), partial(array_of, settings))
 
 
 def _run(settings: MapSettings, observer: Observer) -> MapSummary:

@@ -15,9 +15,12 @@ from milldam.errors import Setting, nearest
 _SET = "overrides"
 
 
-def as_option(command: click.Command, setting: Setting) -> str:
-    """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body."""
-    option = _options(command).get(setting.name)
+def as_option(command: click.Command, setting: Setting, within: click.Command | None = None) -> str:
+    """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body.
+
+    `within`: a command that was given the other one.
+    """
+    option = _options(command).get(setting.name) or ({} if within is None else _options(within)).get(setting.name)
     value = _text(setting.value)
     if option is not None:
         long = max(option.opts, key=len)

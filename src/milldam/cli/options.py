@@ -50,6 +50,10 @@ config_file = _together(
 """CONFIG and `--set`, for commands that read a configuration."""
 
 
+described_job = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
+"""A job as the words that follow `milldam`, for commands that start its parts; their own options come before it."""
+
+
 def machine_options(*, in_file: bool = False) -> Add[Any]:
     """`--memory` and `--workers`; `in_file`: a configuration has them too."""
     memory, cores = ("memory of the file", "workers of the file") if in_file else ("half of what is free", "all")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,30 +11,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.options import config_file, given, job_options, json_option, machine_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.markup import counted
 
 if TYPE_CHECKING:
+    from milldam.config.loading import ReadConfig
     from milldam.config.settings import Config
+    from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
+    from milldam.run.job import ArrayWork
 
 _SAMPLE_TOKENS = 120
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @job_options(in_file=True)
-def preprocess(
-    config: Path,
-    overrides: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
     """Take raw data sets to a ready store: clean, deduplicate, filter, tokenize, split, pack.
 
     CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. Interrupted or killed, the same
@@ -45,23 +40,30 @@ def preprocess(
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.job import run_job
+    from milldam.pipeline.receipt import Asked, run_asked
 
-    loaded = load(config, overrides, quiet=quiet, options=options)
+    shown = click.get_current_context().params
+    read = _read(config, overrides, quiet=shown["quiet"], options=options)
     if dry_run:
-        _show_plan(loaded, as_json=as_json)
-        return
-    summary = run_and_show(partial(run_job, loaded), as_json=as_json, quiet=quiet)
-    if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-        _show_sample(Path(summary.out))
+        _show_plan(read.checked().config, as_json=shown["as_json"])
+        return None
+
+    def array() -> ArrayWork[TextSummary]:
+        from milldam.pipeline.job import array_of
+
+        return array_of(read.checked().config)
+
+    asked = Asked.of(read.given.data, read.said)
+    return Request(partial(run_asked, asked, lambda: read.checked().config), array, _show_sample)
 
 
-def _show_sample(out: Path) -> None:
+def _show_sample(summary: TextSummary) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
     from milldam.pipeline.finishing import PACKED_FOLDER
     from milldam.stores.tokens import Store
 
+    out = Path(summary.out)
     rows = out / PACKED_FOLDER
     packed = rows.exists()
     show_tokens(Store(rows if packed else out), 0, _SAMPLE_TOKENS, called="row" if packed else "document")
@@ -92,13 +94,17 @@ def plan(
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     """The configuration of a file, with options put over it."""
-    from milldam.config.loading import load_config
+    return _read(path, overrides, quiet=quiet, options=options).checked().config
 
-    loaded = load_config(path, overrides, given(options))
+
+def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> ReadConfig:
+    from milldam.config.loading import read_config
+
+    read = read_config(path, overrides, given(options))
     if not quiet:
-        for note in loaded.notes:
+        for note in read.notes:
             click.echo(f"Note: {note}", err=True)
-    return loaded.config
+    return read
 
 
 def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:

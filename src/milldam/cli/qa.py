@@ -14,19 +14,20 @@ import click
 
 from milldam.cli.naming import visible
 from milldam.cli.options import choice, given, job_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.errors import ConfigError
 from milldam.qa.settings import First, PaddingSide
 
 if TYPE_CHECKING:
     from milldam.qa.evaluation import Scores
+    from milldam.qa.job import QASummary
     from milldam.qa.settings import QASettings
 
 _CONFIG_ENDINGS = (".yaml", ".yml")
 _STEPS = ("overlap", "hop", "doc_stride")
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store.")
 @click.option("--tokenizer", help="Folder, file or Hub name of the tokenizer.")
@@ -42,7 +43,7 @@ _STEPS = ("overlap", "hop", "doc_stride")
 @click.option("--split", metavar="NAME", help="Name of the split, and which one is read. [default: train]")
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be used.")
 @job_options()
-def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
     """Turn examples of question answering into windows for training, in a fixed amount of memory.
 
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
@@ -54,9 +55,10 @@ def qa(inputs: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> N
     milldam qa train-v2.0.json -o squad.milldam --tokenizer xlnet/ --max-seq-length 512 --memory-tokens 16
     milldam qa qa.yaml --memory 600MB
     """
-    from milldam.qa.job import run_qa
+    from milldam.qa.job import array_of, run_qa
 
-    run_and_show(partial(run_qa, _settings(inputs, given(options))), as_json=as_json, quiet=quiet)
+    settings = _settings(inputs, given(options))
+    return Request(partial(run_qa, settings), partial(array_of, settings))
 
 
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:

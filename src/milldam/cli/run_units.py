@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from milldam.cli.options import config_file, machine_options
+from milldam.cli.options import described_job
 from milldam.errors import ConfigError, NotReadyError, TaskHeldError
 
 if TYPE_CHECKING:
-    from milldam.config.settings import Config
+    from milldam.run.array_task import ArrayTask
     from milldam.run.progress import Observer
 
+S = TypeVar("S")
 _LOOK_AGAIN_SECONDS = 2.0
 
 
-@click.command("run-units")
-@config_file
-@click.option("--stage", required=True, help="prepare, a stage of the job (`milldam plan` lists them), or finish.")
+@click.command("run-units", context_settings={"allow_interspersed_args": False})
+@described_job
+@click.option("--stage", required=True, help="prepare, a stage of the job (`milldam slurm` names them), or finish.")
 @click.option("--index", type=int, metavar="I", help="Which array task, from 0.")
 @click.option("--of", type=int, metavar="N", help="How many array tasks the stage has.")
-@machine_options(in_file=True)
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),
@@ -35,62 +35,55 @@ _LOOK_AGAIN_SECONDS = 2.0
     metavar="SECONDS",
     help="Look so long for what stages before have done, where a file system shows it late. [default: 0]",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No plan or progress.")
-def run_units(
-    config: Path,
-    stage: str,
-    index: int | None,
-    of: int | None,
-    overrides: tuple[str, ...],
-    wait: float,
-    quiet: bool,
-    **machine: Any,
-) -> None:
+def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
     """Do one array task of a stage, on Slurm or any other scheduler.
 
-    Does every N-th unit of the stage, from I on. Run again, it does what is left; if the same task is running already,
-    it waits for it. All tasks of the stages before must be done; `prepare` comes first and `finish` last, each as one
-    task. `milldam slurm` writes a script of them. Exit code 0: what was asked for is done.
+    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, from I on. Run again, it
+    does what is left; if the same task is running already, it waits for it. All tasks of the stages before must be
+    done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of them. Exit code
+    0: what was asked for is done.
 
     \b
-    milldam run-units config.yaml --stage prepare
-    milldam run-units config.yaml --stage tokenize --index 3 --of 8
-    milldam run-units config.yaml --stage finish
+    milldam run-units --stage prepare preprocess config.yaml
+    milldam run-units --stage tokenize --index 3 --of 8 preprocess config.yaml
+    milldam run-units --stage finish preprocess config.yaml
     """
-    from milldam.cli.preprocess import load
     from milldam.cli.progress import make_observer
-    from milldam.cli.running import EXIT_INTERRUPTED, as_interrupt
+    from milldam.cli.running import EXIT_INTERRUPTED, array_of_command, as_interrupt
+    from milldam.cli.summaries import show_summary
 
-    loaded = load(config, overrides, quiet=quiet, options=machine)
+    task = _task_of(stage, index, of)
+    work, showing = array_of_command(command)
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
-        with make_observer(quiet=quiet) as observer:
-            _patiently(_work_of(loaded, stage, index, of), observer, wait)
+        # What a function prints goes where that of worker processes goes: standard output is for the summary.
+        with make_observer(quiet=showing["quiet"]) as observer, contextlib.redirect_stdout(sys.stderr):
+            summary = _patiently(partial(work.run, task), observer, wait)
     except KeyboardInterrupt:
         click.echo("\nInterrupted. Everything finished is safe. To resume, run or queue the same task again.", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    if summary is not None:
+        show_summary(summary, **showing)
 
 
-def _work_of(config: Config, stage: str, index: int | None, of: int | None) -> Callable[[Observer], Any]:
-    from milldam.pipeline.job import finish_job, prepare_job, run_task
+def _task_of(stage: str, index: int | None, of: int | None) -> ArrayTask:
     from milldam.run.array_task import FINISH, PREPARE, ArrayTask
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:
             raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
-        return partial(prepare_job if stage == PREPARE else finish_job, config)
+        return ArrayTask(stage, 0, 1)
     if index is None or of is None:
         raise ConfigError(f"--stage {stage} is done by array tasks: say which one, such as --index 0 --of 1.")
-    return partial(run_task, config, ArrayTask(stage, index, of))
+    return ArrayTask(stage, index, of)
 
 
-def _patiently(work: Callable[[Observer], Any], observer: Observer, seconds: float) -> None:
+def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float) -> S:
     """Where the same task is running already, wait for it, then do what it left, if anything."""
     begun, told = time.monotonic(), False
     while True:
         try:
-            work(observer)
-            return
+            return work(observer)
         except TaskHeldError as error:
             if not told:
                 observer.warn(f"{error} Waiting for it.")

@@ -7,59 +7,57 @@ from pathlib import Path
 
 import click
 
-from milldam.cli.options import config_file
+from milldam.cli.options import described_job
 
 
-@click.command()
-@config_file
+@click.command(context_settings={"allow_interspersed_args": False})
+@described_job
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
 @click.option("--tasks", type=click.IntRange(min=1), help="Tasks of each array, at most. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
 @click.option("--cpus", type=click.IntRange(min=1), help="Cores of each task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")
-@click.option("--time", "limit", metavar="TIME", help="Time limit of each task (sbatch --time).")
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit of each task (sbatch --time).")
 @click.option("--partition", metavar="NAME", help="Where to queue (sbatch --partition).")
 @click.option("--account", metavar="NAME", help="Who pays (sbatch --account).")
 @click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch, as it is.")
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="How milldam is started there.")
 def slurm(
-    config: Path,
+    command: tuple[str, ...],
     nodes: int,
     tasks: int | None,
     out: Path | None,
     cpus: int | None,
     mem: str | None,
-    limit: str | None,
+    time_limit: str | None,
     partition: str | None,
     account: str | None,
     more: tuple[str, ...],
     setup: str,
     program: str,
-    overrides: tuple[str, ...],
 ) -> None:
     """Write a script that queues a job on Slurm: each stage is a job array that waits for the previous stage.
 
-    Checks the configuration first, as `milldam plan` does. The tasks run in the current folder; it, the input and the
-    output folder must be on a file system that all machines share. What each task runs is `milldam run-units`; a task
-    that is queued again does what is left.
+    COMMAND: any job as you would run it: tokenize, preprocess, qa, map, import or export, with its options. It is
+    checked first. The tasks run in the current folder; it, the input and the output folder must be on a file system
+    that all machines share. What each task runs is `milldam run-units`; a task that is queued again does what is left.
 
     \b
-    milldam slurm config.yaml --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh
+    milldam slurm --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh preprocess config.yaml
+    milldam slurm --nodes 4 -o job.sh qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/
     bash job.sh
     """
-    from milldam.cli.preprocess import load
+    from milldam.cli.running import array_of_command
     from milldam.files import write_file
-    from milldam.pipeline.job import plan_job, require_arrays
     from milldam.run.array_jobs import ArraySettings, slurm_script
 
-    loaded = load(config, overrides, quiet=False, options={})
-    require_arrays(loaded)
-    pieces = plan_job(loaded).plan.pieces
-    named = {"cpus-per-task": cpus, "mem": mem, "time": limit, "partition": partition, "account": account}
+    work, _ = array_of_command(command)
+    pieces = work.job.pieces()
+    named = {"cpus-per-task": cpus, "mem": mem, "time": time_limit, "partition": partition, "account": account}
     options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
     settings = ArraySettings(nodes, tasks, options, setup, milldam=program)
-    script = slurm_script(config.absolute(), Path.cwd(), overrides, pieces, settings)
+    script = slurm_script(command, Path.cwd(), pieces, settings)
     if out is None:
         click.echo(script, nl=False)
         return

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from milldam.cli.options import choice, job_options, text_options
-from milldam.cli.running import run_and_show
+from milldam.cli.running import JobCommand, Request
 from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
 
+if TYPE_CHECKING:
+    from milldam.pipeline.finishing import TextSummary
+    from milldam.run.job import ArrayWork
 
-@click.command()
+
+@click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store, or file for --format npy.")
 @click.option("--tokenizer", required=True, help="Folder, file or Hub name of the tokenizer.")
@@ -42,14 +46,8 @@ from milldam.errors import ConfigError
 @click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB]")
 @job_options()
 def tokenize(
-    inputs: tuple[str, ...],
-    out: Path | None,
-    tokenizer: str,
-    format: str,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+    inputs: tuple[str, ...], out: Path | None, tokenizer: str, format: str, **options: Any
+) -> Request[TextSummary]:
     """Turn text into a token store (or one .npy file), in a fixed amount of memory.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
@@ -60,15 +58,27 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.config.loading import tokenize_config
-    from milldam.pipeline.job import run_job
-    from milldam.pipeline.npy import npy_path, tokenize_to_npy
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
     if format == "npy":
+        from milldam.pipeline.npy import npy_path, tokenize_to_npy
+
         config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)
-        run_and_show(partial(tokenize_to_npy, config), as_json=as_json, quiet=quiet)
-        return
+        return Request(partial(tokenize_to_npy, config), _refuse_npy)
     if out is None:
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    config = tokenize_config(inputs, out, tokenizer, options)
-    run_and_show(partial(run_job, config, report=False), as_json=as_json, quiet=quiet)
+    from milldam.pipeline.receipt import Asked, run_asked
+
+    given = (inputs, out, tokenizer, options)
+
+    def array() -> ArrayWork[TextSummary]:
+        from milldam.pipeline.job import array_of
+
+        return array_of(tokenize_config(*given), report=False)
+
+    asked = Asked.of(tokenize_settings(*given), report=False)
+    return Request(partial(run_asked, asked, partial(tokenize_config, *given)), array)
+
+
+def _refuse_npy() -> NoReturn:
+    raise ConfigError("--format npy: array tasks make a store. Then: milldam export STORE --to npy -o FILE")

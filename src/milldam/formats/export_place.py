@@ -24,8 +24,8 @@ from milldam.files import explain_os_errors, sync_folder
 from milldam.formats import Format
 from milldam.formats.writing import has_splits
 from milldam.loader.stores import Store
-from milldam.run.folder import RUN_FOLDER
 from milldam.run.identity import Identity
+from milldam.run.work_folder import WorkFolder
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
@@ -41,8 +41,9 @@ class Place:
     def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
         self._format, self._to, self.out = format, to, out
         self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(store))
-        self.work = out.with_name(f".{out.name}.milldam-export")
-        self.files, self._replaced = self.work / "files", self.work / "replaced"
+        self.folder = WorkFolder(out.with_name(f".{out.name}.milldam-export"), EXPORT, out)
+        self.work, self.files = self.folder.work, self.folder.files
+        self._replaced = self.work / "replaced"
         beside = out.with_name(f"{out.name}.{RECORD_NAME}")
         self._record = out / f".{RECORD_NAME}" if self._is_folder else beside
         suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]
@@ -97,9 +98,8 @@ class Place:
                 write_sealed(self.work / "record", record)
                 (self.work / "record").rename(self._record)
                 sync_folder(self.out.parent)
-        # The manifest last: it tells a later call that all was done.
-        for path in (self._replaced, self.files, self.work / RUN_FOLDER, self.work):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self._replaced, ignore_errors=True)
+        self.folder.clear()
 
     def _swap_folder(self) -> None:
         if self.out.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,21 +20,20 @@ from milldam.files import (
 )
 from milldam.formats import Format, load_format
 from milldam.formats.export_place import EXPORT, Place, sizes_below
-from milldam.formats.jobs import Telling, plan_work, stage_of
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, PLAN, RUN_FOLDER, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
+from milldam.run.one_stage import Telling, plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.tasks import PART, Report, Work
-from milldam.sealed import read_sealed
 from milldam.stores.place import Folder
 
 RECORDS = "records.jsonl"
@@ -74,21 +72,26 @@ ExportSummary = Summary[ExportFacts]
 
 def run_export(store: str | Path | Store, settings: ExportSettings, observer: Observer | None = None) -> ExportSummary:
     """Do the export, or what is left of it."""
+    job = _job(store, settings)
+    made = job.made_before(settings.overwrite)
+    if made is not None:
+        return made
+    summary = frame.run(job, job.options, observer)
+    job.publish()
+    return summary
+
+
+def array_of(store: str | Path | Store, settings: ExportSettings) -> frame.ArrayWork[ExportSummary]:
+    """The same for tasks of a job array."""
+    job = _job(store, settings)
+    return frame.ArrayWork(job, job.options, job.made_before, job.publish)
+
+
+def _job(store: str | Path | Store, settings: ExportSettings) -> ExportJob:
     opened = store if isinstance(store, Store) else open_data(store)
     if not isinstance(opened, Store):
         raise ConfigError(f"{store}: not a store, but a file of {opened.kind}. `milldam import` makes a store of it.")
-    job = ExportJob(opened, settings)
-    place, identity = job.place, job.identity
-    if not settings.overwrite and not place.work.exists() and place.finished(identity):
-        return replace(job.summary(place.made()), up_to_date=True)
-    resumes = (read_sealed(place.work / RUN_FOLDER / PLAN) or {}).get("settings") == identity.settings
-    place.refuse_existing(overwrite=settings.overwrite or resumes)
-    place.forget_lost_files()
-    chosen = settings.memory, settings.executor, settings.address, settings.overwrite
-    summary = frame.run(job, frame.Options(place.work, *chosen, name=place.out), observer)
-    with RunFolder(place.work, EXPORT, name=place.out):
-        place.publish()
-    return summary
+    return ExportJob(opened, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +125,46 @@ class ExportJob:
         asked |= {"store": chosen.fingerprint} | {name: getattr(settings, name) for name in format.OPTIONS}
         asked |= {"shard_size": size} if "shard_size" in format.OPTIONS else {}
         read = {"files": len(chosen.shards), "bytes": chosen.tokens * chosen.dtype.itemsize}
-        self.identity = Identity({"export": asked}, read | {"fingerprint": chosen.fingerprint})
+        self._identity = Identity({"export": asked}, read | {"fingerprint": chosen.fingerprint})
+        self.options = frame.Options.of(settings, self.place.work, name=out)
+
+    # ---- before and after ----
+
+    def made_before(self, anew: bool) -> ExportSummary | None:
+        """Tell of an export that is up to date; refuse to replace another, unless `anew`."""
+        place, identity = self.place, self._identity
+        if not anew and not place.work.exists() and place.finished(identity):
+            return replace(self.summary(place.made()), up_to_date=True)
+        resumes = place.folder.begun() == identity.settings
+        place.refuse_existing(overwrite=anew or resumes)
+        place.forget_lost_files()
+        return None
+
+    def publish(self) -> None:
+        """Give what was made its name."""
+        with RunFolder(self.place.work, EXPORT, name=self.place.out):
+            self.place.publish()
+
+    # ---- the work ----
+
+    def require_shareable(self) -> None:
+        """The store is all that it needs."""
+
+    def pieces(self) -> dict[str, int]:
+        return {"export": sum(1 for _ in self._format.files(self._export))}
 
     def prepare(self, session: Session) -> _Prepared:
         session.folder.inputs.write(())
-        return _Prepared(self.identity)
+        return _Prepared(self._identity)
 
     def has_results(self, folder: RunFolder) -> bool:
         return next(folder.journal.read(RECORDS), None) is not None
 
     def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
         folder = session.folder
-        if begin == NEW or folder.needs_replan(prepared.identity):
+        if folder.needs_plan(prepared.identity, begin):
             folder.stage(self._format.files(self._export))
-            if begin == NEW:
-                shutil.rmtree(self.place.files, ignore_errors=True)
-                folder.start(prepared.identity, {}, ())
-            else:
-                folder.replan(prepared.identity)
+            folder.start(prepared.identity, outputs=(f"{self.place.files.name}/",) if begin == NEW else None)
         with explain_os_errors(self.place.files):
             self.place.files.mkdir(exist_ok=True)
         size = int(folder.units.sizes().sum())

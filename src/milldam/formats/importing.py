@@ -29,11 +29,11 @@ from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
-from milldam.formats.jobs import plan_work, stage_of
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
+from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
 from milldam.run.records import Records, sweep
@@ -111,8 +111,12 @@ ImportSummary = Summary[ImportFacts]
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
     """Do the import, or what is left of it."""
-    chosen = settings.memory, settings.executor, settings.address, settings.overwrite
-    return frame.run(ImportJob(settings), frame.Options(Path(settings.out), *chosen), observer)
+    return frame.run(ImportJob(settings), frame.Options.of(settings), observer)
+
+
+def array_of(settings: ImportSettings) -> frame.ArrayWork[ImportSummary]:
+    """The same for tasks of a job array."""
+    return frame.ArrayWork(ImportJob(settings), frame.Options.of(settings))
 
 
 # ---- the tokenizer ----
@@ -172,6 +176,14 @@ class ImportJob:
     def __init__(self, settings: ImportSettings) -> None:
         self._settings = settings
 
+    def require_shareable(self) -> None:
+        """Its files are all that it needs."""
+
+    def pieces(self) -> dict[str, int | None]:
+        settings = self._settings
+        found = settings.tokenizer is None and settings.vocab_size is None
+        return dict.fromkeys(("scan", "import") if found else ("import",))
+
     def prepare(self, session: Session) -> _Prepared:
         settings = self._settings
         sources = [Path(source).expanduser() for source in settings.source]
@@ -194,22 +206,19 @@ class ImportJob:
 
     def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
         folder, identity = session.folder, prepared.identity
-        stages = ("import",) if prepared.tokenizer.vocab_size is not None else ("scan", "import")
         plan = plan_work(
             session,
-            stages,
+            tuple(self.pieces()),
             units=len(prepared.units),
             input_bytes=identity.input["bytes"],
             shard_size=parse_size(self._settings.shard_size),
             workers=self._settings.workers,
         )
-        if begin == NEW or (folder.task is None and folder.needs_replan(identity)):
+        if folder.needs_plan(identity, begin):
             folder.stage(prepared.units)
-            if begin == NEW:
-                text = prepared.tokenizer.json
-                folder.start(identity, {} if text is None else {"tokenizer.json": text.encode()}, OUTPUTS)
-            else:
-                folder.replan(identity)
+            text = prepared.tokenizer.json
+            files = {} if text is None else {"tokenizer.json": text.encode()}
+            folder.start(identity, files, outputs=OUTPUTS if begin == NEW else None)
         return plan
 
     def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:

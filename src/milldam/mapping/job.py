@@ -14,16 +14,16 @@ there are follows from the budget and the probe; what they make from function, s
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-from milldam.errors import InputError, StoreError
+from milldam.errors import ConfigError, InputError, Setting, StoreError
 from milldam.mapping.cache import cached_out
 from milldam.mapping.fitting import WorkerNeeds
+from milldam.mapping.identity import identify
 from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, is_whole, made_of, records_of
 from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import RowUnit
@@ -43,6 +43,7 @@ from milldam.run.progress import Observer, log
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
+from milldam.sources.compression import STDIN
 from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import TableManifest
 
@@ -62,22 +63,26 @@ MapSummary: TypeAlias = Summary[MapFacts]
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Make the table, or what is left to make of it. `held_bytes`: memory that the calling program holds already."""
     if settings.out is not None:
-        return _run(MapJob(settings, held_bytes), Path(settings.out), observer)
+        options = _options(settings, Path(settings.out), held_bytes)
+        return frame.run(MapJob(settings, held_bytes), options, observer)
     room = _room(settings, Budget.of(settings.memory, held_bytes), held_bytes)
     with tempfile.TemporaryDirectory() as spool:
         prepared = prepare(settings, room, Path(spool))
         key = prepared.cache_key
     with cached_out(key) as out:
-        return _run(MapJob(settings, held_bytes, prepared), out, observer)
+        options = _options(settings, out, held_bytes)
+        return frame.run(MapJob(settings, held_bytes, prepared), options, observer)
 
 
-def _run(job: MapJob, out: Path, observer: Observer | None) -> MapSummary:
-    given, held_bytes = job.settings, job.held_bytes
-    options = frame.Options(
-        out, given.memory, given.executor, given.address, given.overwrite, held_bytes=held_bytes, adapts=True
-    )
-    with contextlib.closing(job):
-        return frame.run(job, options, observer)
+def array_of(settings: MapSettings) -> frame.ArrayWork[MapSummary]:
+    """The same for tasks of a job array."""
+    if settings.out is None:
+        raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
+    return frame.ArrayWork(MapJob(settings), _options(settings, Path(settings.out)))
+
+
+def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> frame.Options:
+    return frame.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
 
 
 def _room(settings: MapSettings, budget: Budget, held_bytes: int) -> Room:
@@ -106,10 +111,23 @@ class MapJob:
     def __init__(self, settings: MapSettings, held_bytes: int = 0, prepared: Prepared | None = None) -> None:
         self.settings, self.held_bytes = settings, held_bytes
         self._prepared = prepared
-        self._held = contextlib.ExitStack()
 
-    def close(self) -> None:
-        self._held.close()
+    def require_shareable(self) -> None:
+        settings = self.settings
+        if settings.source == STDIN or (isinstance(settings.source, list | tuple) and STDIN in settings.source):
+            raise ConfigError(f"{STDIN}: other machines can't read it. Save it to a file.")
+        function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+        if function.unhashable:
+            unhashable = "; ".join(function.unhashable)
+            raise ConfigError(
+                f"What {function.name} depends on can't be hashed: {unhashable}. So array tasks could not tell whether "
+                "they do the same. Name it by ",
+                Setting("key"),
+                ".",
+            )
+
+    def pieces(self) -> dict[str, int | None]:
+        return {"map": None}
 
     # ---- prepare ----
 
@@ -147,17 +165,19 @@ class MapJob:
         if prepared.source.needs_spooling:
             session.enter("read")
             prepared.source.spool(None)
-        folder.stage(prepared.source.units())
-        is_new = folder.state() == NEW
+        if folder.task is None:
+            folder.stage(prepared.source.units())
+        is_new = folder.is_new()
         if is_new:
-            folder.replan(prepared.identity)
-        listed = (folder.folder, "units") if is_new else (folder.own, "units.new")
-        probe = Probe(session, prepared, listed, self._held)
+            folder.start(prepared.identity)
+        is_planned = is_new or folder.task is not None
+        listed = (folder.folder, "units") if is_planned else (folder.own, "units.new")
+        probe = Probe(session, prepared, listed)
         anew = begin == NEW or not prepared.is_known
         needs = WorkerNeeds(prepared, probe.result(anew=anew))
         needs.workers(usage().anonymous, 1)  # refuse a budget that is too small now
-        if not is_new:
-            folder.replan(prepared.identity)
+        if not is_planned:
+            folder.start(prepared.identity)
         return self._plan_work(session, needs, probe, records_of(folder, needs.recipe, anew=anew), changed)
 
     def _plan_work(
@@ -186,6 +206,7 @@ class MapJob:
             encoder="python",
             encoder_note=f"{prepared.function.name}; {told}",
             stages=("probe", "map"),
+            pieces={"map": len(sizes)},
             left_out=prepared.source.left_out,
             needs=needs,
             probe=probe,
@@ -206,8 +227,8 @@ class MapJob:
     def stages(self, session: Session, prepared: Prepared, plan: MapPlan) -> Generator[Stage, None, None]:
         folder, records, needs = session.folder, plan.records, plan.needs
         limit = int(_GATE_SHARE * session.budget.limit_bytes)
-        gate = MemoryGate(folder.folder, limit, needs.first_batch, this_process(), needs.probed.worker_bytes)
-        remove_gates(folder.folder)
+        gate = MemoryGate(folder.own, limit, needs.first_batch, this_process(), needs.probed.worker_bytes)
+        remove_gates(folder.own)
         task = MapTask(
             folder.out,
             plan.probe.carried,
@@ -237,7 +258,8 @@ class MapJob:
     def finish(self, session: Session, prepared: Prepared, plan: MapPlan, done: None) -> MapSummary:
         folder, identity = session.folder, prepared.identity
         if not prepared.source.needs_spooling and self._input_now(prepared, folder) != identity.input:
-            forget_unchecked(folder, plan.records, plan.pending)
+            # Where nothing was left to do, array tasks or an earlier session made them.
+            forget_unchecked(folder, plan.records, plan.pending or range(plan.units))
             raise InputError(
                 "The input changed while it was mapped. Run the same call again: finished units of files that did not "
                 "change are reused; what came from an address or a data set meanwhile is made again."

@@ -7,9 +7,9 @@ it found is kept for the next run.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -125,10 +125,8 @@ class ProbeTask:
 class Probe:
     """The probe of a run."""
 
-    def __init__(
-        self, session: Session, prepared: Prepared, units: tuple[Path, str], held: contextlib.ExitStack
-    ) -> None:
-        """`units`: folder and name of the list; `held`: takes what is to be closed at the end."""
+    def __init__(self, session: Session, prepared: Prepared, units: tuple[Path, str]) -> None:
+        """`units`: folder and name of the list."""
         settings = prepared.settings
         self._session, self._prepared, self._place, self._units = session, prepared, units, UnitList(*units)
         self._path = session.folder.folder / _PROBED
@@ -136,7 +134,7 @@ class Probe:
         self.carried = Carried(load, settings.function_spec)
         self.apart = self._wants_process() and self._can_travel()
         """In a process of its own."""
-        self.kept = None if self.apart else held.enter_context(contextlib.closing(KeptResults(session.folder.folder)))
+        self.kept = None if self.apart else session.held.enter_context(closing(KeptResults(session.folder.own)))
         """What its calls return, where the work goes on in this process."""
 
     def _wants_process(self) -> bool:

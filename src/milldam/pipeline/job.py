@@ -17,15 +17,14 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
-from milldam.errors import ConfigError, Setting, StoreError
+from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, usage
-from milldam.pipeline.arranging import Arrangement
-from milldam.pipeline.deduplicating import Deduplication
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import (
     TYPICAL,
@@ -41,12 +40,11 @@ from milldam.pipeline.estimating import (
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
-from milldam.pipeline.resolving import check_index, steps_of
+from milldam.pipeline.receipt import leave_receipt
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
 from milldam.run import job as frame
-from milldam.run.array_task import ArrayTask
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.job import Options
+from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
@@ -54,10 +52,13 @@ from milldam.run.records import Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
-from milldam.sources.units import Unit
+from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.tokenizers.proof import Choice
+
+if TYPE_CHECKING:
+    from milldam.pipeline.deduplicating import Deduplication
 
 RECORDS = "records.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
@@ -71,47 +72,21 @@ def run_job(
     name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
+    request: str | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
-    holds already; the limit comes on top of it. `report`: make the page about it.
+    holds already; the limit comes on top of it. `report`: make the page about it. `request`: names what was asked for,
+    for a receipt.
     """
-    return frame.run(TokenJob(config, report=report), _options(config, name, held_bytes), observer)
+    options = Options.of(config, name=name, held_bytes=held_bytes)
+    return frame.run(TokenJob(config, report=report, request=request), options, observer)
 
 
-def prepare_job(config: Config, observer: Observer | None = None) -> None:
-    """Check and plan the job in its output folder, for array tasks to work on."""
-    require_arrays(config)
-    frame.prepare_array(TokenJob(config), _options(config), observer)
-
-
-def run_task(config: Config, task: ArrayTask, observer: Observer | None = None) -> None:
-    """Do what is left of an array task."""
-    require_arrays(config)
-    frame.run_array_task(TokenJob(config), _options(config), task, observer)
-
-
-def finish_job(config: Config, observer: Observer | None = None) -> TextSummary:
-    """Make the store of what array tasks have done."""
-    require_arrays(config)
-    return frame.finish_array(TokenJob(config), _options(config), observer)
-
-
-def require_arrays(config: Config) -> None:
-    """Raise ConfigError when the job can't be done by tasks of a job array."""
-    if config.executor != "local":
-        raise ConfigError(Setting("executor"), f": {config.executor}: array tasks work each on its own machine.")
-    if config.limit is not None:
-        said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
-        raise ConfigError(Setting("limit"), said)
-    alone = [path for one in config.sources for path in one.paths if path == STDIN or path.startswith("memory://")]
-    if alone:
-        raise ConfigError(f"{alone[0]}: other machines can't read it. Save it to a file.")
-
-
-def _options(config: Config, name: Path | None = None, held_bytes: int = 0) -> Options:
-    return Options(Path(config.out), config.memory, config.executor, config.address, config.overwrite, name, held_bytes)
+def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
+    """The same for tasks of a job array."""
+    return ArrayWork(TokenJob(config, report=report), Options.of(config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +97,31 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
+_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+
+
 class TokenJob:
     """Text to tokens."""
 
     kind = TOKENS
 
-    def __init__(self, config: Config, *, report: bool = True) -> None:
-        self._config, self._report = config, report
+    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
+        self._config, self._report, self._request = config, report, request
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
+
+    # ---- in job arrays ----
+
+    def require_shareable(self) -> None:
+        if self._config.limit is not None:
+            said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
+            raise ConfigError(Setting("limit"), said)
+        paths = (path for one in self._config.sources for path in one.paths)
+        alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
+        if alone is not None:
+            raise ConfigError(f"{alone}: other machines can't read it. Save it to a file.")
+
+    def pieces(self) -> dict[str, int]:
+        return plan_job(self._config).plan.pieces
 
     # ---- prepare and plan ----
 
@@ -138,6 +130,8 @@ class TokenJob:
         if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
+        if folder.state() != FINISHED and _is_large(config):
+            session.pool.expect(_WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -149,21 +143,15 @@ class TokenJob:
         fitting = Fitting(self._config, prepared, session.budget, session.pool)
         choice = self._choose_encoder(session, prepared, fitting)
         folder = session.folder
-        if begin == NEW or (folder.task is None and self._must_replan(folder, prepared)):
+        if self._from_stdin or folder.needs_plan(prepared.identity, begin):
             survey = Survey()
             units = folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
             self._require_disk(prepared, choice.encoder, survey, units)
             files = {"tokenizer.json": prepared.tokenizer_json.encode()}
-            if begin == NEW:
-                folder.start(prepared.identity, files, (*OUTPUTS, "packed/"))
-            else:
-                folder.replan(prepared.identity, files)
+            folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
         else:
-            if not folder.lists_units():
-                named = f"{folder.folder / 'units.jsonl'} or units.offsets"
-                raise StoreError(f"{named}: damaged. Make it anew: milldam run-units CONFIG --stage prepare")
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
         units = len(folder.units)
         if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
@@ -173,15 +161,14 @@ class TokenJob:
         plan = self._plan_work(prepared, fitting, choice, units, done=records.complete)
         return replace(plan, records=records)
 
-    def _must_replan(self, folder: RunFolder, prepared: Prepared) -> bool:
-        return self._from_stdin or folder.needs_replan(prepared.identity)
-
     def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
-        choice = pick_encoder(self._config, prepared)
+        choice = pick_encoder(prepared)
         if choice.warning is not None:
             session.observer.warn(choice.warning)
         fitting.fit(fitting.loaded_bytes, 1)
         if self._config.dedup_rules is not None:
+            from milldam.pipeline.resolving import check_index
+
             require_room_for_grouping(session.budget, usage().anonymous)
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
@@ -220,6 +207,8 @@ class TokenJob:
         dedup = self._config.dedup_rules
         found = {"count": units} if any(source.counted for source in prepared.sources) else {}
         if dedup is not None:
+            from milldam.pipeline.resolving import steps_of
+
             steps = steps_of(dedup, prepared.partitions)
             found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
@@ -239,6 +228,8 @@ class TokenJob:
         keys = folder.units.keys().mixed(self._selected(folder, prepared, ranges))
         dedup = None
         if config.dedup_rules is not None:
+            from milldam.pipeline.deduplicating import Deduplication
+
             dedup = Deduplication(config, config.dedup_rules, session, prepared, keys, plan.fitting.cores)
 
             def assign(number: int) -> Assignment:
@@ -251,6 +242,8 @@ class TokenJob:
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
         arranged = None
         if config.counts_tokens:
+            from milldam.pipeline.arranging import Arrangement
+
             arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
             arranged = yield from arrangement.stages(session, records, readers)
         return Made(records, arranged, dedup, limit_reached=self._limit_reached(records))
@@ -358,10 +351,14 @@ class TokenJob:
             for stage in done.dedup.index_stages():
                 session.work(stage)
             session.enter("finish")
-        return finish.wind_up(draft)
+        summary, told_again = finish.wind_up(draft)
+        leave_receipt(session.folder.out, self._request, self._config, prepared, told_again)
+        return summary
 
     def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
-        return complete(self._config, session.folder, report=self._report)
+        summary = complete(self._config, session.folder, report=self._report)
+        leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
+        return summary
 
 
 def _unit(folder: RunFolder, number: int) -> Unit:
@@ -385,6 +382,14 @@ class PlannedJob:
     machines: Machines
     memory_bytes: int
     """The smallest budget of each machine for its workers."""
+
+
+def _is_large(config: Config) -> bool:
+    """Whether there is surely work for several processes: what is seen at a glance."""
+    if config.workers == 1 or config.limit is not None:
+        return False
+    files = (Path(path) for one in config.sources for path in one.paths)
+    return sum(path.stat().st_size for path in files if path.is_file()) > (config.shard_bytes or SHARD_SIZE)
 
 
 def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
@@ -32,7 +31,6 @@ from milldam.run.planning import (
 )
 from milldam.run.pools import Pool, Workers
 from milldam.sources.compression import STDIN
-from milldam.sources.tables import unpacking_place
 from milldam.sources.units import Slice
 
 # ---- bytes a document ----
@@ -150,14 +148,19 @@ class _Sizes:
     """What follows from a load and its settings, whoever does the job."""
 
     def __init__(self, config: Config, load: Load, stages: tuple[str, ...]) -> None:
-        from milldam.dedup.near import pair_steps
-
         dedup, packing = config.dedup_rules, config.packing_rules
         self.load, self.dedup, self.stages = load, dedup is not None, stages
         self.exact = dedup is not None and dedup.method == "exact"
         self.near: NearRules | None = None if dedup is None else dedup.near
-        self.band_steps = 0 if self.near is None else pair_steps(self.near)
-        self.partitions = partition_count(load.input_bytes) if GROUP in stages else 0
+        self.band_steps = self.partitions = 0
+        if self.near is not None:
+            from milldam.dedup.near import pair_steps
+
+            self.band_steps = pair_steps(self.near)
+        if GROUP in stages:
+            from milldam.dedup.fingerprints import partition_count
+
+            self.partitions = partition_count(load.input_bytes)
         # A unit is one shard, or several where it unpacks to more text than one holds; each once for every split.
         parts = max(1, round(load.text_bytes / max(1, load.units) / load.shard_size))
         self.shards = load.units * parts * (1 + len(config.split_shares) + len(config.validation_sets[:1]))
@@ -264,6 +267,8 @@ class Fitting:
         except ResourceError as error:
             if self.dearest is None:
                 raise
+            from milldam.sources.tables import unpacking_place
+
             dataset, slice = self.dearest
             place = unpacking_place(slice, self.prepared.sets[dataset].text.text_column)
             size = format_size(slice.unpacking)

@@ -116,15 +116,12 @@ def prepare(
 
 def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    options = frame.Options(
-        Path(settings.out),
-        memory=settings.memory,
-        executor=settings.executor,
-        address=settings.address,
-        overwrite=settings.overwrite,
-        held_bytes=held_bytes,
-    )
-    return frame.run(QAJob(settings), options, observer)
+    return frame.run(QAJob(settings), frame.Options.of(settings, held_bytes=held_bytes), observer)
+
+
+def array_of(settings: QASettings) -> frame.ArrayWork[QASummary]:
+    """The same for tasks of a job array."""
+    return frame.ArrayWork(QAJob(settings), frame.Options.of(settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +146,12 @@ class QAJob:
 
     def __init__(self, settings: QASettings) -> None:
         self._settings, self._rules = settings, settings.rules
+
+    def require_shareable(self) -> None:
+        """Examples are in the run folder when they are shared."""
+
+    def pieces(self) -> dict[str, int | None]:
+        return {"window": None}
 
     # ---- prepare ----
 
@@ -179,16 +182,17 @@ class QAJob:
 
     def plan(self, session: Session, prepared: Prepared, begin: str) -> QAPlan:
         folder, identity = session.folder, prepared.identity
+        files = {"tokenizer.json": prepared.tokenizer.json.encode()}
         fit_workers(session.budget, usage().anonymous, self._worker_bytes(session, prepared), 1)
         if begin == NEW:
             folder.stage(())
-            files = {"tokenizer.json": prepared.tokenizer.json.encode()}
-            folder.start(identity, files, (*SHARDS, ANSWERS, REJECTS))
+            folder.start(identity, files, outputs=(*SHARDS, ANSWERS, REJECTS))
         reads = self._read(session, prepared, {})
-        recipe = hash_bytes(json.dumps(identity.settings, sort_keys=True).encode())
-        folder.stage(window_units(recipe, (Read(**reads[number].facts) for number in sorted(reads))))
-        folder.inputs.write((0, file) for one in prepared.readings for file in one.files)
-        folder.replan(identity)
+        if folder.task is None:
+            recipe = hash_bytes(json.dumps(identity.settings, sort_keys=True).encode())
+            folder.stage(window_units(recipe, (Read(**reads[number].facts) for number in sorted(reads))))
+            folder.inputs.write((0, file) for one in prepared.readings for file in one.files)
+            folder.start(identity, files)
         records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
         lost = {unit.reading: reads[unit.reading] for unit in self._without_chunks(folder, records)}
         if lost:
@@ -196,7 +200,10 @@ class QAJob:
         return self._plan_work(session, prepared, [reads[number] for number in sorted(reads)], records)
 
     def _read(self, session: Session, prepared: Prepared, again: dict[int, Record]) -> dict[int, Record]:
-        """Read the files that have no record, or those to be read again; the records of all, by number."""
+        """Read the files that have no record, or those to be read again; the records of all, by number.
+
+        Array tasks read none: it was done when the job was prepared.
+        """
         folder, keys = session.folder, Keys.of(one.key for one in prepared.readings)
         records = Records(folder.journal, READS, folder.out, keys)
         found = dict(records.in_plan_order())
@@ -210,7 +217,7 @@ class QAJob:
             if record.facts["examples"]:  # else the same command reads again, maybe with more memory
                 records.add(record)
 
-        todo = sorted(again) or list(records.pending())
+        todo = [] if folder.task is not None else sorted(again) or list(records.pending())
         stage = Stage(
             "read",
             ReadTask(folder.folder, self._settings.strict, self._limits(session, prepared)),
@@ -242,7 +249,7 @@ class QAJob:
 
     def _without_chunks(self, folder: RunFolder, records: Records) -> Iterator[WindowUnit]:
         """Units that are still to be made and whose chunks are gone: those of a finished store are removed."""
-        for number in records.pending():
+        for number in records.pending() if folder.task is None else ():
             unit = _unit(folder, number)
             if not all(is_whole(chunk_path(folder.folder, chunk), chunk) for chunk in unit.chunks):
                 yield unit
@@ -254,7 +261,7 @@ class QAJob:
         small = local and self._settings.workers is None and sizes.sum() < SMALL_INPUT
         useful = 1 if small else max(1, min(wanted, units - records.complete))
         release()
-        parent, heaviest = usage().anonymous, max(read.facts["heaviest"] for read in reads)
+        parent, heaviest = usage().anonymous, max((read.facts["heaviest"] for read in reads), default=0)
         needed = self._worker_bytes(session, prepared) + heaviest
         workers = fit_workers(session.budget, parent, needed, useful)
         rules = self._rules

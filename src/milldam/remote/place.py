@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,21 +54,12 @@ class RemotePlace:
         self._made_from = (address, cache_bytes, cache_dir, dict(storage_options or {}))
         self.cache_bytes, self.cache_dir = cache_bytes, cache_dir
         self._remote = RemoteFolder(address, storage_options)
-        self._cache = ShardCache(cache_dir / SHARDS, cache_bytes)
-        self._known: dict[Path, _File] = {}
         self._small: dict[str, bytes] = {}
-        self._ahead = _Ahead(self)
-        self._fetched: dict[Path, int] = {}
-        self._fetches, self._warned = 0, False
-        self._too_soon: deque[bool] = deque(maxlen=_LOOKED_AT)
+        self.origin = RemoteFiles(self._remote, cache_dir / SHARDS, cache_bytes, self._shards)
 
     @property
     def name(self) -> str:
         return self._remote.name
-
-    @property
-    def origin(self) -> RemotePlace:
-        return self
 
     @property
     def rows(self) -> Path:
@@ -114,13 +105,10 @@ class RemotePlace:
             yield copy
 
     def local(self, file: str, record: FileRecord) -> Path:
-        content = Content(record["xxh3"], record["bytes"])
-        path = self._cache.path(content)
-        self._known[path] = _File(file, content)
-        return path
+        return self.origin.path(file, record)
 
     def map(self, file: str, record: FileRecord) -> mmap.mmap:
-        descriptor = self.open(self.local(file, record))
+        descriptor = self.origin.open(self.local(file, record))
         try:
             # A mapping has a copy of the descriptor, and with it the lock: the file stays while it lives.
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -139,7 +127,44 @@ class RemotePlace:
             return f'{self.name}: no store there: there is no bucket "{missing}". Is the address right?'
         return f"{self.name}: no store there (no {TOKENS.manifest}). Is the address right, and the upload complete?"
 
-    # ---- files in the cache ----
+    def _shards(self) -> int:
+        return self._small.get(TOKENS.manifest, b"").count(b'\n   "bin": {')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, self._made_from
+
+    def __repr__(self) -> str:
+        return f"RemotePlace({self.name!r}, cache {format_size(self.cache_bytes)} in {self.cache_dir})"
+
+
+def _made_again(address: str, cache_bytes: int, cache_dir: Path, options: dict[str, Any]) -> RemotePlace:
+    return RemotePlace(address, cache_bytes=cache_bytes, cache_dir=cache_dir, storage_options=options)
+
+
+class RemoteFiles:
+    """Files of a folder at an address, on this machine while they are needed: the `Origin` of its store."""
+
+    def __init__(self, remote: RemoteFolder, folder: Path, cache_bytes: int, shards: Callable[[], int]) -> None:
+        """`shards`: how many the store has, once its manifest is known."""
+        self.cache_bytes, self._shards = cache_bytes, shards
+        self._remote = remote
+        self._cache = ShardCache(folder, cache_bytes)
+        self._known: dict[Path, _File] = {}
+        self._ahead = _Ahead(self)
+        self._fetched: dict[Path, int] = {}
+        self._fetches, self._warned = 0, False
+        self._too_soon: deque[bool] = deque(maxlen=_LOOKED_AT)
+
+    @property
+    def name(self) -> str:
+        return self._remote.name
+
+    def path(self, file: str, record: FileRecord) -> Path:
+        """Where a file lies once it is fetched."""
+        content = Content(record["xxh3"], record["bytes"])
+        path = self._cache.path(content)
+        self._known[path] = _File(file, content)
+        return path
 
     def require_room(self, size: int) -> None:
         self._cache.require_room(size)
@@ -218,19 +243,6 @@ class RemotePlace:
                 "cache, or `milldam pull`."
             )
 
-    def _shards(self) -> int:
-        return self._small.get(TOKENS.manifest, b"").count(b'\n   "bin": {')
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, self._made_from
-
-    def __repr__(self) -> str:
-        return f"RemotePlace({self.name!r}, cache {format_size(self.cache_bytes)} in {self.cache_dir})"
-
-
-def _made_again(address: str, cache_bytes: int, cache_dir: Path, options: dict[str, Any]) -> RemotePlace:
-    return RemotePlace(address, cache_bytes=cache_bytes, cache_dir=cache_dir, storage_options=options)
-
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
@@ -243,8 +255,8 @@ class _Fetched:
 class _Ahead:
     """Fetches what was announced, in a thread that ends when there is nothing to do."""
 
-    def __init__(self, place: RemotePlace) -> None:
-        self._place = place
+    def __init__(self, files: RemoteFiles) -> None:
+        self._files = files
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -291,7 +303,7 @@ class _Ahead:
     def _count(self, size: int) -> None:
         self._opened_bytes += size
         # Nobody comes for it any more: the loop that announced it was left.
-        old = self._opened_bytes - 2 * self._place.cache_bytes
+        old = self._opened_bytes - 2 * self._files.cache_bytes
         for path in [path for path, fetched in self._fetched.items() if fetched.at < old]:
             os.close(self._fetched.pop(path).descriptor)
         self._go_on()
@@ -312,7 +324,7 @@ class _Ahead:
 
     def _has_room(self, path: Path) -> bool:
         """Whether one more may wait: up to half of the cache; one alone where that is little, or none would stay."""
-        size, limit = self._place.size_here(path), self._place.cache_bytes
+        size, limit = self._files.size_here(path), self._files.cache_bytes
         if limit < _FEW_FILES * size:
             return not self._fetched
         return sum(one.size for one in self._fetched.values()) + size <= limit // 2 and len(self._fetched) < _MOST_AHEAD
@@ -335,15 +347,15 @@ class _Ahead:
                     self._waiting.appendleft(path)
                     self._running = False
                     return
-                self._fetched[path] = _Fetched(descriptor, self._place.size_here(path), self._opened_bytes)
+                self._fetched[path] = _Fetched(descriptor, self._files.size_here(path), self._opened_bytes)
 
     def _fetch(self, path: Path) -> tuple[int | None, bool]:
         """A descriptor, or whether it failed, and not for want of room."""
         try:
-            return self._place.fetch_if_room(path), False
+            return self._files.fetch_if_room(path), False
         except (MilldamError, OSError) as error:
             # Whoever needs it tries again and is told.
-            log.debug("%s: not fetched ahead: %s", self._place.name, error)
+            log.debug("%s: not fetched ahead: %s", self._files.name, error)
             return None, True
 
     def __del__(self) -> None:

@@ -27,7 +27,9 @@ cd {folder}
 
 # What every task does first.
 setup={setup}
+# What it does: $run_units, its options, then the command that describes the job.
 run_units={run_units}
+job={job}
 options=({options})
 
 # queue COMMAND OPTION...: hands a task, or an array of them, to Slurm; prints the number of the job.
@@ -59,43 +61,43 @@ class ArraySettings:
 
 
 def slurm_script(
-    config: Path, folder: Path, overrides: Sequence[str], pieces: Mapping[str, int], settings: ArraySettings
+    command: Sequence[str], folder: Path, pieces: Mapping[str, int | None], settings: ArraySettings
 ) -> str:
-    """The script: a command for each stage, with the one before as its dependency.
+    """The script: an array for each stage, with the one before as its dependency.
 
-    `folder`: where the tasks run, from which the configuration's paths are seen. `pieces`: of the plan.
+    `command`: the words that describe the job, as after `milldam`. `folder`: where the tasks run, from which its paths
+    are seen. `pieces`: the stages that are shared, and into how many pieces each can be cut, where that is known.
     """
-    command = ["run-units", str(config), "--wait", str(WAIT_SECONDS)]
-    for one in overrides:
-        command += ["--set", one]
     head = _HEAD.format(
         folder=shlex.quote(str(folder)),
         setup=shlex.quote(settings.setup),
-        run_units=shlex.quote(f"{settings.milldam} {shlex.join(command)}"),
+        run_units=shlex.quote(f"{settings.milldam} run-units --wait {WAIT_SECONDS}"),
+        job=shlex.quote(shlex.join(command)),
         options=shlex.join([*ALWAYS, *settings.options]),
     )
-    stages = {PREPARE: None, **pieces, FINISH: None}
+    most = settings.tasks or settings.nodes
+    tasks = {stage: max(1, most if count is None else min(count, most)) for stage, count in pieces.items()}
+    stages: dict[str, int | None] = {PREPARE: None, **tasks, FINISH: None}
     lines = [head]
     before = None
     for stage, count in stages.items():
-        lines.append(_queued(stage, None if count is None else max(1, count), before, settings))
+        lines.append(_queued(stage, count, before, settings))
         before = stage
     numbers = " ".join(f"${_variable(stage)}" for stage in stages)
     return "\n".join([*lines, f'\necho "queued: {numbers}"\n'])
 
 
-def _queued(stage: str, pieces: int | None, before: str | None, settings: ArraySettings) -> str:
+def _queued(stage: str, tasks: int | None, before: str | None, settings: ArraySettings) -> str:
     command = f"$run_units --stage {stage}"
     options = [f"--job-name={shlex.quote(f'{settings.name}-{stage}')}"]
-    if pieces is not None:
-        tasks = min(pieces, settings.tasks or settings.nodes)
+    if tasks is not None:
         # Put in on the machine that runs the task.
         command += f" --index \\$SLURM_ARRAY_TASK_ID --of {tasks}"
         at_once = f"%{settings.nodes}" if tasks > settings.nodes else ""
         options.append(f"--array=0-{tasks - 1}{at_once}")
     if before is not None:
         options.append(f'--dependency="afterok:${_variable(before)}"')
-    return f'{_variable(stage)}=$(queue "{command}" \\\n  {" ".join(options)})'
+    return f'{_variable(stage)}=$(queue "{command} $job" \\\n  {" ".join(options)})'
 
 
 def _variable(stage: str) -> str:

@@ -11,15 +11,15 @@ be watched by `milldam status`; keep to a budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.array_task import FINISH, PREPARE, ArrayTask
-from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder, read_status
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer, Quiet
@@ -39,6 +39,7 @@ class Prepared(Protocol):
 P = TypeVar("P", bound=Prepared)
 W = TypeVar("W", bound=WorkPlan)
 D = TypeVar("D")
+S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 
 
@@ -53,8 +54,8 @@ class Job(Protocol[P, W, D, S_co]):
         ...
 
     def plan(self, session: Session, prepared: P, begin: str) -> W:
-        """Settle units and workers. `begin`: NEW, then call `folder.stage` and `folder.start`; else UNFINISHED, then
-        `folder.stage` and `folder.replan` where `folder.needs_replan`. Refuse before anything in the folder changes."""
+        """Settle units and workers: `folder.stage` and `folder.start` where `folder.needs_plan`. `begin`: NEW, then
+        with `outputs`, or UNFINISHED. Refuse before anything in the folder changes."""
         ...
 
     def stages(self, session: Session, prepared: P, plan: W) -> Generator[Stage, None, D]:
@@ -74,6 +75,21 @@ class Job(Protocol[P, W, D, S_co]):
         ...
 
 
+class RunSettings(Protocol):
+    """What the settings of every job have."""
+
+    @property
+    def out(self) -> str | None: ...
+    @property
+    def memory(self) -> str | int | None: ...
+    @property
+    def executor(self) -> str: ...
+    @property
+    def address(self) -> str | None: ...
+    @property
+    def overwrite(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a job is run: nothing here changes its result."""
@@ -89,6 +105,12 @@ class Options:
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
     """What was made with other settings is not refused: its units have other keys, and are made again."""
+
+    @classmethod
+    def of(cls, settings: RunSettings, out: Path | None = None, **more: Any) -> Options:
+        """As a job's settings say. `out`: when it is made elsewhere."""
+        chosen = settings.memory, settings.executor, settings.address, settings.overwrite
+        return cls(out or Path(settings.out or ""), *chosen, **more)
 
 
 def run(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
@@ -146,39 +168,85 @@ def _finished(job: Job[P, W, D, S_co], work: Session, prepared: P, plan: W, done
     work.pool.close()
     work.enter("finish")
     summary = job.finish(work, prepared, plan, done)
-    work.folder.write_status({"stage": "finished", "units": plan.units, "units_done": plan.units})
+    work.folder.presence.tell({"stage": "finished", "units": plan.units, "units_done": plan.units})
     return summary
 
 
 # ---- the same job as tasks of a job array, on machines that see its output folder ----
 
 
-def prepare_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> None:
-    """Check and plan a job for array tasks to work on; what is there of it already stays."""
-    with RunFolder(options.out, job.kind) as folder, _at_work(folder, options, observer) as work:
+class ArrayJob(Job[P, W, D, S_co], Protocol[P, W, D, S_co]):
+    """A job that several machines can share."""
+
+    def require_shareable(self) -> None:
+        """Raise ConfigError when other machines can't do it."""
+        ...
+
+    def pieces(self) -> Mapping[str, int | None]:
+        """The stages that are shared, in order, and into how many pieces each can be cut at most; None: that is known
+        when the job is prepared. Writes nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayWork(Generic[S]):
+    """A job for the tasks of a job array."""
+
+    job: ArrayJob[Any, Any, Any, S]
+    options: Options
+    made_before: Callable[[bool], S | None] = lambda anew: None
+    """Tells of a result that is up to date in a place of its own, unless it is to be made anew."""
+    publish: Callable[[], None] = lambda: None
+    """Puts a finished result in its place."""
+
+    def check(self) -> None:
+        """Raise ConfigError when it can't be done by array tasks."""
+        if self.options.executor != "local":
+            said = f": {self.options.executor}: array tasks work each on its own machine."
+            raise ConfigError(Setting("executor"), said)
+        self.job.require_shareable()
+
+    def run(self, task: ArrayTask, observer: Observer | None = None) -> S | None:
+        """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and gives its summary.
+
+        Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is
+        at work on this task.
+        """
+        self.check()
+        summary = self.made_before(self.options.overwrite and task.stage == PREPARE)
+        if summary is None and task.stage == PREPARE:
+            _prepare_array(self.job, self.options, observer)
+        elif summary is None and task.stage == FINISH:
+            summary = _finish_array(self.job, self.options, observer)
+            self.publish()
+        elif summary is None:
+            _run_array_task(self.job, self.options, task, observer)
+        return summary if task.stage == FINISH else None
+
+
+def _prepare_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None) -> None:
+    """Check and plan a job; what is there of it already stays."""
+    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
         prepared = job.prepare(work)
         begin = _where_to_begin(job, folder, prepared, options)
         if begin != FINISHED:
             plan = _planned(job, work, prepared, begin)
             # What stands before the first stage is settled once, for all tasks.
             next(job.stages(work, prepared, plan), None)
-            folder.forget_tasks()
+            folder.presence.forget_tasks()
 
 
-def run_array_task(
-    job: Job[P, W, D, S_co], options: Options, task: ArrayTask, observer: Observer | None = None
-) -> None:
-    """Do what is left of a task of a stage, beside others that do theirs.
-
-    Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is at
-    work on this task.
-    """
-    with RunFolder(options.out, job.kind, task=task) as folder, _at_work(folder, options, observer) as work:
+def _run_array_task(job: Job[P, W, D, S_co], options: Options, task: ArrayTask, observer: Observer | None) -> None:
+    """Do what is left of a task of a stage, beside others that do theirs."""
+    with (
+        RunFolder(options.out, job.kind, name=options.name, task=task) as folder,
+        _at_work(folder, options, observer) as work,
+    ):
         try:
             prepared = job.prepare(work)
-            folder.require_same(prepared.identity)
-            if folder.state() != FINISHED:
-                plan = job.plan(work, prepared, folder.state())
+            if folder.require_same(prepared.identity) != FINISHED:
+                folder.require_units()
+                plan = job.plan(work, prepared, UNFINISHED)
                 work.observer.planned(plan)
                 _one_stage(job.stages(work, prepared, plan), work, task, tuple(plan.pieces))
         except MilldamError as error:
@@ -210,23 +278,24 @@ def _require_done(stage: Stage, wanted: str) -> None:
         raise NotReadyError(
             Setting("stage"),
             f": {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
-            "`milldam preprocess` does all that is left on one machine.",
+            "the job's own command does all that is left on one machine.",
         )
 
 
-def finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
+def _finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None) -> S_co:
     """Make the store of what array tasks have done. Raises NotReadyError when something of theirs is left."""
-    with RunFolder(options.out, job.kind) as folder, _at_work(folder, options, observer) as work:
-        if folder.state() == NEW:
-            raise NotReadyError(f"{options.out}: not prepared. First: milldam run-units CONFIG --stage {PREPARE}")
+    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
+        if folder.is_new():
+            raise NotReadyError(f"{folder.name}: not prepared. First: {PREPARE_FIRST}")
         prepared = job.prepare(work)
-        folder.require_same(prepared.identity)
-        if folder.state() == FINISHED and (summary := job.up_to_date(work, prepared)) is not None:
+        was_finished = folder.require_same(prepared.identity) == FINISHED
+        if was_finished and (summary := job.up_to_date(work, prepared)) is not None:
             return summary
-        plan = _planned(job, work, prepared, folder.state())
+        plan = _planned(job, work, prepared, UNFINISHED)
 
         def do(stage: Stage) -> None:
-            if stage.in_arrays:
+            # What a finished store has lost is made again here: tasks leave it alone.
+            if stage.in_arrays and not was_finished:
                 _require_done(stage, FINISH)
             else:
                 work.work(stage)
@@ -236,5 +305,5 @@ def finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer |
 
 
 def _close_status(folder: RunFolder, **values: Any) -> None:
-    """Add how it ended to what was last written down."""
-    folder.write_status(read_status(folder.own) | values)
+    """Add how it ended to what was last told."""
+    folder.presence.tell(folder.presence.told() | values)

@@ -13,9 +13,6 @@ from milldam.run.tasks import cores as cores
 WORKER_BYTES = 48 * 10**6
 WORK_BYTES = 60 * 10**6
 BATCHES_BYTES = 20 * 10**6
-SMALLEST_CACHE = 16 * 10**6
-LARGEST_TABLE = (86 * 2**10 * 10**6, 112 * 2**10 * 10**6)
-"""gigatoken's table of words, a thousand times the size that was measured, and what it takes while it is made."""
 TOKENIZER_FACTOR = 16
 FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
 """What text rules, the language model, and a function that gets documents whole take beside the rest."""
@@ -108,16 +105,3 @@ def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
             enough_memory(needed),
             ".",
         )
-
-
-def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
-    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its encoder's cache.
-
-    The cache is a table that doubles when it is full, old and new side by side for a moment. So it may grow to the
-    last size whose making still fits into what the share leaves besides the batches on their way, and no further.
-    """
-    room = share_bytes - loaded_bytes - BATCHES_BYTES
-    size, making = LARGEST_TABLE
-    while making > room and size > SMALLEST_CACHE:
-        size, making = size // 2, making // 2
-    return loaded_bytes + size

@@ -60,15 +60,25 @@ def session(
         stack.callback(pool.leave)
         monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare", here=pool.machine))
         pool.require_shared(folder.folder)
-        yield Session(folder, observer, monitor, budget, pool)
+        yield Session(folder, observer, monitor, budget, pool, stack)
 
 
 class Session:
     """What a job works with: its folder, budget and pool of workers. Runs stage after stage; counts time and memory."""
 
-    def __init__(self, folder: RunFolder, observer: Observer, monitor: Monitor, budget: Budget, pool: Pool) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        observer: Observer,
+        monitor: Monitor,
+        budget: Budget,
+        pool: Pool,
+        held: contextlib.ExitStack,
+    ) -> None:
         keep_arrow_lean()
         self.folder, self.observer, self.monitor, self.budget, self.pool = folder, observer, monitor, budget, pool
+        self.held = held
+        """Takes what a job wants closed at the end."""
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
         self._started = self._stage_started = time.monotonic()
@@ -153,7 +163,7 @@ class Session:
         self.observer.progress(snapshot)
         if now - self._written >= STATUS_SECONDS or force:
             self._written = now
-            self.folder.write_status(
+            self.folder.presence.tell(
                 {
                     "stage": self.monitor.stage,
                     "units": snapshot.units,

@@ -49,7 +49,7 @@ class SquadDataset(FeatureStore):
 
     def get_all_documents(self) -> list[str]:
         """The ids of all documents, in order."""
-        return [str(self._text(number)["id"]) for number in range(self.examples)]
+        return [str(self.example(number)["id"]) for number in range(self.examples)]
 
 
 def _texts(store: FeatureStore, examples: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from milldam.stores.features.format import (
     MemoryTokens,
     hash_id,
 )
+from milldam.stores.features.manifest import FeatureShard
 from milldam.stores.features.manifest import read as read_manifest
 from milldam.stores.place import Folder, same_generation
 from milldam.stores.tokens.reader import TOKENIZER, parse_tokenizer
@@ -61,6 +62,83 @@ _WIDE = ("input_ids", "token_type_ids", "start_positions", "end_positions", "cls
 _BLOCK_IDS = 1 << 16
 
 
+class _ShardFiles:
+    """The files of all shards, those of one kind end to end; opened when they are first asked for."""
+
+    def __init__(self, folder: Path, shards: Sequence[FeatureShard], way: Way) -> None:
+        self._folder, self._shards, self._way = folder, shards, way
+        self._readers: dict[str, Reader] = {}
+        self._byte_begins: dict[str, Int64s] = {}
+
+    def reader(self, file: str, dtype: np.dtype[Any]) -> Reader:
+        """A kind of file of all shards, end to end."""
+        reader = self._readers.get(file)
+        if reader is None:
+            width = dtype.itemsize
+            files = tuple(
+                TokenFile(self._folder / f"{shard.name}.{file}", shard.size(file) // width) for shard in self._shards
+            )
+            total = sum(part.tokens for part in files)
+            reader = open_reader(TokenStream(str(self._folder), files, dtype, 0, total, ""), self._way)
+            self._readers[file] = reader
+        return reader
+
+    def begins_of(self, file: str, width: int) -> Int64s:
+        """What lies in a kind of file before each shard, in units of `width` bytes."""
+        begins = self._byte_begins.get(file)
+        if begins is None:
+            begins = _begins([shard.size(file) // width for shard in self._shards])
+            self._byte_begins[file] = begins
+        return begins
+
+    def damaged(self, what: str) -> StoreError:
+        return StoreError(
+            f"{self._folder}: damaged: {what}. `milldam verify {self._folder}` tells more; make it again."
+        )
+
+
+class _Texts:
+    """What examples say, as it is stored: one JSON object an example, each context once a shard."""
+
+    def __init__(self, files: _ShardFiles, example_begins: Int64s) -> None:
+        self._files, self._example_begins = files, example_begins
+
+    def example(self, example: int) -> dict[str, Any]:
+        """An example as it is stored."""
+        shard = int(_shard_of(self._example_begins, np.int64(example)))
+        data = self._bytes(TEXTS, TEXTS_INDEX, shard, example + shard)
+        value = self._decoded(json.loads, data, f"example {example}")
+        if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+            raise self._files.damaged(f"example {example} is no example")
+        return value
+
+    def context(self, example: int, number: int) -> str:
+        """Context `number` of the shard that an example is in."""
+        shard = int(_shard_of(self._example_begins, np.int64(example)))
+        entries = self._files.begins_of(CONTEXTS_INDEX, 8)
+        if not 0 <= number < entries[shard + 1] - entries[shard] - 1:
+            raise self._files.damaged(f"example {example} has context {number}, which is not there")
+        data = self._bytes(CONTEXTS, CONTEXTS_INDEX, shard, int(entries[shard]) + number)
+        return str(self._decoded(lambda text: text.decode("utf-8", "surrogatepass"), data, f"a context of {example}"))
+
+    def _decoded(self, decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
+        try:
+            return decode(data)
+        except ValueError as error:
+            raise self._files.damaged(f"{what} can't be read ({error})") from None
+
+    def _bytes(self, file: str, index: str, shard: int, entry: int) -> bytes:
+        """The text between two entries of an index, which counts bytes in its shard."""
+        pair = self._files.reader(index, np.dtype("<i8")).rows(np.array([entry]), 2)[0]
+        begin, end = int(pair[0]), int(pair[1])
+        begins = self._files.begins_of(file, 1)
+        if not 0 <= begin <= end <= begins[shard + 1] - begins[shard]:
+            raise self._files.damaged(f"{index} names bytes that are not there")
+        if begin == end:
+            return b""
+        return self._files.reader(file, np.dtype(np.uint8)).view(int(begins[shard]) + begin, end - begin).tobytes()
+
+
 class FeatureStore:
     """Windows by number: `store[i]`, `len(store)`; `store.document(k)`, `store.example(k)` by example.
 
@@ -79,8 +157,8 @@ class FeatureStore:
         shards = self.manifest.shards
         self._window_begins = _begins([shard.windows for shard in shards])
         self._example_begins = _begins([shard.examples for shard in shards])
-        self._readers: dict[str, Reader] = {}
-        self._byte_begins: dict[str, Int64s] = {}
+        self._files = _ShardFiles(self.path, shards, read)
+        self._texts = _Texts(self._files, self._example_begins)
         self._tokenizer: Any = None
 
     # ---- facts ----
@@ -160,14 +238,14 @@ class FeatureStore:
         counts = self._example_begins[shard + 1] - self._example_begins[shard]
         wrong = (found["example"] < 0) | (found["example"] >= counts)
         if wrong.any():
-            raise self._damaged(f"numbers.bin: window {int(wanted[wrong.argmax()]):,}: its example is not there")
+            raise self._files.damaged(f"numbers.bin: window {int(wanted[wrong.argmax()]):,}: its example is not there")
         found["example"] = found["example"] + self._example_begins[shard]
         return found
 
     def _gather(self, column: Column, wanted: Int64s) -> Array:
         if not len(wanted):
             return np.empty((0, *column.shape), column.stored)
-        rows = self._reader(column.file, column.stored).rows(wanted * column.elements, column.elements)
+        rows = self._files.reader(column.file, column.stored).rows(wanted * column.elements, column.elements)
         # What is read by position lies in a buffer that the next read uses again.
         return (rows if rows.flags.owndata else rows.copy()).reshape(len(wanted), *column.shape)
 
@@ -193,7 +271,7 @@ class FeatureStore:
         example = int(rows.pop("example")[0])
         fields = {name: _known(name, array)[0] for name, array in rows.items()}
         window = {name: field if field.ndim else field.item() for name, field in fields.items()}
-        return window | {"example_id": self._text(example)["id"]}
+        return window | {"example_id": self._texts.example(example)["id"]}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
@@ -207,11 +285,11 @@ class FeatureStore:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         shard = _shard_of(self._example_begins, wanted)
         # Every shard has one entry more than examples.
-        pairs = self._reader(FIRST_WINDOW, np.dtype("<i8")).rows(wanted + shard, 2)
+        pairs = self._files.reader(FIRST_WINDOW, np.dtype("<i8")).rows(wanted + shard, 2)
         begins = self._window_begins[shard]
         first, counts = pairs[:, 0] + begins, pairs[:, 1] - pairs[:, 0]
         if (first < begins).any() or (counts < 1).any() or (first + counts > self._window_begins[shard + 1]).any():
-            raise self._damaged(f"{FIRST_WINDOW} names windows that are not there")
+            raise self._files.damaged(f"{FIRST_WINDOW} names windows that are not there")
         return first, counts
 
     def document(self, number: int) -> dict[str, Any]:
@@ -219,7 +297,9 @@ class FeatureStore:
         wanted = _one(number, self.examples, "example")
         first, count = (int(found[0]) for found in self.windows_of(np.array([wanted])))
         rows = self.rows(np.arange(first, first + count), WINDOW_FIELDS)
-        return {name: _known(name, array) for name, array in rows.items()} | {"example_id": self._text(wanted)["id"]}
+        return {name: _known(name, array) for name, array in rows.items()} | {
+            "example_id": self._texts.example(wanted)["id"]
+        }
 
     def example(self, number: int) -> dict[str, Any]:
         """The texts of one example: id, title, question, context, answers as HF has them, and the answer trained on.
@@ -227,14 +307,14 @@ class FeatureStore:
         `chosen_answer_text` is empty and `chosen_answer_char_span` None when there is none, and `status` says why.
         """
         wanted = _one(number, self.examples, "example")
-        value = self._text(wanted)
+        value = self._texts.example(wanted)
         try:
             chosen, answers = value["chosen"], value["answers"]
             return {
                 "id": value["id"],
                 "title": value["title"],
                 "question": value["question"],
-                "context": self._context(wanted, value["context"]),
+                "context": self._texts.context(wanted, value["context"]),
                 "answers": {
                     "text": [answer["text"] for answer in answers],
                     "answer_start": [answer["start"] for answer in answers],
@@ -244,7 +324,7 @@ class FeatureStore:
                 "status": value["status"],
             }
         except (KeyError, TypeError) as error:
-            raise self._damaged(f"example {wanted} lacks {error}") from None
+            raise self._files.damaged(f"example {wanted} lacks {error}") from None
 
     def find(self, example_id: str) -> int:
         """The number of the example with this id, the first one; KeyError without one.
@@ -254,74 +334,12 @@ class FeatureStore:
         wanted = np.uint64(hash_id(example_id))
         for begin in range(0, self.examples, _BLOCK_IDS):
             count = min(_BLOCK_IDS, self.examples - begin)
-            hashes = self._reader(IDS, np.dtype("<u8")).view(begin, count)
+            hashes = self._files.reader(IDS, np.dtype("<u8")).view(begin, count)
             for place in np.flatnonzero(hashes == wanted).tolist():
                 # Two ids may share a hash.
-                if self._text(begin + place)["id"] == example_id:
+                if self._texts.example(begin + place)["id"] == example_id:
                     return begin + int(place)
         raise KeyError(f'{self.path}: no example "{example_id}"')
-
-    def _text(self, example: int) -> dict[str, Any]:
-        """An example as it is stored."""
-        shard = int(_shard_of(self._example_begins, np.int64(example)))
-        data = self._bytes(TEXTS, TEXTS_INDEX, shard, example + shard)
-        value = self._decoded(json.loads, data, f"example {example}")
-        if not isinstance(value, dict) or not isinstance(value.get("id"), str):
-            raise self._damaged(f"example {example} is no example")
-        return value
-
-    def _context(self, example: int, number: int) -> str:
-        """Context `number` of the shard that an example is in."""
-        shard = int(_shard_of(self._example_begins, np.int64(example)))
-        entries = self._begins_of(CONTEXTS_INDEX, 8)
-        if not 0 <= number < entries[shard + 1] - entries[shard] - 1:
-            raise self._damaged(f"example {example} has context {number}, which is not there")
-        data = self._bytes(CONTEXTS, CONTEXTS_INDEX, shard, int(entries[shard]) + number)
-        return str(self._decoded(lambda text: text.decode("utf-8", "surrogatepass"), data, f"a context of {example}"))
-
-    def _decoded(self, decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
-        try:
-            return decode(data)
-        except ValueError as error:
-            raise self._damaged(f"{what} can't be read ({error})") from None
-
-    def _bytes(self, file: str, index: str, shard: int, entry: int) -> bytes:
-        """The text between two entries of an index, which counts bytes in its shard."""
-        pair = self._reader(index, np.dtype("<i8")).rows(np.array([entry]), 2)[0]
-        begin, end = int(pair[0]), int(pair[1])
-        begins = self._begins_of(file, 1)
-        if not 0 <= begin <= end <= begins[shard + 1] - begins[shard]:
-            raise self._damaged(f"{index} names bytes that are not there")
-        if begin == end:
-            return b""
-        return self._reader(file, np.dtype(np.uint8)).view(int(begins[shard]) + begin, end - begin).tobytes()
-
-    # ---- files ----
-
-    def _begins_of(self, file: str, width: int) -> Int64s:
-        """What lies in a kind of file before each shard, in units of `width` bytes."""
-        begins = self._byte_begins.get(file)
-        if begins is None:
-            begins = _begins([shard.size(file) // width for shard in self.manifest.shards])
-            self._byte_begins[file] = begins
-        return begins
-
-    def _reader(self, file: str, dtype: np.dtype[Any]) -> Reader:
-        """A kind of file of all shards, end to end."""
-        reader = self._readers.get(file)
-        if reader is None:
-            width = dtype.itemsize
-            files = tuple(
-                TokenFile(self.path / f"{shard.name}.{file}", shard.size(file) // width)
-                for shard in self.manifest.shards
-            )
-            total = sum(part.tokens for part in files)
-            reader = open_reader(TokenStream(str(self.path), files, dtype, 0, total, ""), self._way)
-            self._readers[file] = reader
-        return reader
-
-    def _damaged(self, what: str) -> StoreError:
-        return StoreError(f"{self.path}: damaged: {what}. `milldam verify {self.path}` tells more; make it again.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self._way, self.fingerprint)

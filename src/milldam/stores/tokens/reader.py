@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -59,6 +59,72 @@ class _MappedShard:
         return self.tokens[begin:end]
 
 
+class _MappedShards:
+    """The shards of a store, mapped when they are touched; the oldest give way."""
+
+    def __init__(self, place: Place, shards: Sequence[Shard], dtype: np.dtype[np.generic]) -> None:
+        self._place, self._shards, self._dtype = place, shards, dtype
+        self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
+
+    def map(self, k: int) -> _MappedShard:
+        mapped = self._mapped.get(k)
+        if mapped is None:
+            self._give_back(self._shards[k])
+            mapped = self._open_shard(self._shards[k])
+            self._mapped[k] = mapped
+            if len(self._mapped) > MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+        return mapped
+
+    def map_in_turn(self, k: int) -> _MappedShard:
+        """Shard k of all in order: the next one is fetched meanwhile, where it has to be."""
+        mapped = self.map(k)
+        origin = self._place.origin
+        if origin is not None and k + 1 < len(self._shards) and self._shards[k + 1].tokens:
+            shard = self._shards[k + 1]
+            origin.announce([self._place.local(f"{shard.name}.bin", shard.bin)])
+        return mapped
+
+    def _give_back(self, coming: Shard) -> None:
+        """Before another shard comes: what is mapped can't be removed from a cache."""
+        limit = self._place.mapped_bytes
+        if limit is not None:
+            held = sum(mapped.size for mapped in self._mapped.values()) + _size(coming)
+            while self._mapped and held > limit:
+                held -= self._mapped.popitem(last=False)[1].size
+
+    def open_index(self, shard: Shard) -> Index:
+        """The index of a shard, mapped; its ends are those of the shard."""
+        name = f"{shard.name}.idx"
+        try:
+            buffer = self._place.map(name, shard.idx)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._place.name}/{name}: can't be read as an index ({error}).") from None
+        index = Index.parse(buffer, f"{self._place.name}/{name}")
+        index.check_ends(shard.tokens * self._dtype.itemsize)
+        if index.dtype != self._dtype or len(index.documents) != shard.documents + 1:
+            found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
+            raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self._dtype}")
+        return index
+
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        name = f"{shard.name}.bin"
+        index = self.open_index(shard)
+        if shard.tokens == 0:
+            return _MappedShard(np.empty(0, self._dtype), index, _size(shard))
+        try:
+            tokens = np.frombuffer(self._place.map(name, shard.bin), self._dtype)
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{self._place.name}/{name}: can't be mapped ({error}). "
+                f"`milldam verify {self._place.name}` checks the store."
+            ) from None
+        if len(tokens) != shard.tokens:
+            found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
+            raise StoreError(f"{self._place.name}/{name}: {found}. Make it again.")
+        return _MappedShard(tokens, index, _size(shard))
+
+
 class Store:
     """Documents of tokens, by number: `store[i]`, `len(store)`, `for document in store`."""
 
@@ -71,7 +137,7 @@ class Store:
         """The shards that are meant, in order."""
         # ends[k]: documents in the shards up to and including k
         self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
-        self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
+        self._mapped = _MappedShards(self.place, self.shards, self.dtype)
         self._tokenizer: Tokenizer | None = None
 
     def _select(self, split: str | None) -> tuple[Shard, ...]:
@@ -131,18 +197,18 @@ class Store:
         if not 0 <= wanted < len(self):
             raise IndexError(f"document {number} of a store of {len(self):,} documents")
         k = bisect.bisect_right(self._ends, wanted)
-        return self._map(k).document(wanted - (self._ends[k - 1] if k else 0))
+        return self._mapped.map(k).document(wanted - (self._ends[k - 1] if k else 0))
 
     def __iter__(self) -> Iterator[TokenArray]:
         for k, shard in enumerate(self.shards):
-            mapped = self._map_in_turn(k)
+            mapped = self._mapped.map_in_turn(k)
             for number in range(shard.documents):
                 yield mapped.document(number)
 
     def shard_tokens(self) -> Iterator[TokenArray]:
         """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
         for k in range(len(self.shards)):
-            yield self._map_in_turn(k).tokens
+            yield self._mapped.map_in_turn(k).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
         """Tokens per document, an array a shard."""
@@ -150,6 +216,10 @@ class Store:
             index = self.open_index(shard)
             if len(index.lengths):
                 yield np.concatenate(list(index.length_blocks()))
+
+    def open_index(self, shard: Shard) -> Index:
+        """The index of a shard, mapped; its ends are those of the shard."""
+        return self._mapped.open_index(shard)
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Text of token ids, special tokens included, by the tokenizer that lies in the store."""
@@ -170,63 +240,6 @@ class Store:
                 )
             self._tokenizer = parse_tokenizer(data, f"{self.name}/{TOKENIZER}")
         return self._tokenizer
-
-    def _map(self, k: int) -> _MappedShard:
-        mapped = self._mapped.get(k)
-        if mapped is None:
-            self._give_back(self.shards[k])
-            mapped = self._open_shard(self.shards[k])
-            self._mapped[k] = mapped
-            if len(self._mapped) > MAPPED_SHARDS:
-                self._mapped.popitem(last=False)
-        return mapped
-
-    def _map_in_turn(self, k: int) -> _MappedShard:
-        """Shard k of all in order: the next one is fetched meanwhile, where it has to be."""
-        mapped = self._map(k)
-        origin = self.place.origin
-        if origin is not None and k + 1 < len(self.shards) and self.shards[k + 1].tokens:
-            shard = self.shards[k + 1]
-            origin.announce([self.place.local(f"{shard.name}.bin", shard.bin)])
-        return mapped
-
-    def _give_back(self, coming: Shard) -> None:
-        """Before another shard comes: what is mapped can't be removed from a cache."""
-        limit = self.place.mapped_bytes
-        if limit is not None:
-            held = sum(mapped.size for mapped in self._mapped.values()) + _size(coming)
-            while self._mapped and held > limit:
-                held -= self._mapped.popitem(last=False)[1].size
-
-    def open_index(self, shard: Shard) -> Index:
-        """The index of a shard, mapped; its ends are those of the shard."""
-        name = f"{shard.name}.idx"
-        try:
-            buffer = self.place.map(name, shard.idx)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{self.name}/{name}: can't be read as an index ({error}).") from None
-        index = Index.parse(buffer, f"{self.name}/{name}")
-        index.check_ends(shard.tokens * self.dtype.itemsize)
-        if index.dtype != self.dtype or len(index.documents) != shard.documents + 1:
-            found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
-            raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self.dtype}")
-        return index
-
-    def _open_shard(self, shard: Shard) -> _MappedShard:
-        name = f"{shard.name}.bin"
-        index = self.open_index(shard)
-        if shard.tokens == 0:
-            return _MappedShard(np.empty(0, self.manifest.dtype), index, _size(shard))
-        try:
-            tokens = np.frombuffer(self.place.map(name, shard.bin), self.manifest.dtype)
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{self.name}/{name}: can't be mapped ({error}). `milldam verify {self.name}` checks the store."
-            ) from None
-        if len(tokens) != shard.tokens:
-            found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
-            raise StoreError(f"{self.name}/{name}: {found}. Make it again.")
-        return _MappedShard(tokens, index, _size(shard))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)

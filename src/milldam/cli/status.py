@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.errors import StoreError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    pass
+    from milldam.stores.kinds import Kind
 
 _STUCK_SECONDS = 120
+_TEXT, _ROWS = ("documents", "tokens"), ("rows",)
+_COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
+"""What is safe, by kind of store; told also while it is nothing."""
 
 
 @click.command()
-@click.argument("out", type=click.Path(path_type=Path, exists=True))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(out: Path, as_json: bool) -> None:
     """Show whether a run works, is stuck, was ended or is finished; each worker's unit, and what is safe.
@@ -35,22 +39,34 @@ def status(out: Path, as_json: bool) -> None:
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.errors import StoreError
-    from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
-    from milldam.run.records import safe_counts
-    from milldam.stores.kinds import TABLE, TOKENS
+    """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
+    from milldam.formats.export_place import EXPORT, exported, work_folder
+    from milldam.run.folder import FINISHED, kind_in
+    from milldam.stores.kinds import TOKENS
 
+    # What appears when it is whole is made in a folder beside its place.
+    if work_folder(out).is_dir():
+        return _status_of_run(work_folder(out), EXPORT)
+    if sizes := exported(out).get("sizes"):
+        return {"state": FINISHED, "safe": {"files": len(sizes)}}
+    npy = out.with_name(f".{out.name}.milldam")
+    if npy.is_dir():
+        return _status_of_run(npy, TOKENS)
     if out.is_file():
-        raise StoreError(f"{out}: a file; status is of the folder that a run works in. `milldam stats` tells of files.")
-    kind = kind_in(out) or TOKENS
+        raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
+    return _status_of_run(out, kind_in(out) or TOKENS)
+
+
+def _status_of_run(out: Path, kind: Kind) -> dict[str, Any]:
+    from milldam.run.folder import FINISHED, NEW, RunFolder
+    from milldam.run.records import safe_counts
+
     run = RunFolder(out, kind)
     state = run.state()
     if state == NEW and not run.presence.is_anybody_here():
-        raise StoreError(f"{out}: no run and no store in this folder.")
+        raise StoreError(f"{out}: no run and no store here.")
     last = run.presence.told()
-    nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
-    safe = nothing | safe_counts(run.journal, "records.jsonl")
+    safe = dict.fromkeys(_COUNTED.get(kind.name, ()), 0) | safe_counts(run.journal, "records.jsonl")
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {label: told | {"state": _task_state(told)} for label, told in run.presence.told_by_tasks().items()}
@@ -82,12 +98,10 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
 
     safe = found["safe"]
     figures = [
-        counted(count, name.removesuffix("s"))
-        for name, count in safe.items()
-        if name in ("documents", "tokens", "rows")
+        counted(count, name.removesuffix("s")) for name, count in safe.items() if name in (*_TEXT, *_ROWS, "files")
     ]
-    done, all_units = safe["units_done"], found.get("units")
-    kept = ", ".join([counted(done, "unit"), *figures])
+    done, all_units = safe.get("units_done", 0), found.get("units")
+    kept = ", ".join([*([counted(done, "unit")] if "units_done" in safe else []), *figures])
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]

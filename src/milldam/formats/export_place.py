@@ -35,16 +35,29 @@ EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
+def work_folder(out: Path) -> Path:
+    """Where an export is made before it appears."""
+    return out.with_name(f".{out.name}.milldam-export")
+
+
+def _record_place(out: Path, *, is_folder: bool) -> Path:
+    return out / f".{RECORD_NAME}" if is_folder else out.with_name(f"{out.name}.{RECORD_NAME}")
+
+
+def exported(out: Path) -> dict[str, Any]:
+    """What is written down of the export that is there; empty: nothing."""
+    return read_sealed(_record_place(out, is_folder=out.is_dir())) or {}
+
+
 class Place:
     """Where an export goes, and the work folder beside it."""
 
     def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
         self._format, self._to, self.out = format, to, out
         self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(store))
-        self.work = out.with_name(f".{out.name}.milldam-export")
+        self.work = work_folder(out)
         self.files, self._replaced = self.work / "files", self.work / "replaced"
-        beside = out.with_name(f"{out.name}.{RECORD_NAME}")
-        self._record = out / f".{RECORD_NAME}" if self._is_folder else beside
+        self._record = _record_place(out, is_folder=self._is_folder)
         suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]
         self._outputs = [out.with_name(out.name + suffix) for suffix in suffixes]
 

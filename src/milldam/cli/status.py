@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.errors import StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def read_status(out: Path) -> dict[str, Any]:
     npy = out.with_name(f".{out.name}.milldam")
     if npy.is_dir():
         return _status_of_run(npy, TOKENS)
+    if not out.exists():
+        raise ConfigError(f"{out}: no such file or folder, and nothing that is being made there.")
     if out.is_file():
         raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
     return _status_of_run(out, kind_in(out) or TOKENS)

@@ -9,6 +9,9 @@ TORCH ?= torch==2.13.0
 # they do not need for that: so they are installed without what they ask for, and with this.
 READERS := brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
 
+# Tests start milldam some hundred times: without bytecode each start would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all check install clean
 
 demo: $(VENV)/installed

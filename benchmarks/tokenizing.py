@@ -164,7 +164,7 @@ def take_turns(contenders: dict[str, Contender], task: Task, repeats: int) -> di
 
 
 @contextmanager
-def fresh_folder(parent: Path) -> Iterator[Path]:
+def fresh_folder(parent: Path | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=parent, prefix="run-") as folder:
         yield Path(folder)
 

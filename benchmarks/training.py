@@ -116,7 +116,8 @@ class Run:
     """Of single steps, by the device's clock; and the slowest."""
     slowest_ms: float
     in_next_ms: float
-    """Median time that the loop spends in getting a batch."""
+    """Median time that the loop spends in getting a batch, and what one in a hundred exceeds."""
+    in_next_p99_ms: float
     losses: list[float]
 
 
@@ -340,8 +341,9 @@ class Trainer:
         seconds = time.perf_counter() - started
         timed = min(self.case.timed, steps)
         each = clock.step_ms()[-timed:]
-        wait_ms = 1000 * statistics.median(waits[-timed:])
-        return Run(name, 1000 * seconds / timed, statistics.median(each), max(each), wait_ms, losses.tolist())
+        wait_ms, slow_wait_ms = (1000 * float(np.percentile(waits[-timed:], percent)) for percent in (50, 99))
+        by_step = (1000 * seconds / timed, statistics.median(each), max(each))
+        return Run(name, *by_step, wait_ms, slow_wait_ms, losses.tolist())
 
     def _step(self, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 from collections import Counter
@@ -252,10 +253,12 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
 
 def test_quiet_is_silent(tmp_path: Path, lines: Path) -> None:
     """With --quiet nothing is said, done or already done; errors still are."""
-    for _ in range(2):
-        done = run_milldam(*job(lines, tmp_path / "s"), "--quiet")
-        assert (done.stdout, done.stderr) == ("", "")
-    assert "no such file" in run_milldam(*job(tmp_path / "x.jsonl", tmp_path / "t"), "-q", code=3).stderr
+    done = run_milldam(*job(lines, tmp_path / "s"), "--quiet")
+    assert (done.stdout, done.stderr) == ("", "")
+    again = invoke(*job(lines, tmp_path / "s"), "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    wrong = invoke(*job(tmp_path / "x.jsonl", tmp_path / "t"), "-q")
+    assert wrong.exit_code == 3 and "no such file" in wrong.stderr
 
 
 def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
@@ -296,7 +299,7 @@ def test_a_terminal_gets_a_live_display(tmp_path: Path, lines: Path) -> None:
     assert b"Memory: 4 GB" in seen and b"4 documents, " in seen and b"\x1b[" in seen
 
 
-@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("columns", first_quick([60, 120]))
 def test_live_lines_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     """Two lines, never wrapped, in a terminal of any width; after the plan nobody is still reading the input."""
     corpus = write_corpus(tmp_path / "c.jsonl", 1_500_000)
@@ -395,14 +398,16 @@ def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
 
 def test_verify_says_whole_or_what_is_wrong(store: Path) -> None:
     """Exit code 0 for a whole store, 1 for a damaged one with the file named, as text and as JSON."""
-    assert "whole. 1 shard, 4 documents" in run_milldam("verify", store).stdout
-    assert json.loads(run_milldam("verify", store, "--json").stdout)["ok"] is True
+    whole, as_json = invoke("verify", store), invoke("verify", store, "--json")
+    assert whole.exit_code == 0 and "whole. 1 shard, 4 documents" in whole.stdout
+    assert as_json.exit_code == 0 and json.loads(as_json.stdout)["ok"] is True
     path = shard_file(store, 0, "bin")
     path.write_bytes(bytes(path.stat().st_size))
     damaged = run_milldam("verify", store, code=1)
     assert damaged.stdout == "" and str(path) in damaged.stderr and "1 problem." in damaged.stderr
-    found = json.loads(run_milldam("verify", store, "--json", code=1).stdout)
-    assert found["ok"] is False and len(found["problems"]) == 1
+    as_json = invoke("verify", store, "--json")
+    found = json.loads(as_json.stdout)
+    assert as_json.exit_code == 1 and found["ok"] is False and len(found["problems"]) == 1
 
 
 def test_stats_are_right(tmp_path: Path) -> None:
@@ -618,7 +623,10 @@ def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
-def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --out the demo cleans up after itself."""
-    run_milldam("demo", cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = invoke("demo")
+    assert done.exit_code == 0 and f"report {tmp_path / 'milldam-demo-'}" in done.stdout
     assert list(tmp_path.iterdir()) == []

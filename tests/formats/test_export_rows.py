@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
+from tests.kit.fsync_kills import Call, kill_at_fsyncs
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export, import_tokens, rows, samples
@@ -277,36 +279,14 @@ def test_a_document_too_long_for_a_row_is_refused(
         export(store, "mds", tmp_path / "mds")
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import pyarrow.parquet  # once, not in each child
-from milldam.formats import export, import_tokens
-folder, kills, formats = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-real = os.fsync
-for to in formats:
-    for number in range(2, kills, 2):
-        child = os.fork()
-        if child == 0:
-            calls = 0
-            def fsync(descriptor):
-                global calls
-                calls += 1
-                if calls == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                real(descriptor)
-            os.fsync = fsync
-            export(folder / "store", to, folder / to, shard_size=400)
-            os._exit(1)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-"""
-
-
 def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
     """Killed at one write after the other, every time further on: equal files, and none made twice."""
     documents = {"train": random_documents([60] * 8), "val": random_documents([60] * 3, seed=1)}
     store = store_of(tmp_path / "store", documents)
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "10", *FORMATS], check=True, timeout=60)
+    calls: list[Call] = [
+        ("export", [str(tmp_path / "store"), to, str(tmp_path / to)], {"shard_size": 400}) for to in FORMATS
+    ]
+    assert kill_at_fsyncs(calls, before=10) == [[signal.SIGKILL] * 4] * len(FORMATS)
     for to in FORMATS:
         out, whole, work = tmp_path / to, tmp_path / f"whole {to}", tmp_path / f".{to}.milldam-export"
         export(store, to, whole, shard_size=400)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
+from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import TOKENIZER
 
 from milldam.errors import ConfigError, InputError, MismatchError
@@ -332,49 +331,31 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("mds", "leaves the folder; refused")
 
 
-KILLED = """
-import json, os, signal, sys
-from pathlib import Path
-from milldam.formats import import_tokens
-folder, kills, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-real = os.fsync
-for number in range(2, kills, 2):
-    child = os.fork()
-    if child == 0:
-        calls = 0
-        def fsync(descriptor):
-            global calls
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(descriptor)
-        os.fsync = fsync
-        import_tokens([folder / "a", folder / "b"], folder / "store", shard_size=12, **options)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.parametrize("options", [{"eos": 7}, {}, {"vocab_size": 10}])
-def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, options: dict[str, int]) -> None:
+def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
     """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
     rng = np.random.default_rng(0)
+    kinds: list[dict[str, int]] = [{"eos": 7}, {}, {"vocab_size": 10}]
     sources = [tmp_path / "a", tmp_path / "b"]
     for folder in sources:
         rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
         export(store_of(tmp_path / f"{folder.name} store", rows), "mds", folder)
-    whole = import_tokens(sources, tmp_path / "whole", shard_size=12, **options)
-    given = [str(tmp_path), "14", json.dumps(options)]
-    subprocess.run([sys.executable, "-c", KILLED, *given], check=True, timeout=60)
-    records = [json.loads(line) for line in (tmp_path / "store" / "run" / "records.jsonl").read_text().splitlines()]
-    recorded = [tmp_path / "store" / name for record in records for name in record["outputs"]]
-    assert 1 <= len(recorded) < 2 * len(whole.shards)
-    times = [path.stat().st_mtime_ns for path in recorded]
-    made = import_tokens(sources, tmp_path / "store", shard_size=12, **options)
-    assert made.fingerprint == whole.fingerprint
-    assert (tmp_path / "store" / "milldam.json").read_bytes() == (tmp_path / "whole" / "milldam.json").read_bytes()
-    assert [path.stat().st_mtime_ns for path in recorded] == times
-    assert list(verify(tmp_path / "store")) == []
+    calls: list[Call] = [
+        ("import_tokens", [[str(one) for one in sources], str(tmp_path / f"store {k}")], {"shard_size": 12, **options})
+        for k, options in enumerate(kinds)
+    ]
+    for k, signals in enumerate(kill_at_fsyncs(calls, before=14)):
+        assert signals.count(signal.SIGKILL) >= 3, signals
+        store, options = tmp_path / f"store {k}", kinds[k]
+        whole = import_tokens(sources, tmp_path / f"whole {k}", shard_size=12, **options)
+        records = [json.loads(line) for line in (store / "run" / "records.jsonl").read_text().splitlines()]
+        recorded = [store / name for record in records for name in record["outputs"]]
+        assert 1 <= len(recorded) < 2 * len(whole.shards)
+        times = [path.stat().st_mtime_ns for path in recorded]
+        made = import_tokens(sources, store, shard_size=12, **options)
+        assert made.fingerprint == whole.fingerprint
+        assert (store / "milldam.json").read_bytes() == (whole.path / "milldam.json").read_bytes()
+        assert [path.stat().st_mtime_ns for path in recorded] == times
+        assert list(verify(store)) == []
 
 
 def store_bytes(folder: Path) -> dict[str, bytes]:

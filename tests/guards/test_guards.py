@@ -170,7 +170,19 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
         assert names_imported(name, "milldam.stores.tokens.writer") <= {"Tokens"}, name
 
 
-EXECUTORS = {"tasks", "pools", "local", "serial", "worker", "ray_cluster", "ray_node", "array_task", "lean_arrow"}
+EXECUTORS = {
+    "tasks",
+    "pools",
+    "local",
+    "serial",
+    "server",
+    "server_handle",
+    "worker",
+    "ray_cluster",
+    "ray_node",
+    "array_task",
+    "lean_arrow",
+}
 
 
 def test_executors_get_callables_and_know_nothing_else() -> None:

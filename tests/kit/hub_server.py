@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -75,6 +75,8 @@ class Mishap:
     """Requests that match and go well before."""
     partial: bool = False
     """Send half of the body, then stall or hang up."""
+    first: Callable[[], object] | None = None
+    """What someone else does before the request is answered, which then goes well."""
 
 
 class HubServer(ThreadingHTTPServer):
@@ -111,6 +113,12 @@ class HubServer(ThreadingHTTPServer):
         blobs = {".gitattributes": GIT_ATTRIBUTES, **(files or {})}
         repo.commit("main", {path: Blob(data, is_large(path, data)) for path, data in blobs.items()}, "initial commit")
         return repo
+
+    def remove(self, name: str, path: str) -> None:
+        """Someone removes a file."""
+        repo = self.repos[name]
+        files = {one: blob for one, blob in (repo.files() or {}).items() if one != path}
+        repo.commit("main", files, f"remove {path}")
 
     def contents(self, name: str, revision: str = "main") -> dict[str, bytes]:
         files = self.repos[name].files(revision) or {}
@@ -207,6 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.partial = found
             return
         found.reached.set()
+        if found.first is not None:
+            found.first()
+            return
         if found.stall is not None:
             found.stall.wait(30)
         elif found.status is None:

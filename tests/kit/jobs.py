@@ -126,6 +126,13 @@ def invoke(*arguments: object, input: bytes | None = None) -> Result:
         signal.signal(signal.SIGTERM, before)
 
 
+def run_here(*arguments: object, code: int = 0) -> Result:
+    """The command line in this process; its exit code must be `code`."""
+    done = invoke(*arguments)
+    assert done.exit_code == code, f"exit {done.exit_code}\n{done.output}"
+    return done
+
+
 def run_milldam(*arguments: object, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command line as a process; its exit code must be `code`."""
     command = [MILLDAM, *(str(one) for one in arguments)]

@@ -100,9 +100,7 @@ class Environment:
 
     def start(self) -> Work:
         def work(assignment: Any, report: Report) -> None:
-            report(
-                PART, {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd()), "parent": os.getppid()}
-            )
+            report(PART, {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd())})
 
         return work
 
@@ -122,3 +120,65 @@ class Hoarder:
             report(PART, os.getpid())
 
         return work
+
+
+_LEFT: list[Any] = []
+
+
+@dataclass(frozen=True)
+class Started:
+    """Counts how often it is started, in `folder`, and leaves something behind; reports where it was started."""
+
+    folder: Path
+    leaves: str = ""
+
+    def start(self) -> Work:
+        started_in = os.getpid()
+        (self.folder / str(started_in)).touch()
+        if self.leaves == "thread":
+            thread = threading.Thread(target=threading.Event().wait, daemon=True)
+            thread.start()
+        if self.leaves == "file":
+            _LEFT.append((self.folder / "open").open("w"))
+        if self.leaves == "ended thread":
+            thread = threading.Thread(target=time.sleep, args=(0.01,))
+            thread.start()
+            thread.join()
+
+        def work(assignment: Any, report: Report) -> None:
+            time.sleep(0.05)  # so that no worker gets all units
+            report(PART, {"started": started_in, "worker": os.getpid(), "parent": os.getppid()})
+
+        return work
+
+
+@dataclass(frozen=True)
+class KillsServer:
+    """Kills the process that forked its worker, at one assignment, so many times; `folder` counts them."""
+
+    folder: Path
+    assignment: int
+    times: int
+
+    def start(self) -> Work:
+        def work(assignment: Any, report: Report) -> None:
+            killed = len(list(self.folder.iterdir()))
+            if assignment == self.assignment and killed < self.times:
+                (self.folder / str(killed)).touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(10)
+            time.sleep(0.02)
+            report(PART, assignment)
+
+        return work
+
+
+@dataclass(frozen=True)
+class DiesLoading:
+    """Ends the process that loads it."""
+
+    number: int
+
+    def start(self) -> Work:
+        os.kill(os.getpid(), self.number)
+        raise AssertionError("not reached")

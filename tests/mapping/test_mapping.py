@@ -94,12 +94,12 @@ def test_a_table_has_the_rows_in_input_order(corpus: Path, tmp_path: Path) -> No
 
 
 def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -> None:
-    """One process, three, another budget: the same bytes under the same names."""
+    """One process, or two in another budget: the same bytes under the same names."""
     made = []
-    for name, options in (("a", {"workers": 1}), ("b", {"workers": 3}), ("c", {"workers": 2, "memory": "900MB"})):
+    for name, options in (("a", {"workers": 1}), ("b", {"workers": 2, "memory": "900MB"})):
         map_rows(corpus, lengths, tmp_path / name, shards=6, batch_size=7, **options)
         made.append({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")})
-    assert made[0] == made[1] == made[2] and len(made[0]) >= 6
+    assert made[0] == made[1] and len(made[0]) >= 6
 
 
 def test_batches_are_bounded_in_rows_and_bytes(corpus: Path, tmp_path: Path) -> None:
@@ -507,8 +507,9 @@ def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Pa
         map_rows(tmp_path / "a.jsonl", lengths, tmp_path / "out")
 
 
-@pytest.mark.parametrize("source", ["jsonl", "parquet"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("source", "workers"), first_quick([("jsonl", 1), ("parquet", 2), ("jsonl", 2), ("parquet", 1)], quick=2)
+)
 def test_a_function_that_leaves_no_rows_makes_an_empty_table(source: str, workers: int, tmp_path: Path) -> None:
     """Its columns are the input's, with their types, and those that the function returns."""
     pq.write_table(pa.table({"id": pa.array(range(9), pa.int16()), "text": ["a"] * 9}), tmp_path / "in.parquet")
@@ -841,7 +842,7 @@ def test_workers_refuse_a_module_that_was_edited_and_not_reloaded(
     def cleaned(batch: dict[str, Any]) -> dict[str, Any]:
         return {"v": [users_cleaning.clean(text) for text in batch["text"]]}
 
-    own_module.write_text('def clean(text): return "new"\n')
+    own_module.write_text('def clean(text): return "newer"\n')  # of another size, which bytecode is known by
     options: dict[str, Any] = {"shards": 4, "remove_columns": "all"}
     with pytest.raises(ConfigError, match="function clean"):
         map_rows(corpus, cleaned, tmp_path / "out", workers=2, **options)

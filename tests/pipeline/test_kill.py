@@ -20,6 +20,7 @@ import pytest
 from tests.kit.jobs import (
     MILLDAM,
     TOKENIZER,
+    invoke,
     kill_group,
     leftovers,
     recorded,
@@ -32,8 +33,13 @@ from tests.kit.jobs import (
 )
 
 import milldam
+from milldam.stores.verify import verify
 
 KILLS = 10
+
+
+# Options that let a job run in this process, whose memory holds what the tests before have loaded.
+HERE = ("--memory", "4GB", "--workers", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +58,21 @@ class Job:
         assert list(store_bytes(out)) == list(store_bytes(self.reference))
         assert store_bytes(out) == store_bytes(self.reference)
         assert leftovers(out) == []
-        run_milldam("verify", out)
+        assert list(verify(out)) == []
 
 
 def make_job(folder: Path, *, compressed: bool) -> Job:
     # The slow encoder leaves time to be killed in.
     options = ("--tokenizer", TOKENIZER, "--encoder", "huggingface", "--workers", 2, "--memory", "1GB")
-    corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 4_000_000, broken_every=200)
+    corpus = write_corpus(folder / "corpus.jsonl", 5_000_000 if compressed else 2_000_000, broken_every=200)
     path = corpus.path
     if compressed:
         path = folder / "corpus.jsonl.gz"
         path.write_bytes(gzip.compress(corpus.path.read_bytes(), 1))
-    job = Job(path, (*options, "--shard-size", "200KB"), folder / "reference")
-    run_milldam(*job.command(job.reference))
+    size = "200KB" if compressed else "100KB"
+    job = Job(path, (*options, "--shard-size", size), folder / "reference")
+    # In this process: the bytes do not depend on the workers.
+    milldam.tokenize(path, job.reference, tokenizer=TOKENIZER, encoder="huggingface", shard_size=size, workers=1)
     assert len(milldam.open(job.reference).manifest.shards) >= (5 if compressed else 15)
     assert (job.reference / "rejects.jsonl").exists()
     return job
@@ -207,7 +215,8 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
     out = tmp_path / "s"
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
-        workers = psutil.Process(process.pid).children()
+        (server,) = psutil.Process(process.pid).children()
+        workers = server.children()
         assert len(workers) == 2
         # In the middle of a unit, with a shard and perhaps rejects begun.
         assert wait_until(lambda: any(f".{workers[0].pid}.tmp" in name for name in leftovers(out)), process)
@@ -219,12 +228,30 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_server_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
+    """When the system kills the process that forks the workers, another one is started, and the bytes are the same."""
+    out = tmp_path / "s"
+    with started(*plain.command(out)) as process:
+        assert wait_until(lambda: recorded(out) >= 1, process)
+        (server,) = psutil.Process(process.pid).children()
+        workers = server.children()
+        server.kill()
+        _, alive = psutil.wait_procs(workers, timeout=60)
+        assert alive == []
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert "was ended with the process that started it" in stderr and "tried once more" in stderr
+    plain.assert_finished(out)
+
+
+@pytest.mark.slow
 def test_workers_die_with_their_parent(plain: Job, tmp_path: Path) -> None:
     """When the parent alone is killed no worker stays, and the folder can be used at once."""
     out = tmp_path / "s"
     with started(*plain.command(out)) as process:
         assert wait_until(lambda: recorded(out) >= 1, process)
-        workers = psutil.Process(process.pid).children()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == 3
         process.kill()
         process.wait()
         _, alive = psutil.wait_procs(workers, timeout=60)
@@ -307,15 +334,15 @@ def test_a_disk_that_is_full_from_the_start(plain: Job, tmp_path: Path, room: bo
     with small_disk(disk, "4k"):
         if not room:
             fill(disk)
-        full = run_milldam(*plain.command(disk / "s"), code=4)
-        assert "The disk is full" in full.stderr and "Traceback" not in full.stderr
+        full = invoke(*plain.command(disk / "s"), *HERE)
+        assert full.exit_code == 4 and "The disk is full" in full.stderr and "Traceback" not in full.stderr
 
 
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
-        ("plain", "1200k"),
-        pytest.param("stream", "1200k", marks=pytest.mark.slow),
+        ("plain", "600k"),
+        pytest.param("stream", "600k", marks=pytest.mark.slow),
         pytest.param("plain", "200k", marks=pytest.mark.slow),
     ],
 )
@@ -326,7 +353,9 @@ def test_a_job_that_the_disk_can_not_hold_is_refused_before_it_begins(
     job: Job = request.getfixturevalue(kind)
     disk = tmp_path / "disk"
     with small_disk(disk, size):
-        refused = run_milldam(*job.command(disk / "s"), code=4).stderr
+        done = invoke(*job.command(disk / "s"), *HERE)
+        refused = done.stderr
+        assert done.exit_code == 4
         assert re.search(rf"Not enough disk for {disk / 's'}: about .* MB are needed .*, .* [KM]B are free\.", refused)
         assert "Traceback" not in refused and len(refused.splitlines()) == 2
         assert list(disk.iterdir()) == []

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,8 @@ from tests.kit.preprocess_jobs import (
     tree_bytes,
     write_config,
 )
+
+from milldam.api import preprocess
 
 KILLS = 12
 
@@ -113,7 +115,7 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
         file.write('{"text": 7}\n')
     common = {"tokenizer": str(TOKENIZER), "memory": "1GB", "dedup": {"index": "seen", "near": {}}}
     earlier = {"datasets": str(old), "out": "old", "workers": 1, **common}
-    run_milldam("preprocess", write_config(home / "old.yaml", earlier), cwd=home)
+    _preprocess_here(home, earlier)
     config = {
         "datasets": str(corpus),
         "out": "out",
@@ -128,8 +130,14 @@ def make_job(home: Path, count: int, **more: Any) -> Job:
     }
     job = Job(home, config)
     write_config(home / "config.yaml", config)
-    run_milldam("preprocess", home / "config.yaml", cwd=job.new_trial(job.reference))
+    _preprocess_here(job.new_trial(job.reference), config)
     return job
+
+
+def _preprocess_here(folder: Path, config: dict[str, Any]) -> None:
+    """In this process, whose memory holds what the tests before have loaded; the result does not depend on it."""
+    with chdir(folder):
+        preprocess(config | {"memory": "4GB", "workers": 1})
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, kill_group, started, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, tree_bytes, write_config
+from tests.kit.quick import first_quick
 
 import milldam
 
@@ -122,14 +123,19 @@ def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
     assert len(milldam.open(tmp_path / "out")) != len(expected)
 
 
-@pytest.mark.parametrize("name", ["plain", "exact"])
-def test_a_killed_update_leaves_a_whole_store_and_is_resumed(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "moments"),
+    first_quick([("exact", (0.6, 1.2)), ("plain", (0.6, 0.9, 1.2, 1.5)), ("exact", (0.3, 0.8, 0.9, 1.5))]),
+)
+def test_a_killed_update_leaves_a_whole_store_and_is_resumed(
+    tmp_path: Path, name: str, moments: tuple[float, ...]
+) -> None:
     """Killed after a while, again and again: `verify` passes each time, and the end has the bytes of a fresh run."""
     make_input(tmp_path / "in", copies=5)
     config = configured(tmp_path, "out", JOBS[name])
     told(invoke("preprocess", config, "--json"))
     edit(tmp_path / "in")
-    for seconds in (0.6, 0.9, 1.2, 1.5):
+    for seconds in moments:
         with started("preprocess", config, "--workers", 2) as process:
             lock = tmp_path / "out" / "run" / "status.json"
             wait_until(lock.exists, process)

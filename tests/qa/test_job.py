@@ -18,6 +18,7 @@ from tests.kit.jobs import (
     invoke,
     kill_group,
     leftovers,
+    run_here,
     run_milldam,
     started,
     store_bytes,
@@ -36,8 +37,6 @@ from milldam.qa.windows import Windower
 from milldam.stores.features import FeatureStore
 from milldam.stores.verify import verify
 
-KILLS = 5
-
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,7 +53,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What comes out of it undisturbed."""
     out = tmp_path_factory.mktemp("reference") / "s"
-    run_milldam(*command(many, out, "--workers", 1))
+    run_here(*command(many, out, "--workers", 1))
     assert len(FeatureStore(out).manifest.shards) == 4
     return out
 
@@ -257,9 +256,9 @@ def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
         "--overwrite",
         "-o",
     ]
-    assert "question-answering features" in run_milldam(*tokens, tmp_path / "features", code=2).stderr
-    run_milldam(*tokens, tmp_path / "tokens")
-    assert "a store of tokens" in run_milldam(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
+    assert "question-answering features" in run_here(*tokens, tmp_path / "features", code=2).stderr
+    run_here(*tokens, tmp_path / "tokens")
+    assert "a store of tokens" in run_here(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
     assert len(FeatureStore(tmp_path / "features"))
 
 
@@ -412,12 +411,13 @@ def has_progressed(out: Path, before: int) -> bool:
     return recorded(out) > before
 
 
-def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", first_quick([2, 5]))
+def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Path, tmp_path: Path, most: int) -> None:
     """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""
     rng = random.Random("kill qa")
     progressed = kills = 0
     for number in itertools.count():
-        if kills >= KILLS:
+        if kills >= most:
             break
         out = tmp_path / str(number)
         for _ in range(6):
@@ -438,7 +438,7 @@ def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Pa
         assert store_bytes(out) == store_bytes(reference)
         assert leftovers(out) == []
         assert not (out / "run" / "chunks").exists()
-    assert progressed > KILLS // 3, "too few kills fell into the work: the test has lost its point"
+    assert progressed > most // 3, "too few kills fell into the work: the test has lost its point"
 
 
 def test_a_shard_that_is_gone_is_made_again(many: Path, reference: Path, tmp_path: Path) -> None:
@@ -448,7 +448,7 @@ def test_a_shard_that_is_gone_is_made_again(many: Path, reference: Path, tmp_pat
         assert wait_until(lambda: recorded(out) >= 2, process)
         kill_group(process)
     next(out.glob("train-*.offsets.bin")).unlink()
-    run_milldam(*command(many, out, "--workers", 1))
+    run_here(*command(many, out, "--workers", 1))
     assert store_bytes(out) == store_bytes(reference)
 
 
@@ -465,5 +465,5 @@ def test_an_interrupted_run_says_how_to_go_on(many: Path, reference: Path, tmp_p
         FeatureStore(out)
     with pytest.raises(MismatchError, match="unfinished"):
         small(many, out, overlap=8)
-    run_milldam(*command(many, out, "--workers", 1))
+    run_here(*command(many, out, "--workers", 1))
     assert store_bytes(out) == store_bytes(reference)

@@ -21,8 +21,8 @@ from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 
 def workers_left() -> list[str]:
     """The command lines of worker processes that are still there."""
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    return [command for command in commands if "milldam.run.worker" in command]
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    return [command for command in commands if "milldam.run" in command]
 
 
 def run(executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit) -> list[Event]:
@@ -77,7 +77,7 @@ def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch:
     """A worker's encoder is told its share of the cores; the folder is that of the command."""
     monkeypatch.chdir(tmp_path)
     (seen,) = values(run(LocalExecutor(1, threads=3), Environment(), 1))
-    assert seen == {"threads": "3", "cwd": str(tmp_path), "parent": os.getpid()}
+    assert seen == {"threads": "3", "cwd": str(tmp_path)}
 
 
 @pytest.mark.parametrize(
@@ -158,26 +158,28 @@ def test_an_interrupt_ends_all_workers() -> None:
     assert workers_left() == []
 
 
-def test_kept_workers_take_another_task() -> None:
-    """The same processes do the next task; closed, they are gone."""
+def test_a_kept_server_takes_another_task() -> None:
+    """The same server forks the workers of the next task, as many as ever; closed, it is gone."""
     executor = LocalExecutor(2, keep=True)
-    first, second = run(executor, Square(), 6), run(executor, Square(), 6)
-    assert sorted(values(second, PART)) == [unit**2 for unit in range(6)]
-    assert {event.pid for event in second} <= {event.pid for event in first}
+    run(executor, Square(), 6)
+    (server,) = executor.pids
+    assert psutil.Process(server).children() == []
+    assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
+    assert executor.pids == [server]
     executor.close()
-    for pid in {event.pid for event in first}:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert not psutil.pid_exists(server) and workers_left() == []
 
 
-def test_a_kept_worker_that_died_is_replaced() -> None:
+def test_a_kept_server_that_died_is_replaced() -> None:
     """Killed while it had nothing to do, it costs the next task nothing."""
     executor = LocalExecutor(2, keep=True)
-    first = run(executor, Square(), 6)
-    os.kill(first[0].pid, signal.SIGKILL)
-    wait_until(lambda: psutil.Process(first[0].pid).status() == psutil.STATUS_ZOMBIE)
+    run(executor, Square(), 6)
+    (server,) = executor.pids
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
     assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
     executor.close()
+    assert workers_left() == []
 
 
 def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:

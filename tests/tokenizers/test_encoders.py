@@ -114,6 +114,18 @@ def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
     assert [ids.tolist() for ids in encode_each(one, texts)] == [ids.tolist() for ids in encode_each(many, texts)]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("many", [["short"] * 100_001, ["long text " * 100_000] * 17])
+def test_a_batch_gives_what_single_documents_give(demo_json: str, threads: int, many: list[str]) -> None:
+    """Many short documents, or many megabytes for several threads, are encoded in another way than a few."""
+    encoder = make_encoder(GIGATOKEN, demo_json, plain_specials=True, threads=threads)
+    texts = [*HARD_STRINGS, "", "a"]
+    singly = [encoder.encode_text(text.encode()).tolist() for text in texts]
+    assert [ids.tolist() for ids in encode_each(encoder, texts)] == singly
+    assert [ids.tolist() for ids in encode_each(encoder, [*many, *texts])[len(many) :]] == singly
+    assert [ids.tolist() for ids in encode_each(encoder, texts)] == singly
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_a_renewed_encoder_is_the_same_encoder(demo_json: str, name: str) -> None:
     """Only its caches are gone."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import shlex
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import click
 
-from milldam.cli.naming import visible
 from milldam.cli.options import json_option
-from milldam.cli.running import EXIT_INTERRUPTED
-from milldam.cli.summaries import show_summary
+from milldam.cli.running import EXIT_INTERRUPTED, run_and_show
 
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
 
@@ -53,9 +49,8 @@ def push(
     from milldam.hub.pushing import PushRequest, push_store
 
     request = PushRequest(store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
-    with _exit_at_interrupt():
-        summary = push_store(request, None if quiet else _say)
-    show_summary(summary, as_json=as_json, quiet=quiet)
+    with _exit_at_once():
+        run_and_show(partial(push_store, request), as_json=as_json, quiet=quiet)
 
 
 @click.command()
@@ -77,29 +72,19 @@ def pull(repo: str, out: Path | None, revision: str | None, split: str | None, a
     """
     from milldam.hub.pulling import PullRequest, pull_store
 
-    with _exit_at_interrupt():
-        summary = pull_store(PullRequest(repo, out, revision, split), None if quiet else _say)
-    show_summary(summary, as_json=as_json, quiet=quiet)
-
-
-def _say(sentence: str) -> None:
-    """Progress, on standard error."""
-    click.echo(visible(sentence), err=True)
+    request = PullRequest(repo, out, revision, split)
+    with _exit_at_once():
+        run_and_show(partial(pull_store, request), as_json=as_json, quiet=quiet)
 
 
 @contextmanager
-def _exit_at_interrupt() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process at once: the network would hold it up, and a kill does no harm."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        told = "Interrupted. Everything finished is safe. To resume, run the same command again:"
-        # Not click.echo: the signal may have come in the middle of one.
-        os.write(2, f"\n{told}\n  milldam {shlex.join(sys.argv[1:])}\n".encode())
-        os._exit(EXIT_INTERRUPTED)
-
-    earlier = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+def _exit_at_once() -> Iterator[None]:
+    """Interrupted, do not wait for the threads of huggingface_hub, which wait for the network: a kill does no harm."""
     try:
         yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+    except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_INTERRUPTED)
+        raise

@@ -13,8 +13,10 @@ import hashlib
 import logging
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +27,7 @@ log = logging.getLogger("milldam")
 
 WAITS = (1.0, 2.0, 4.0)
 """Seconds before a call is tried again, on top of what huggingface_hub tries by itself."""
+BEAT_SECONDS = 0.25
 REPO_TYPE = "dataset"
 _TRANSIENT = {408, 409, 412, 425, 429, 500, 502, 503, 504}
 _REPO_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,8 +36,6 @@ _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """Packages whose errors mean the network; which of them is used depends on the version of huggingface_hub."""
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
-"""Is given a sentence now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,8 @@ def hub_api() -> Any:
 
 
 @contextlib.contextmanager
-def quiet(tell: Tell | None) -> Iterator[None]:
-    """No progress bars of huggingface_hub where nobody is to be told: the library does not print."""
-    if tell is not None:
-        yield
-        return
+def quiet() -> Iterator[None]:
+    """No progress bars of huggingface_hub: a job has its own, and the library does not print."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     were_shown = not are_progress_bars_disabled()
@@ -111,12 +109,19 @@ def without_token(text: str) -> str:
     return _LIKE_A_TOKEN.sub("***", text)
 
 
-def tried(what: str, repo: str, function: Callable[[], T], *, passing: tuple[type[Exception], ...] = ()) -> T:
-    """The function's result; tried again after `WAITS` where that may help.
+def tried(
+    what: str,
+    repo: str,
+    function: Callable[[], T],
+    *,
+    passing: tuple[type[Exception], ...] = (),
+    warn: Callable[[str], None] = log.info,
+) -> T:
+    """The function's result; tried again after `WAITS` where that may help, which `warn` is told.
 
     Errors become ours, told as "can't `what` `repo`"; those of the types `passing` are let through.
     """
-    for wait in (*WAITS, None):
+    for pause in (*WAITS, None):
         try:
             return function()
         except MilldamError:
@@ -125,11 +130,30 @@ def tried(what: str, repo: str, function: Callable[[], T], *, passing: tuple[typ
             if isinstance(error, passing) and not _is_offline(error):
                 raise
             trouble = trouble_of(error)
-            if wait is None or not trouble.transient:
+            if pause is None or not trouble.transient:
                 raise explained(what, repo, trouble, error) from None
-            log.info("Can't %s %s (%s); trying again in %.0f s.", what, repo, trouble.text, wait)
-            time.sleep(wait)
+            warn(f"Can't {what} {repo} ({trouble.text}); trying again in {pause:.0f} s.")
+            time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
+
+
+def awaited(call: Callable[[], T], beat: Callable[[], None]) -> T:
+    """The result of a call that waits for the network. It is made in a thread: meanwhile `beat` is called now and then.
+
+    An interrupt is not held up; the thread ends with the process, or when the network has answered.
+    """
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    while not wait([done], BEAT_SECONDS).done:
+        beat()
+    return done.result()
 
 
 def trouble_of(error: BaseException) -> Trouble:
@@ -232,6 +256,12 @@ def read_tree(api: Any, repo: str, revision: str | None, *, passing: tuple[type[
 
 def _entry(file: Any) -> Entry:
     return Entry(int(file.size), None if file.lfs is None else str(file.lfs.sha256), str(file.blob_id))
+
+
+def read_entries(api: Any, repo: str, commit: str, names: list[str]) -> dict[str, Entry]:
+    """Some files of a commit, those that are there; one call, however many the repository has."""
+    found = api.get_paths_info(repo, names, repo_type=REPO_TYPE, revision=commit)
+    return {one.path: _entry(one) for one in found if hasattr(one, "blob_id")}
 
 
 def read_small(api: Any, repo: str, tree: Tree, name: str) -> bytes:

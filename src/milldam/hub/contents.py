@@ -1,21 +1,21 @@
 """Which files make a store, from its manifest alone: the same answer for a folder here and for a repository there.
 
-Three kinds: tokens (`milldam.json`), features of question answering (`milldam-qa.json`), a table (`milldam-
-table.json`). A manifest may come from anywhere: names that leave the folder are refused when it is read. Memory: the
-manifest.
+A manifest may come from anywhere: names that leave the folder are refused when it is read. Memory: the manifest.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
-from milldam.files import hash_file, stays_in_folder
+from milldam.files import hash_bytes, hash_file, stays_in_folder
 from milldam.stores.kinds import KINDS, TOKENS, Kind
+from milldam.stores.place import Folder
 
 TOKENIZER = "tokenizer.json"
 
@@ -42,8 +42,10 @@ class Contents:
         return {file.name for file in self.files} | {self.kind.manifest}
 
     @property
-    def size(self) -> int:
-        return sum(file.bytes or 0 for file in self.files)
+    def state(self) -> dict[str, Any]:
+        """As the input of a job."""
+        size = sum(file.bytes or 0 for file in self.files)
+        return {"files": len(self.names), "bytes": size, "fingerprint": hash_bytes(self.manifest_bytes)}
 
 
 def kind_among(names: set[str], where: str) -> Kind:
@@ -65,15 +67,32 @@ def read_contents(folder: Path, kind: Kind | None = None) -> Contents:
         if not there and (folder / "run" / "plan.json").exists():
             raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
         kind = kind_among(there, str(folder))
-    data = (folder / kind.manifest).read_bytes()
-    manifest, found = _READERS[kind.name](folder)
-    # Equal units of a table share a file.
-    files = tuple(dict.fromkeys(found))
-    for file in files:
-        _refuse_outside(file.name, folder / kind.manifest)
-    if len({file.name for file in files} | {kind.manifest}) <= len(files):
+    manifest = kind.read_manifest(Folder(folder))
+    contents = Contents(kind, manifest, (folder / kind.manifest).read_bytes(), tuple(_files(manifest)))
+    for file in contents.files:
+        if not stays_in_folder(file.name, hidden=False):
+            raise StoreError(f'{folder / kind.manifest}: the file name "{file.name}" leaves the folder; refused.')
+    if len(contents.names) <= len(contents.files):
         raise StoreError(f"{folder / kind.manifest}: it names a file twice.")
-    return Contents(kind, manifest, data, files)
+    return contents
+
+
+def _files(manifest: Any) -> Iterable[StoredFile]:
+    made_with = getattr(manifest, "tokenizer", {}).get("xxh3")
+    found = [StoredFile(TOKENIZER, made_with, None)] if made_with else []
+    found += [StoredFile(name, one["xxh3"], one["bytes"]) for name, one in manifest.files()]
+    # Equal units of a table share a file.
+    return dict.fromkeys(found)
+
+
+def parse_contents(data: bytes, kind: Kind, where: str) -> Contents:
+    """What a manifest that lies elsewhere names."""
+    with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
+        (Path(folder) / kind.manifest).write_bytes(data)
+        try:
+            return read_contents(Path(folder), kind)
+        except StoreError as error:
+            raise StoreError(str(error).replace(folder, where)) from None
 
 
 def select_split(contents: Contents, split: str, where: str) -> Contents:
@@ -84,11 +103,12 @@ def select_split(contents: Contents, split: str, where: str) -> Contents:
     if split not in known:
         raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')
     kept = tuple(shard for shard in contents.manifest.shards if shard.split == split)
-    manifest = dataclasses.replace(contents.manifest, shards=kept)
     with tempfile.TemporaryDirectory() as folder:
-        manifest.write(Path(folder))
-        data = (Path(folder) / contents.kind.manifest).read_bytes()
-    return Contents(contents.kind, manifest, data, tuple(_token_files(manifest)))
+        dataclasses.replace(contents.manifest, shards=kept).write(Path(folder))
+        return read_contents(Path(folder), TOKENS)
+
+
+# ---- files here ----
 
 
 def check_sizes(folder: Path, contents: Contents) -> None:
@@ -110,53 +130,3 @@ def wrong_size(folder: Path, file: StoredFile) -> str | None:
 def is_whole(folder: Path, file: StoredFile) -> bool:
     """It is there, of its size and with its bytes; reads it in blocks."""
     return wrong_size(folder, file) is None and hash_file(folder / file.name) == file.xxh3
-
-
-def _read_tokens(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.stores.tokens.manifest import Manifest
-
-    manifest = Manifest.read(folder)
-    return manifest, _token_files(manifest)
-
-
-def _token_files(manifest: Any) -> list[StoredFile]:
-    files = _tokenizer_file(manifest.tokenizer)
-    for shard in manifest.shards:
-        for suffix, record in (("bin", shard.bin), ("idx", shard.idx)):
-            files.append(_file(f"{shard.name}.{suffix}", record))
-    return files
-
-
-def _read_features(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.stores.features.manifest import FeatureManifest
-
-    manifest = FeatureManifest.read(folder)
-    files = _tokenizer_file(manifest.tokenizer)
-    return manifest, files + [_file(name, one) for shard in manifest.shards for name, one in shard.files.items()]
-
-
-def _read_table(folder: Path) -> tuple[Any, list[StoredFile]]:
-    from milldam.stores.table.manifest import TableManifest
-
-    manifest = TableManifest.read(folder)
-    return manifest, [StoredFile(shard.name, shard.xxh3, shard.bytes) for shard in manifest.shards]
-
-
-_READERS = {"tokens": _read_tokens, "features": _read_features, "table": _read_table}
-
-
-def _tokenizer_file(tokenizer: dict[str, Any]) -> list[StoredFile]:
-    """None for a store that was made without one."""
-    return [StoredFile(TOKENIZER, str(tokenizer["xxh3"]), None)] if tokenizer.get("xxh3") else []
-
-
-def _file(name: str, record: dict[str, Any]) -> StoredFile:
-    try:
-        return StoredFile(name, str(record["xxh3"]), int(record["bytes"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{name}: the manifest does not say its size and hash ({error}).") from None
-
-
-def _refuse_outside(name: str, manifest: Path) -> None:
-    if not stays_in_folder(name, hidden=False):
-        raise StoreError(f'{manifest}: the file name "{name}" leaves the folder; refused.')

@@ -308,10 +308,12 @@ class _Work(Generic[BatchT]):
 
     def _steps(self, place: int, end: int | None) -> Iterator[_Step]:
         size, step = self.delivery.batch_size, self.delivery.step
-        span = max(1, _NUMBERS_AT_ONCE // size) * step
+        # Few at first, for an early first batch.
+        steps, most = 1, max(1, _NUMBERS_AT_ONCE // size)
         last = end - (end - place) % step if end is not None and self.delivery.drop_last else end
         while last is None or place < last:
-            stop = place + span if last is None else min(place + span, last)
+            stop = place + steps * step if last is None else min(place + steps * step, last)
+            steps = min(2 * steps, most)
             numbers = self.order.numbers(self.delivery.mine(place, stop))
             read = self.samples._look_up(numbers, self.dtype)
             for first in range(0, len(numbers), size):

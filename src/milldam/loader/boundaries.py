@@ -92,12 +92,17 @@ class Documents:
 
         All are halved together: by steps of a falling power of two, each taken where it does not lead too far.
         """
-        at, end = first, first + _NEXT * last
+        at, end, ahead = first.copy(), first + _NEXT * last, np.empty_like(first)
         for power in range(int(last.max()).bit_length() - 1, -1, -1):
-            ahead = np.minimum(at + (_NEXT << power), end)
-            at = np.where(self._numbers[ahead] <= wanted, ahead, at)
-        found: Int64s = (at - first) // _NEXT
-        return found
+            np.minimum(np.add(at, _NEXT << power, out=ahead), end, out=ahead)
+            reached = self._numbers[ahead] <= wanted
+            # By arithmetic: what chooses by a mask waits for every guess of the processor that was wrong.
+            ahead -= at
+            ahead *= reached
+            at += ahead
+        at -= first
+        at //= _NEXT
+        return at
 
     def begins(self, documents: Int64s) -> Int64s:
         """Where documents begin in the stream."""

@@ -68,14 +68,17 @@ class Reader(Protocol):
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
 
-    def places(self, starts: Int64s, length: int) -> Int64s | None:
-        """What `rows_at` takes for these rows; None: they have to be read by their starts."""
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
+        """What `rows_at` and `runs_at` take for these stretches; None: they have to be read by their starts."""
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         """Rows whose places were looked up before."""
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
+
+    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
+        """Stretches whose places were looked up before."""
 
     def view(self, start: int, length: int) -> TokenArray:
         """One stretch to keep: read-only, and without a copy where that can be."""
@@ -187,9 +190,9 @@ class MappedReader:
             rows[row] = self.runs(starts[row : row + 1], np.array([length]))
         return rows
 
-    def places(self, starts: Int64s, length: int) -> Int64s | None:
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
         file = self._layout.find(starts)
-        if (starts + length > self._layout.ends[file]).any():
+        if (starts + lengths > self._layout.ends[file]).any():
             return None
         return starts + self._shifts[file]
 
@@ -198,16 +201,15 @@ class MappedReader:
         return rows
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        file = self._layout.find(starts)
-        if not len(starts) or (starts + lengths > self._layout.ends[file]).any():
-            return self._joined(starts, lengths)
-        begins = starts + self._shifts[file]
-        ends = lengths.cumsum()
-        if ends[-1] >= _SHORTEST_SLICE * len(lengths):
-            slices = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
-            return np.concatenate([self._tokens[begin:end] for begin, end in slices])
-        tokens: TokenArray = self._tokens[ranges(begins, lengths)]
-        return tokens
+        places = self.places(starts, lengths) if len(starts) else None
+        return self._joined(starts, lengths) if places is None else self.runs_at(places, lengths)
+
+    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
+        if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
+            tokens, slices = self._tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
+            return np.concatenate([tokens[begin:end] for begin, end in slices])
+        gathered: TokenArray = self._tokens[ranges(places, lengths)]
+        return gathered
 
     def view(self, start: int, length: int) -> TokenArray:
         parts = list(self._layout.parts(np.array([start]), np.array([length])))
@@ -344,11 +346,14 @@ class PositionedReader(threading.local):
             at += len(slot)
         return self._buffer[:size].view(self._dtype)
 
-    def places(self, starts: Int64s, length: int) -> Int64s | None:
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
         return starts
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         return self.rows(places, length)
+
+    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
+        return self.runs(places, lengths)
 
     def view(self, start: int, length: int) -> TokenArray:
         tokens = self.runs(np.array([start]), np.array([length])).copy()

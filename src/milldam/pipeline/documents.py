@@ -8,6 +8,7 @@ What a worker is given: a unit, and what both passes need to know of its data se
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,14 @@ READ_AHEAD = 4
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
 EMPTY = "empty"
-_NO_TEXTS = pa.array([], pa.large_string())
+
+
+@functools.cache
+def _no_texts() -> pa.LargeStringArray:
+    """Not made at import: the first array of Python values loads pandas, unless `keep_arrow_lean` was called."""
+    return pa.array([], pa.large_string())
+
+
 _Read = tuple[Batch | None, list[Reject]]
 
 
@@ -93,7 +101,7 @@ class UnitReader:
             return
         for batch, rejects in self._timed():
             if batch is None:
-                yield Documents(_NO_TEXTS, Verdicts(0), rejects=rejects, batch=self.batches + 1)
+                yield Documents(_no_texts(), Verdicts(0), rejects=rejects, batch=self.batches + 1)
                 return
             self.batches += 1
             if self.batches > self._reading.skip_batches:
@@ -129,7 +137,7 @@ class UnitReader:
             if self._cleaner is not None:
                 self._cleaner.cancel()
             self._inside = False
-            return Documents(_NO_TEXTS, Verdicts(0), cancel=True)
+            return Documents(_no_texts(), Verdicts(0), cancel=True)
         if batch.open or (self._inside and len(batch.texts)):
             return self._part(batch)
         return self._whole(batch.texts)
@@ -139,7 +147,7 @@ class UnitReader:
         row, self._inside = self._row, batch.open
         self._row += not batch.open
         if not self._wanted(row):
-            return Documents(_NO_TEXTS, Verdicts(0))
+            return Documents(_no_texts(), Verdicts(0))
         verdicts = Verdicts(1)
         texts = self._clean(batch.texts, verdicts, open=batch.open)
         return Documents(texts, verdicts, row, part=True, last=not batch.open)

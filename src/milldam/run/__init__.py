@@ -14,7 +14,7 @@ summary      what a finished job tells, the same for every job
 monitor      memory of a process tree over time: process_tree, watching
 
 tasks        what executors know of work
-pools        who works on a stage: serial, local (worker), ray_cluster (ray_node)
+pools        who works on a stage: serial, local (server_handle, server, worker), ray_cluster (ray_node)
 array_task   what one of several machines does of a stage; array_jobs: the script that queues them
 lean_arrow   pyarrow without pandas, until somebody wants pandas
 """

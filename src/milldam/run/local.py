@@ -1,146 +1,148 @@
 """Several worker processes on this machine, one unit at a time each.
 
 Processes, not threads (docs/decisions/0003): a worker that dies takes nothing with it but its unit, which is given
-to a fresh one, once. Workers are started as `python -m milldam.run.worker`, so a script that calls milldam
-needs no `if __name__ == "__main__"`.
+to a fresh one, once. A server process loads the task once and forks the workers (run/server.py); it is started as
+`python -m milldam.run.server`, so a script that calls milldam needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from milldam.errors import Setting, WorkerError
-from milldam.memory import usage
-from milldam.run.tasks import CRASH, DONE, TASK, WORK, Event, Task
-
-RETRIES = 1
-_STDERR = 2
-"""Where what a user's function prints goes: standard output is for results."""
+from milldam.errors import WorkerError
+from milldam.memory import shared_bytes, usage
+from milldam.run.server_handle import ADVICE, RETRIES, ServerProcess, Servers, cause_of
+from milldam.run.tasks import CRASH, DONE, ERROR, READY, TASK, WORK, Event, Task
 
 
 @dataclass(slots=True)
 class _Worker:
     number: int
-    process: subprocess.Popen[bytes]
+    server: ServerProcess
     connection: Connection
+    pid: int | None = None
+    """None until it is ready."""
     unit: int | None = None
 
 
 class LocalExecutor:
-    """`keep`: the processes stay for the next task, until `close`; starting them takes half a second.
+    """`keep`: the server stays for the next task, until `close`; starting it takes half a second.
 
+    `alone`: how many workers there may be where each must load for itself; as many as else, unless given.
     `worker_bytes`: a worker that holds more memory than this after a unit makes room for a fresh one: what a user's
     function keeps must not add up.
     """
 
-    def __init__(self, workers: int, threads: int = 1, *, keep: bool = False, worker_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        threads: int = 1,
+        *,
+        keep: bool = False,
+        worker_bytes: int | None = None,
+        alone: int | None = None,
+    ) -> None:
         self.workers, self.threads, self.worker_bytes = workers, threads, worker_bytes
+        self.alone = workers if alone is None else min(alone, workers)
         self._keep = keep
-        self._kept: list[_Worker] = []
+        self._kept: ServerProcess | None = None
 
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
-        job = _Job(task, iter(units), assign, on_event, self.threads, self.worker_bytes)
-        kept, self._kept = self._kept, []
+        servers, self._kept = Servers(task, self.threads, self.workers, self._kept), None
+        job = _Job(self, servers, task, iter(units), assign, on_event)
         try:
-            job.run(self.workers, kept)
+            job.run()
             if self._keep:
                 self._kept = job.release()
         finally:
             job.stop()
 
+    def take_over(self, other: LocalExecutor) -> None:
+        """Use what another executor has kept."""
+        self._kept, other._kept = other._kept, None
+
     @property
     def pids(self) -> list[int]:
-        """The processes that are kept."""
-        return [worker.process.pid for worker in self._kept]
+        """The process that is kept."""
+        return [] if self._kept is None else [self._kept.pid]
 
     def close(self) -> None:
-        """End the processes that were kept."""
-        _end(self._kept)
-        self._kept = []
+        """End what was kept."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
 
 class _Job:
     def __init__(
         self,
+        executor: LocalExecutor,
+        servers: Servers,
         task: Task,
         units: Iterator[int],
         assign: Callable[[int], Any],
         on_event: Callable[[Event], None],
-        threads: int,
-        worker_bytes: int | None,
     ) -> None:
-        self._task, self._units, self._assign, self._on_event = task, units, assign, on_event
-        self._threads, self._worker_bytes = threads, worker_bytes
+        self._executor, self._servers, self._task = executor, servers, task
+        self._units, self._assign, self._on_event = units, assign, on_event
         self._crashes: dict[int, int] = {}
         self._again: list[int] = []
         self._workers: dict[Connection, _Worker] = {}
 
-    def run(self, count: int, kept: list[_Worker]) -> None:
-        for worker in kept:
-            self._workers[worker.connection] = worker
-        for worker in kept:
-            self._give_task(worker)
-        for number in range(len(kept), count):
+    def run(self) -> None:
+        first = self._next_unit()
+        if first is None:
+            return
+        self._again.append(first)
+        self._servers.begin()
+        for number in range(self._count):
             self._start_worker(number)
-        while any(worker.unit is not None for worker in self._workers.values()):
-            for connection in wait(list(self._workers)):
-                assert isinstance(connection, Connection)
-                self._hear(self._workers[connection])
+        while any(worker.pid is None or worker.unit is not None for worker in self._workers.values()):
+            for ready in wait([*self._workers, *self._servers.controls]):
+                self._attend(ready)
+
+    @property
+    def _count(self) -> int:
+        return self._executor.alone if self._servers.current.apart else self._executor.workers
 
     def stop(self) -> None:
-        """End every worker at once: what is not committed is not kept, so nothing needs to be wound up."""
-        _end(self._workers.values())
+        """End every process at once: what is not committed is not kept, so nothing needs to be wound up."""
+        for connection in self._workers:
+            connection.close()
+        self._servers.close()
 
-    def release(self) -> list[_Worker]:
-        """The workers, idle now, for another task."""
-        workers, self._workers = list(self._workers.values()), {}
-        return workers
+    def release(self) -> ServerProcess | None:
+        """The server for another task, if it can take one; its workers end."""
+        self._dismiss(list(self._workers.values()))
+        return self._servers.release()
 
     def _start_worker(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | {"RAYON_NUM_THREADS": str(self._threads), "PYTHONPATH": path}
-        # -P: what lies in the current folder must not stand in for an installed package.
-        command = [sys.executable, "-P", "-m", "milldam.run.worker", str(theirs.fileno()), str(os.getpid())]
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=_STDERR
-        )
-        theirs.close()
-        connection = Connection(ours.detach())
-        worker = _Worker(number, process, connection)
-        self._workers[connection] = worker
-        self._give_task(worker)
+        server, connection = self._servers.fork(number)
+        self._workers[connection] = _Worker(number, server, connection)
 
-    def _give_task(self, worker: _Worker) -> None:
-        try:
-            worker.connection.send((TASK, self._task))
-        except OSError:
-            # It died while nobody asked anything of it: another one takes its place.
-            del self._workers[worker.connection]
-            _end([worker])
+    def _attend(self, ready: Any) -> None:
+        worker = self._workers.get(ready)
+        if worker is not None:
+            self._hear(worker)
+        else:
+            self._servers.hear(ready)
+        if self._servers.current.cannot_fork:
+            self._go_apart()
+
+    def _go_apart(self) -> None:
+        """Start the workers that could not be forked as programs of their own."""
+        waiting = [worker for worker in self._workers.values() if worker.pid is None]
+        for worker in waiting:
+            self._forget(worker)
+        self._servers.go_apart(still_needed=bool(self._workers))
+        for worker in waiting[: max(0, self._count - len(self._workers))]:
             self._start_worker(worker.number)
-            return
-        self._hand_out(worker)
-
-    def _hand_out(self, worker: _Worker) -> None:
-        worker.unit = self._next_unit()
-        if worker.unit is None:
-            return
-        assignment = self._assign(worker.unit)
-        try:
-            worker.connection.send((WORK, assignment))
-        except OSError:
-            self._replace(worker)
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -148,61 +150,87 @@ class _Job:
         except (EOFError, OSError):
             self._replace(worker)
             return
-        if kind == "error":
+        if kind == ERROR:
             raise value
+        if kind == READY:
+            worker.server.await_loaded()
+            worker.pid = value
+            self._welcome(worker)
+        elif worker.unit is not None and worker.pid is not None:
+            self._on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
+            if kind == DONE:
+                self._servers.note_progress()
+                self._go_on(worker)
+
+    def _welcome(self, worker: _Worker) -> None:
+        if worker.server.apart:
+            with contextlib.suppress(OSError):
+                worker.connection.send((TASK, self._task))
+        self._hand_out(worker)
+
+    def _hand_out(self, worker: _Worker) -> None:
+        worker.unit = self._next_unit()
         if worker.unit is not None:
-            self._on_event(Event(worker.number, worker.process.pid, worker.unit, kind, value))
-        if kind == DONE:
-            self._go_on(worker)
+            assignment = self._assign(worker.unit)
+            # Where it died meanwhile, that will be heard.
+            with contextlib.suppress(OSError):
+                worker.connection.send((WORK, assignment))
 
     def _go_on(self, worker: _Worker) -> None:
         """The next unit, for this worker or for a fresh one in its place."""
-        if self._worker_bytes is None or usage(worker.process.pid).anonymous <= self._worker_bytes:
+        if not self._is_too_large(worker):
             self._hand_out(worker)
             return
         worker.unit, unit = None, self._next_unit()
-        if unit is None:
-            return
-        self._again.append(unit)
-        del self._workers[worker.connection]
-        _end([worker])
-        self._start_worker(worker.number)
+        if unit is not None:
+            self._again.append(unit)
+            self._dismiss([worker])
+            self._start_worker(worker.number)
+
+    def _is_too_large(self, worker: _Worker) -> bool:
+        most = self._executor.worker_bytes
+        if most is None or worker.pid is None:
+            return False
+        held, inherited = usage(worker.pid).anonymous, self._servers.inherited(worker.server)
+        if held <= inherited.allowance(most, 0):
+            return False
+        return held > inherited.allowance(most, shared_bytes(worker.pid) if inherited.anonymous else 0)
 
     def _next_unit(self) -> int | None:
         return self._again.pop() if self._again else next(self._units, None)
 
-    def _replace(self, worker: _Worker) -> None:
-        """A worker died: say so, and give its unit to a new one, unless it has killed one before."""
-        code = worker.process.wait()
+    def _dismiss(self, workers: list[_Worker]) -> None:
+        for worker in workers:
+            self._forget(worker)
+        for server in {id(worker.server): worker.server for worker in workers}.values():
+            server.end(worker.number for worker in workers if worker.server is server)
+
+    def _forget(self, worker: _Worker) -> None:
         del self._workers[worker.connection]
         worker.connection.close()
-        unit = worker.unit
-        if unit is None:
-            return
-        cause = _cause(code)
-        self._crashes[unit] = self._crashes.get(unit, 0) + 1
-        if self._crashes[unit] > RETRIES:
-            raise WorkerError(
-                f"Unit {unit} ended its worker process {self._crashes[unit]} times; the last one {cause}.\n"
-                "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
-                Setting("workers"),
-                ".",
-            )
-        self._on_event(Event(worker.number, worker.process.pid, unit, CRASH, cause))
-        self._again.append(unit)
+
+    def _replace(self, worker: _Worker) -> None:
+        """A worker died: say so, and give its unit to a new one, unless it has killed one before."""
+        code = worker.server.code(worker.number)
+        if worker.pid is None and worker.server.cannot_fork:
+            return  # it never was: others are started in its place
+        self._forget(worker)
+        if worker.pid is not None and worker.unit is None:
+            return  # it had nothing to do
+        if worker.unit is not None:
+            self._take_back(worker, worker.unit, code)
+        elif code is not None:
+            self._servers.count_failed_start(f"A worker {cause_of(code)}")
         self._start_worker(worker.number)
 
-
-def _end(workers: Iterable[_Worker]) -> None:
-    workers = list(workers)
-    for worker in workers:
-        worker.connection.close()
-        worker.process.kill()
-    for worker in workers:
-        worker.process.wait()
-
-
-def _cause(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed (signal 9), perhaps by the system for want of memory"
-    return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+    def _take_back(self, worker: _Worker, unit: int, code: int | None) -> None:
+        cause = cause_of(code) if code is not None else "was ended with the process that started it"
+        if code is not None:
+            self._crashes[unit] = self._crashes.get(unit, 0) + 1
+        if self._crashes.get(unit, 0) > RETRIES:
+            raise WorkerError(
+                f"Unit {unit} ended its worker process {self._crashes[unit]} times; the last one {cause}.\n", *ADVICE
+            )
+        assert worker.pid is not None
+        self._on_event(Event(worker.number, worker.pid, unit, CRASH, cause))
+        self._again.append(unit)

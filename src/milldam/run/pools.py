@@ -1,4 +1,4 @@
-"""Who works on a stage, and the executor for it. On this machine: this process, or worker processes that are kept."""
+"""Who works on a stage, and the executor for it. On this machine: this process, or workers of a server that is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import Executor, cores
 
 ROOM_BYTES = 100 * 10**6
-"""With less left of the budget, idle workers end before this process works itself."""
+"""With less left of the budget, the process that starts workers ends before this one works itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Workers:
     """In this process: the work can't be seen from elsewhere, or needs to know at once what is done."""
     worker_bytes: int | None = None
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
+    alone: int | None = None
+    """How many there may be where they share nothing, since each has to load for itself; None: as many."""
 
 
 class Pool(Protocol):
@@ -73,25 +75,22 @@ def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
 
 
 class LocalPool:
-    """This machine. Worker processes are kept for the next stage with as many; one that works apart gets all memory."""
+    """This machine. The process that starts workers is kept for the next stage; its workers end with theirs."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._pool = LocalExecutor(0)
 
     def executor(self, stage: str, workers: Workers) -> Executor:
-        if workers.apart:
-            self.close()
-            return LocalExecutor(1, workers.threads, worker_bytes=workers.worker_bytes)
-        if workers.count == 1 or workers.here:
+        if (workers.count == 1 and not workers.apart) or workers.here:
             if self._budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
-        pool = self._pool
-        if (pool.workers, pool.threads, pool.worker_bytes) != (workers.count, workers.threads, workers.worker_bytes):
-            self.close()
-            self._pool = LocalExecutor(workers.count, workers.threads, keep=True, worker_bytes=workers.worker_bytes)
-        return self._pool
+        count = 1 if workers.apart else workers.count
+        pool = LocalExecutor(count, workers.threads, keep=True, worker_bytes=workers.worker_bytes, alone=workers.alone)
+        pool.take_over(self._pool)
+        self._pool = pool
+        return pool
 
     @property
     def cores(self) -> int:

@@ -3,7 +3,9 @@
 A process belongs to the tree once its parent does, and stays in it when that parent ends. With `adopting`, processes
 that lost their parents come to us (PR_SET_CHILD_SUBREAPER), so that none gets away between two looks, not even one that
 began a session of its own. A look costs a listing of /proc, a file for each new process of the machine, and a file
-for each process of the tree. Without /proc, psutil is asked: then all resident memory counts as anonymous.
+for each process of the tree. What a forked worker shares with the process that forked it is left out of what it holds;
+since the kernel walks all pages for that, it is looked at for a few workers at a time.
+Without /proc, psutil is asked: then all resident memory counts as anonymous.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import contextlib
 import ctypes
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from milldam.memory import Usage, process_tree, usage
+from milldam.memory import FORKED, Usage, process_tree, shared_bytes, usage
 
 _HAS_PROC = Path("/proc/self/status").exists()
 _STATUS = re.compile(rb"^(Name|VmHWM|Rss\w+):\s+(.*)$", re.MULTILINE)
@@ -25,6 +28,8 @@ _ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Pss_File):\s+(\d+)", re.MULTILINE)
 _INTERPRETERS = re.compile(r"python|pypy|ruby|perl|node|bash|^sh$|zsh|dash|java|milldam|pt_")
 _NAME_CHARACTERS = 48
 _NAME_LOOKS = 3
+_SHARED_SECONDS = 0.002
+"""To spend at each look on what forked workers share."""
 _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -50,6 +55,8 @@ class ProcessTree:
         self._adopting = os.getpid() if adopting else None
         self._strangers = set(strangers) - {root}
         self._names: dict[int, tuple[bytes, str, int]] = {}
+        self._shared: dict[int, int] = {}
+        """Of forked workers, those first that were not looked at for longest."""
 
     def read(self) -> list[Reading]:
         """What each process holds; those that have ended are left out."""
@@ -58,6 +65,7 @@ class ProcessTree:
             return [found for pid in pids if (found := _read_without_proc(pid)) is not None]
         if not self._alone:
             self._look()
+        self._look_at_shared()
         readings = [found for pid in sorted(self._members) if (found := self._reading(pid)) is not None]
         for pid in self._members - {self._root, *(one.pid for one in readings)}:
             # Ended, and its parent before it: nobody but us takes note of it.
@@ -85,6 +93,7 @@ class ProcessTree:
         self._strangers &= present
         for pid in self._names.keys() - self._members:
             del self._names[pid]
+            self._shared.pop(pid, None)
         parents = {pid: _parent(pid) for pid in present - self._members - self._strangers}
         while found := {pid for pid, parent in parents.items() if self._is_ours(parent)}:
             self._members |= found
@@ -105,8 +114,24 @@ class ProcessTree:
         if b"RssAnon" not in found:
             return None  # ended, and not taken note of yet
         sizes = {key: int(value.split()[0]) * 1024 for key, value in found.items() if key != b"Name"}
-        use = Usage(sizes[b"RssAnon"] + sizes.get(b"RssShmem", 0), sizes.get(b"RssFile", 0))
+        shared = self._shared_by(pid) if found[b"Name"] == FORKED.encode() else 0
+        anonymous = max(0, sizes[b"RssAnon"] - shared) + sizes.get(b"RssShmem", 0)
+        use = Usage(anonymous, sizes.get(b"RssFile", 0))
         return Reading(pid, self._name(pid, found[b"Name"]), use, sizes.get(b"VmHWM", 0))
+
+    def _shared_by(self, pid: int) -> int:
+        if pid not in self._shared:
+            self._shared[pid] = shared_bytes(pid)
+        return self._shared[pid]
+
+    def _look_at_shared(self) -> None:
+        """Workers write to what they share, which makes it their own: look at some of them again."""
+        until = time.monotonic() + _SHARED_SECONDS
+        for pid in tuple(self._shared):
+            del self._shared[pid]
+            self._shared[pid] = shared_bytes(pid)
+            if time.monotonic() > until:
+                return
 
     def _name(self, pid: int, kernel_name: bytes) -> str:
         """The command's name, read again when the process became another program.
@@ -151,6 +176,8 @@ def name_of(words: list[str], kernel_name: str) -> str:
     ('python -m pytest', 'gzip')
     """
     name = kernel_name
+    if name == FORKED:
+        return name
     if words and _INTERPRETERS.search(kernel_name):
         flag = next((k for k, word in enumerate(words) if word == "-m" and k + 1 < len(words)), None)
         script = next((word for word in words[1:] if not word.startswith("-")), "")

@@ -2,6 +2,8 @@
 
 An executor gets a task and the indexes of units. It knows nothing of text: `task.start()` builds a worker's state
 once, and the callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
+Local workers are forked from a process in which the task was started: what the callable finds at its first call is
+shared by all of them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import Any, Protocol
 
 PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
 """What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
-TASK, WORK = "task", "work"
-"""What a worker process is sent."""
+TASK, WORK, FORK, END = "task", "work", "fork", "end"
+"""What worker processes, and the server that forks them, are sent."""
+READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
+"""What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
 
 Report = Callable[[str, Any], None]
 """(kind, value): "part" with a record to keep, "progress" with counters."""
@@ -25,8 +29,21 @@ class Task(Protocol):
     """What a worker does. It must pickle."""
 
     def start(self) -> Work:
-        """Build the state of one worker; the callable does an assignment."""
+        """Build what a worker needs; the callable does an assignment.
+
+        The workers may be forked afterwards: what belongs to one process is made at the first call. A thread, or a file
+        left open, prevents forking, and is not forbidden.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A task, as the server gets it."""
+
+    task: Task
+    environment: dict[str, str]
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""The worker process: takes a task, then one assignment after another, over the socket it inherited.
+"""A worker process: takes one assignment after another, over the socket it has from the process that started the job.
 
-Another task takes the place of the one before.
+The server forks it with the task's state built (run/server.py). Where the server can't, this module is a program of its
+own, which is sent the task and builds that state itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -17,53 +17,58 @@ from typing import Any
 
 from milldam.errors import MilldamError
 from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import DONE, TASK, WORK, Work
+from milldam.run.tasks import DONE, ERROR, READY, TASK, Work
 
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+"""What is raised where the process at the other end is no more."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
-    # Ctrl-C reaches the whole group: only the parent decides what it means.
+    connection = attach()
+    keep_arrow_lean()  # before a task brings imports along
+    with contextlib.suppress(*GONE):
+        serve(connection)
+
+
+def attach() -> Connection:
+    """The connection to the process that this one belongs to, by the arguments it was started with."""
+    # Ctrl-C reaches the whole group: only the process that runs the job decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(parent)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _serve(connection)
+    die_with(int(sys.argv[2]))
+    return Connection(int(sys.argv[1]))
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may be gone already. Whether the parent is process 1 says nothing: in a container it is.
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)
 
 
-def _serve(connection: Connection) -> None:
-    work: Work | None = None
+def serve(connection: Connection, work: Work | None = None) -> None:
+    """Do what is assigned, until the other end is closed. Without `work`, the task comes first."""
     try:
+        connection.send((READY, os.getpid()))
         while True:
             kind, value = connection.recv()
             if kind == TASK:
-                # What the task before held must be gone before this one takes its place.
-                work = None
-                gc.collect()
-                keep_arrow_lean()
                 work = value.start()
                 continue
-            assert kind == WORK and work is not None
+            assert work is not None
             work(value, lambda kind, value: connection.send((kind, value)))
             connection.send((DONE, None))
-    except MilldamError as error:
-        connection.send(("error", error))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except GONE:
         raise
     except Exception as error:
-        connection.send(("error", _as_sent(error)))
+        connection.send((ERROR, as_sent(error)))
 
 
-def _as_sent(error: Exception) -> Any:
-    """A bug in a worker, with its traceback: that does not pickle by itself."""
+def as_sent(error: Exception) -> Any:
+    """An error of ours, or a bug in a worker with its traceback, which does not pickle by itself."""
+    if isinstance(error, MilldamError):
+        return error
     return RuntimeError(f"{error!r} in a worker\n{traceback.format_exc()}")
 
 

@@ -151,6 +151,9 @@ class _Splitter:
         """Blocks of whole records. Where the bytes are damaged, the error takes what there is of the next one along."""
         try:
             for bytes_read in blocks:
+                if (block := self._join_records(bytes_read)) is not None:
+                    yield block
+                    continue
                 self._held += bytes_read
                 while (block := self._next_block()) is not None:
                     yield block
@@ -162,6 +165,18 @@ class _Splitter:
             raise
         if self._held:
             yield self._take(len(self._held), LAST if self._in_giant else WHOLE)
+
+    def _join_records(self, data: bytes) -> Block | None:
+        """What is held and the records that end in `data`, with one copy of each byte; None: it is not that simple."""
+        reach = self._position + len(self._held) + len(data)
+        if self._in_giant or not self._boundary.splittable or (self._stop is not None and reach >= self._stop):
+            return None
+        end = self._boundary.last(data)
+        # A longer separator that begins in what is held might end behind a shorter one.
+        if end is None or end < self._boundary.longest:
+            return None
+        joined, self._held = b"".join((self._held, memoryview(data)[:end])), data[end:]
+        return self._block(joined, WHOLE)
 
     def _next_block(self) -> Block | None:
         """What can be handed on of the bytes held."""
@@ -191,7 +206,10 @@ class _Splitter:
 
     def _take(self, size: int, kind: str = WHOLE) -> Block:
         data, self._held = self._held[:size], self._held[size:]
+        return self._block(data, kind)
+
+    def _block(self, data: bytes, kind: str) -> Block:
         block = Block(data, self._line, self._origin, count_line_ends(data), kind)
-        self._position += size
+        self._position += len(data)
         self._line += block.line_ends
         return block

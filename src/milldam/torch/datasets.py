@@ -21,7 +21,7 @@ from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
 from milldam.loader.streams import Streams
 from milldam.loader.types import State
-from milldam.torch.tensors import converted
+from milldam.torch.staging import converted
 
 _START_BYTES = 16 * 1024
 

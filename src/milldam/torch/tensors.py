@@ -1,12 +1,12 @@
 """Batches as tensors, without a DataLoader: on the CPU without a copy, on a CUDA device while it works.
 
-To a CUDA device a batch goes as one block of pinned memory, in one copy that nobody waits for, with tokens as narrow as
-they are stored; they are widened there. So a batch costs the training thread some tens of microseconds.
+To a CUDA device batches go through pinned memory, several in one copy that nobody waits for (`staging.py`). So a batch
+costs the training thread some tens of microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypedDict, TypeVar, overload
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
+from milldam.loader.looping import handed_out
 from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
+from milldam.torch.staging import Staging, Widening, converted
 
 TensorsT = TypeVar("TensorsT")
 
@@ -36,22 +38,6 @@ class PackedTensors(LabelledTensors):
     max_seqlen: int
 
 
-_ALIGNED = 16
-"""Every array of a block begins at a multiple of so many bytes: tensors of any dtype can be views of it."""
-
-
-def converted(batch: Any, convert: Callable[[Array], Any]) -> Any:
-    """A batch with its arrays converted, in dicts, tuples and lists of steps; what is no array stays."""
-    if isinstance(batch, np.ndarray):
-        return convert(batch)
-    if isinstance(batch, dict):
-        return {name: converted(value, convert) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        made = [converted(value, convert) for value in batch]
-        return tuple(made) if isinstance(batch, tuple) else made
-    return batch
-
-
 class TensorBatches(Generic[TensorsT]):
     """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand."""
 
@@ -65,21 +51,28 @@ class TensorBatches(Generic[TensorsT]):
             asked = "pin_memory" if pin_memory else f'device="{device}"'
             raise ConfigError(f"{asked}: torch finds no CUDA device here. Leave it out, or look at the driver.")
         self._pin = pin_memory
-        self._copy = _CudaCopy(batches, self._device) if on_cuda and self._device is not None else None
+        self._staging = Staging(self._device, _widening(batches)) if on_cuda and self._device is not None else None
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[TensorsT]:
-        for batch in self._batches:
-            yield self._tensors(batch)
+        if self._staging is not None:
+            return self._batches._loop.items(self._begin)
+        return (converted(batch, self._placed) for batch in self._batches)
 
     def __next__(self) -> TensorsT:
-        return self._tensors(next(self._batches))
-
-    def _tensors(self, batch: Any) -> TensorsT:
-        made: TensorsT = converted(batch, self._placed) if self._copy is None else self._copy(batch)
+        if self._staging is not None:
+            staged: TensorsT = handed_out(self._batches._loop.next(self._begin))
+            return staged
+        made: TensorsT = converted(next(self._batches), self._placed)
         return made
+
+    def _begin(self, place: int) -> tuple[Iterator[tuple[TensorsT, int]], int | None]:
+        """What follows in a loop of the batches, so that where it stands is behind the last that was handed out."""
+        made, end = self._batches._begin(place)
+        assert self._staging is not None
+        return self._staging.staged(made), end
 
     def _placed(self, array: Array) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -106,34 +99,14 @@ class TensorBatches(Generic[TensorsT]):
         self._batches.load_state_dict(state, new_weights=new_weights)
 
 
-class _CudaCopy:
-    """A batch of arrays -> the same as tensors on a CUDA device, in one copy."""
-
-    def __init__(self, batches: Batches[Any], device: torch.device) -> None:
-        self._device = device
-        self._narrow, self._wide = None, None
-        stored, wanted = batches.samples.token_dtype, batches.dtype
-        # Numbers below zero, such as labels of -100, are in no narrow batch.
-        if not batches.samples._signed and stored.itemsize < wanted.itemsize and _known(stored):
-            self._narrow, self._wide = stored, torch.from_numpy(np.empty(0, wanted)).dtype
-            batches.dtype = stored
-
-    def __call__(self, batch: Any) -> Any:
-        arrays: list[Array] = []
-        converted(batch, arrays.append)
-        begins = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
-        # Memory of torch's own, which torch gives to nobody else until the copy out of it is through.
-        block = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=True)
-        bytes_of_block = block.numpy()
-        for array, begin in zip(arrays, begins, strict=False):
-            np.copyto(np.ndarray(array.shape, array.dtype, bytes_of_block, begin), array)
-        there = block.to(self._device, non_blocking=True)
-        placed = iter(zip(arrays, begins, strict=False))
-        return converted(batch, lambda _: self._view(there, *next(placed)))
-
-    def _view(self, block: torch.Tensor, array: Array, begin: int) -> torch.Tensor:
-        part = block[begin : begin + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-        return part.to(self._wide) if array.dtype == self._narrow else part
+def _widening(batches: Batches[Any]) -> Widening | None:
+    """Let batches come as they are stored, where that is narrower than what is wanted."""
+    stored, wanted = batches.samples.token_dtype, batches.dtype
+    # Numbers below zero, such as labels of -100, are in no narrow batch.
+    if batches.samples._signed or stored.itemsize >= wanted.itemsize or not _known(stored):
+        return None
+    batches.dtype = stored
+    return Widening(stored, wanted)
 
 
 def _known(dtype: np.dtype[Any]) -> bool:

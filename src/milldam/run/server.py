@@ -1,0 +1,194 @@
+"""The server: a process that imports and loads once what every worker needs, and forks the workers.
+
+A worker starts in milliseconds, and what was loaded before the fork is in memory once. The server is the workers'
+parent: it tells how each of them ended, and none outlives it. It holds no state of the job: when it is killed, another
+one is started.
+
+Nothing is forked where a thread runs (a lock it holds would stay locked for ever in the copy), nor where loading has
+left a file or socket open (the copies would share its position). Then the server says so, and ends; another one, apart,
+starts every worker as a program of its own, which loads for itself. So it is where forking is not safe at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
+from pathlib import Path
+from typing import Any, NoReturn
+
+from milldam.memory import Inherited, inherit, release, usage
+from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Work
+from milldam.run.worker import GONE, as_sent, attach, die_with, serve
+
+CAN_FORK = sys.platform == "linux"
+_LAST_THREADS_SECONDS = 0.2
+"""A thread that was waited for may still be ending."""
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
+
+
+def main() -> None:
+    server = _Server(attach(), apart=sys.argv[3:] == [APART])
+    if not server.apart:
+        keep_arrow_lean()  # before a task brings imports along
+    try:
+        with contextlib.suppress(*GONE):
+            server.serve()
+    finally:
+        server.end_all()
+
+
+class _Server:
+    def __init__(self, control: Connection, *, apart: bool) -> None:
+        self.apart, self._control = apart, control
+        self._workers: dict[int, int] = {}
+        """Number of a worker -> its process."""
+        self._work: Work | None = None
+        self._inherited = Inherited()
+        self._ended, self._bell = socket.socketpair()
+        for end in (self._ended, self._bell):
+            end.setblocking(False)
+        self._listen()
+
+    def serve(self) -> None:
+        try:
+            while True:
+                for ready in wait([self._control, self._ended]):
+                    if ready is self._control:
+                        self._hear(*self._control.recv())
+                    else:
+                        self._reap()
+        except GONE:
+            raise
+        except Exception as error:
+            self._control.send((ERROR, as_sent(error)))
+
+    def _listen(self) -> None:
+        """Have the end of a child wake us."""
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+
+    def _hear(self, kind: str, value: Any) -> None:
+        if kind == TASK:
+            self._load(value)
+        elif kind == FORK:
+            self._fork(value, recv_handle(self._control))
+        else:
+            assert kind == END
+            self._end(value)
+
+    def _load(self, loading: Loading) -> None:
+        # What the task before held must be gone before this one takes its place.
+        self._work = None
+        gc.unfreeze()
+        gc.collect()
+        os.environ |= loading.environment
+        open_before = _open_files()
+        self._work = loading.task.start()
+        self._listen()  # the task may have listened to signals itself
+        if reason := _running_threads() or _left_open(open_before):
+            self._control.send((APART, reason))
+        gc.collect()
+        release()
+        # The collector would write to every object there is, and so give each worker a copy of its own.
+        gc.freeze()
+        self._inherited = Inherited(usage().anonymous, loading.workers)
+        self._control.send((LOADED, self._inherited.anonymous))
+
+    def _fork(self, number: int, handle: int) -> None:
+        if not self.apart and (reason := _running_threads()):
+            os.close(handle)
+            self._control.send((APART, reason))
+            self._control.send((ENDED, (number, 0)))
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # or each copy would write it
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(handle)
+        os.close(handle)
+        self._workers[number] = pid
+
+    def _become_worker(self, handle: int) -> NoReturn:
+        code = 1
+        try:
+            parent = os.getppid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._control, self._ended, self._bell):
+                end.close()
+            if self.apart:
+                os.set_inheritable(handle, True)
+                program = [sys.executable, "-P", "-m", "milldam.run.worker", str(handle), str(parent)]
+                os.execv(sys.executable, program)
+            die_with(parent)
+            inherit(self._inherited)
+            with contextlib.suppress(*GONE):
+                serve(Connection(handle), self._work)
+            code = 0
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._ended.recv(512):
+                pass
+        for number, pid in list(self._workers.items()):
+            self._take_note(number, *os.waitpid(pid, os.WNOHANG))
+
+    def _end(self, number: int) -> None:
+        """End a worker now: what it has not committed is not kept, so nothing needs to be wound up."""
+        pid = self._workers.get(number)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self._take_note(number, *os.waitpid(pid, 0))
+
+    def _take_note(self, number: int, pid: int, status: int) -> None:
+        if pid:
+            del self._workers[number]
+            self._control.send((ENDED, (number, os.waitstatus_to_exitcode(status))))
+
+    def end_all(self) -> None:
+        pids, self._workers = list(self._workers.values()), {}
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+
+def _left_open(before: set[str]) -> str:
+    """What loading left open, as a reason not to fork; empty: nothing."""
+    return next((f"has left {path} open" for path in sorted(_open_files() - before)), "")
+
+
+def _running_threads() -> str:
+    """That there are threads, as a reason not to fork; empty: there are none."""
+    until = time.monotonic() + _LAST_THREADS_SECONDS
+    while (count := len(os.listdir("/proc/self/task"))) > 1:
+        if time.monotonic() > until:
+            return f"runs {count} threads"
+        time.sleep(0.001)
+    return ""
+
+
+def _open_files() -> set[str]:
+    """Whatever is open: files by their paths, others by their kind and number."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.add(str(link.readlink()))
+    return {path for path in found if path not in _HARMLESS and not path.startswith("/proc/")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The server that forks workers: what it loads is loaded once, where it may not fork each worker loads for itself, and
+a server that is killed costs nothing but time."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.kit.jobs import wait_until
+from tests.kit.worker_tasks import DiesLoading, KillsServer, Square, Started
+from tests.run.test_executors import run, values, workers_left
+
+from milldam.errors import WorkerError
+from milldam.memory import Inherited, shared_bytes, usage
+from milldam.run.local import LocalExecutor
+from milldam.run.process_tree import ProcessTree
+from milldam.run.tasks import CRASH, DONE, Event
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
+
+
+@linux
+@pytest.mark.parametrize("leaves", ["", "ended thread"])
+def test_a_task_is_started_once_for_all_workers(tmp_path: Path, leaves: str) -> None:
+    """Workers are forked from the process that has started the task."""
+    told = values(run(LocalExecutor(3), Started(tmp_path, leaves), 9))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(told) == 9 and len({one["worker"] for one in told}) > 1
+    assert all(one["started"] == one["parent"] != one["worker"] for one in told)
+
+
+@linux
+@pytest.mark.parametrize("leaves", ["thread", "file"])
+def test_what_can_not_be_forked_is_started_by_each_worker(
+    tmp_path: Path, leaves: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where loading leaves a thread or an open file, workers share nothing, and do the same."""
+    with caplog.at_level("INFO"):
+        told = values(run(LocalExecutor(3), Started(tmp_path, leaves), 9))
+    assert len(told) == 9
+    assert all(one["started"] == one["worker"] for one in told)
+    assert ("runs 2 threads" if leaves == "thread" else f"has left {tmp_path}/open open") in caplog.text
+    assert workers_left() == []
+
+
+@linux
+def test_fewer_workers_may_load_for_themselves(tmp_path: Path) -> None:
+    """What is held once by forked workers is held by each of the others: as many as the budget holds."""
+    told = values(run(LocalExecutor(3, alone=2), Started(tmp_path, "thread"), 9))
+    assert len(told) == 9 and len({one["worker"] for one in told}) <= 2
+    assert len(list(tmp_path.iterdir())) <= 3  # the server, and two workers
+
+
+@linux
+def test_a_server_that_could_not_fork_is_not_kept(tmp_path: Path) -> None:
+    """The next task, which may be forked, is."""
+    executor = LocalExecutor(2, keep=True)
+    run(executor, Started(tmp_path, "thread"), 4)
+    assert executor.pids == [] and workers_left() == []
+    assert sorted(values(run(executor, Square(), 4))) == [0, 1, 4, 9]
+    assert len(executor.pids) == 1
+    executor.close()
+
+
+@linux
+def test_a_killed_server_is_replaced_and_its_units_are_done(tmp_path: Path) -> None:
+    """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
+    events = run(LocalExecutor(2), KillsServer(tmp_path, 3, 1), 8)
+    assert sorted(values(events)) == list(range(8))
+    lost = [event for event in events if event.kind == CRASH]
+    assert 3 in {event.unit for event in lost}
+    assert all("ended with the process that started it" in event.value for event in lost)
+    assert workers_left() == []
+
+
+@linux
+def test_a_server_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    """Two servers in a row without a finished unit are enough."""
+    with pytest.raises(WorkerError, match="no unit was finished between them") as caught:
+        run(LocalExecutor(1), KillsServer(tmp_path, 0, 99), 3)
+    assert "The process that starts the workers was killed (signal 9)" in str(caught.value)
+    assert workers_left() == []
+
+
+@linux
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "signal 9"), (signal.SIGSEGV, "signal 11")])
+def test_loading_that_ends_its_process_ends_the_run(number: int, cause: str) -> None:
+    """A task that can't be loaded is tried twice, and the cause is told."""
+    with pytest.raises(WorkerError, match=cause):
+        run(LocalExecutor(2), DiesLoading(number), 3)
+    assert workers_left() == []
+
+
+@linux
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Path) -> None:
+    """Whoever is killed, every unit is done once in the end, and no process stays."""
+    rng, done = random.Random(seed), threading.Event()
+    finished: list[int] = []
+
+    def kill_some() -> None:
+        for _ in range(3):
+            before = len(finished)
+            wait_until(lambda before=before: len(finished) > before + 2 or done.is_set())  # type: ignore[misc]
+            processes = psutil.Process().children(recursive=True)
+            if processes and not done.is_set():
+                rng.choice(processes).kill()
+
+    def on_event(event: Event) -> None:
+        if event.kind == DONE:
+            finished.append(event.unit)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        LocalExecutor(3).run(Started(tmp_path), range(40), lambda unit: unit, on_event)
+    finally:
+        done.set()
+        killer.join()
+    assert sorted(finished) == list(range(40))
+    assert workers_left() == []
+
+
+@linux
+def test_workers_of_a_killed_server_do_not_stay(tmp_path: Path) -> None:
+    """They are killed with it, even when nobody is there to start others."""
+    pids: list[int] = []
+
+    def stop(event: Event) -> None:
+        server = psutil.Process(event.pid).parent()
+        assert server is not None
+        workers = server.children()
+        pids.extend(worker.pid for worker in workers)
+        server.kill()
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert alive == []
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalExecutor(3).run(Started(tmp_path), range(9), lambda unit: unit, stop)
+    assert len(pids) == 3
+
+
+def test_shares_leave_room_for_what_is_shared_once() -> None:
+    """All shares and what was inherited add up to what the budget gives the workers, whatever a worker has copied."""
+    inherited, share, workers = Inherited(90, 3), 100, 3
+    for shared in (90, 70, 0):
+        most = inherited.allowance(share, shared)
+        own = most - shared
+        assert inherited.anonymous + workers * own == workers * share
+
+
+@linux
+def test_what_forked_workers_share_counts_once() -> None:
+    """A tree of processes that share 60 MB holds them once."""
+    block = bytearray(60 * 10**6)
+    block[::4096] = b"x" * len(block[::4096])
+    ours, theirs = os.pipe()
+    server = os.fork()
+    if server == 0:
+        from milldam.memory import inherit
+
+        for _ in range(3):
+            if os.fork() == 0:
+                inherit(Inherited(usage().anonymous, 3))
+                os.read(ours, 1)
+                os._exit(0)
+        for _ in range(3):
+            os.wait()
+        os._exit(0)
+    tree = ProcessTree(server)
+    wait_until(lambda: [one.name for one in tree.read()].count("milldam-worker") == 3)
+    time.sleep(0.05)
+    held = sum(one.use.anonymous for one in tree.read())
+    once, (first, *_) = usage(server).anonymous, psutil.Process(server).children()
+    assert shared_bytes(first.pid) > 50 * 10**6
+    os.write(theirs, b"abc")
+    os.waitpid(server, 0)
+    assert once > len(block) and held < once + 3 * 20 * 10**6

@@ -40,13 +40,14 @@ def status(out: Path, as_json: bool) -> None:
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.formats.export_place import EXPORT, exported, work_folder
+    from milldam.formats.export_place import EXPORT, exported
     from milldam.run.folder import FINISHED, kind_in
+    from milldam.run.work_folder import find_work_folder
     from milldam.stores.kinds import TOKENS
 
-    # What appears when it is whole is made in a folder beside its place.
-    if work_folder(out).is_dir():
-        return _status_of_run(work_folder(out), EXPORT)
+    work = find_work_folder(out)
+    if work is not None:
+        return _status_of_run(work, EXPORT)
     if sizes := exported(out).get("sizes"):
         return {"state": FINISHED, "safe": {"files": len(sizes)}}
     npy = out.with_name(f".{out.name}.milldam")

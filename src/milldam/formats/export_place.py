@@ -35,11 +35,6 @@ EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
-def work_folder(out: Path) -> Path:
-    """Where an export is made before it appears."""
-    return out.with_name(f".{out.name}.milldam-export")
-
-
 def _record_place(out: Path, *, is_folder: bool) -> Path:
     return out / f".{RECORD_NAME}" if is_folder else out.with_name(f"{out.name}.{RECORD_NAME}")
 
@@ -55,7 +50,7 @@ class Place:
     def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
         self._format, self._to, self.out = format, to, out
         self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(store))
-        self.work = work_folder(out)
+        self.work = out.with_name(f".{out.name}.milldam-export")
         self.files, self._replaced = self.work / "files", self.work / "replaced"
         self._record = _record_place(out, is_folder=self._is_folder)
         suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]

@@ -236,7 +236,7 @@ UNITS = st.lists(st.lists(st.integers(0, 30), max_size=25), min_size=1, max_size
 INDEXED = st.lists(st.sets(st.integers(0, 40), max_size=10), max_size=2)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     units=UNITS,
     partitions=st.integers(1, 4),
@@ -361,7 +361,7 @@ def points(folder: Path) -> Iterator[Callable[[], object]]:
 def test_killed_and_run_again_the_drop_file_is_the_same(tmp_path: Path) -> None:
     """SIGKILL at three points: no drop file appears by halves, and the next run makes it whole."""
     rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 2**64, (200_000, 2), dtype=np.uint64)[rng.integers(0, 200_000, 400_000)]
+    hashes = rng.integers(0, 2**64, (400_000, 2), dtype=np.uint64)[rng.integers(0, 400_000, 800_000)]
     write_hashes(tmp_path / hash_file_name(0), hashes)
     resolve(tmp_path)
     expected = drop_bytes(tmp_path)

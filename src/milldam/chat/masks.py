@@ -246,13 +246,15 @@ def _probe(template: ChatTemplate, role: str, variables: dict[str, Any]) -> _Hea
 def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
     """What plain turns of an assistant share, all turns, and the generation prompt -> the header.
 
-    Turns must begin with the prompt: what they share beyond it is the model's to write. A turn that says nothing but
-    tool calls may leave out white space at the prompt's end, and then all do without it.
+    What turns share and the prompt must be the same but for white space: of fixed words that only one of them has,
+    such as <think> or a channel, nobody can tell whether the model is to write them. A turn that says nothing but tool
+    calls may leave out white space at the prompt's end, and then all do without it.
     """
     header = _common_start([prompt, *blocks])
-    if not shared.startswith(prompt) or prompt[len(header) :].strip() or (shared.strip() and not header):
+    if not shared.startswith(prompt) or shared[len(prompt) :].strip() or prompt[len(header) :].strip():
         raise NotProvenError(
-            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}"
+            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}; "
+            "a template with {% generation %} tags would tell what is trained on"
         )
     return header
 

@@ -6,6 +6,7 @@ import resource
 
 import pytest
 
+from milldam.chat import bounds
 from milldam.chat.bounds import TemplateRefusedError
 from milldam.chat.template import ChatTemplate
 from milldam.errors import ConfigError
@@ -73,8 +74,9 @@ _BREAK_OUT = {
 
 
 @pytest.mark.parametrize("name", _BOMBS)
-def test_a_template_that_takes_too_much_is_refused_before_it_has_it(name: str) -> None:
+def test_a_template_that_takes_too_much_is_refused_before_it_has_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the memory that it asks for."""
+    monkeypatch.setattr(bounds, "MOST_STEPS", 50_000)
     template = ChatTemplate(_BOMBS[name])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateRefusedError):

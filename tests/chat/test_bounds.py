@@ -65,7 +65,7 @@ _BREAK_OUT = {
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import '/etc/passwd' as x %}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals": "{{ raise_exception.__globals__ }}",
+    "globals": "{{ raise_exception.__globals__.keys() }}",
     "a method's": "{{ messages.__class__ }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     "through format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
     "changes": "{{ messages.append(1) }}",

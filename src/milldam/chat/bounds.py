@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from milldam.errors import MilldamError
@@ -124,6 +125,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         for name in _LEFT_OUT:
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
+        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
         counted: dict[str, Callable[..., Any]] = {_JOIN: self._join, _MADE: self._made, _STEP: effort.step}
         self.globals |= counted
 
@@ -288,6 +290,35 @@ _BEFORE: dict[str, Callable[[BoundedSandbox, Any, list[Any], dict[str, Any]], An
     "format": _before_format,
     "tojson": _before_json,
 }
+
+
+class _Dict:
+    """`dict` without its attributes, as transformers offers it."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*arguments, **named)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names of Python's insides."""
+
+    def __init__(*arguments: Any, **named: Any) -> None:
+        self, given = arguments[0], dict(*arguments[1:], **named)
+        for name in given:
+            _require_plain(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain(name)
+        super().__setitem__(name, value)
+
+
+def _require_plain(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise TemplateRefusedError(f"the template gives a namespace the attribute {name!r}")
 
 
 class Counting(NodeTransformer):

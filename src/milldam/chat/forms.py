@@ -120,8 +120,8 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
     if labelled and not (columns or {}).get("label"):
         # A column of that name may hold anything. KTO's is true or false.
         labelled = all(_is_label(row.get(label)) for row in rows if label)
-    seen = tuple(column for name, column in named.items() if name != "label" or labelled)
-    return Form(found, {name: name for name in COLUMNS} | dict(columns or {}) | named, seen, labelled)
+    shown = tuple(column for name, column in named.items() if name != "label" or labelled)
+    return Form(found, {name: name for name in COLUMNS} | dict(columns or {}) | named, shown, labelled)
 
 
 _NEEDED = {

@@ -361,7 +361,7 @@ def points(folder: Path) -> Iterator[Callable[[], object]]:
 def test_killed_and_run_again_the_drop_file_is_the_same(tmp_path: Path) -> None:
     """SIGKILL at three points: no drop file appears by halves, and the next run makes it whole."""
     rng = np.random.default_rng(0)
-    hashes = rng.integers(0, 2**64, (400_000, 2), dtype=np.uint64)[rng.integers(0, 400_000, 800_000)]
+    hashes = rng.integers(0, 2**64, (200_000, 2), dtype=np.uint64)[rng.integers(0, 200_000, 400_000)]
     write_hashes(tmp_path / hash_file_name(0), hashes)
     resolve(tmp_path)
     expected = drop_bytes(tmp_path)

@@ -52,7 +52,7 @@ from milldam.run.records import Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
-from milldam.sources.units import Unit
+from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.tokenizers.proof import Choice
@@ -97,6 +97,9 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
+_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+
+
 class TokenJob:
     """Text to tokens."""
 
@@ -127,6 +130,8 @@ class TokenJob:
         if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
+        if folder.state() != FINISHED and _is_large(config):
+            session.pool.expect(_WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -298,7 +303,7 @@ class TokenJob:
             self._tokenize_task(folder, prepared, plan, dedup),
             takewhile(lambda _: not self._limit_reached(records), records.pending()),
             assign,
-            Workers(plan.workers, plan.threads, here=plan.fitting.one_process),
+            plan.fitting.tokenizers(plan.workers, plan.threads),
             records.add,
             total=plan.units,
             done=records.complete,
@@ -377,6 +382,14 @@ class PlannedJob:
     machines: Machines
     memory_bytes: int
     """The smallest budget of each machine for its workers."""
+
+
+def _is_large(config: Config) -> bool:
+    """Whether there is surely work for several processes: what is seen at a glance."""
+    if config.workers == 1 or config.limit is not None:
+        return False
+    files = (Path(path) for one in config.sources for path in one.paths)
+    return sum(path.stat().st_size for path in files if path.is_file()) > (config.shard_bytes or SHARD_SIZE)
 
 
 def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.memory import usage
+from milldam.memory import allowance, usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.planning import cache_limit
+from milldam.run.planning import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.arrays import whole_characters
@@ -41,7 +41,7 @@ from milldam.text.arrays import byte_count, text_offsets
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, FrugalEncoder, make_encoder
+from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
 from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:
@@ -113,9 +113,10 @@ class UnitTokenizer:
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
-        self._encoder = FrugalEncoder(encoder, cache_limit(task.share_bytes, usage().anonymous))
+        taken = usage().anonymous + BATCHES_BYTES
+        self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
-    def _make(self, encoder: str, tokenizer_json: str) -> Encoder:
+    def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
         plain = self._task.plain_specials
         return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 
@@ -269,7 +270,7 @@ class _UnitWork:
         self._piece_tokens = 0
         self._documents = self._read = self._bytes_read = 0
         self._counts: Counter[str] = Counter()
-        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0}
+        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
         self._reported = time.monotonic()
         self._open_part()
 
@@ -494,8 +495,9 @@ class _UnitWork:
     def _commit(self, *, last: bool) -> None:
         started = time.perf_counter()
         shards = [asdict(shard) for shard in self._shelf.commit()]
-        self._seconds["write"] += time.perf_counter() - started
         aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
+        # Apart from writing: most of it is waiting for the disk.
+        self._seconds["commit"] += time.perf_counter() - started
         outputs, staged = self._shelf.files(shards)
         files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | staged
         self._send_progress()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from typing import Any, NoReturn
 
 from milldam.memory import Inherited, inherit, release, usage
 from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Work
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
 CAN_FORK = sys.platform == "linux"
@@ -76,7 +77,11 @@ class _Server:
         signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
 
     def _hear(self, kind: str, value: Any) -> None:
-        if kind == TASK:
+        if kind == IMPORT:
+            for name in value:
+                with contextlib.suppress(Exception):  # what the task needs will be missed when it is loaded
+                    importlib.import_module(name)
+        elif kind == TASK:
             self._load(value)
         elif kind == FORK:
             self._fork(value, recv_handle(self._control))

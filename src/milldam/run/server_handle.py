@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from milldam.errors import Setting, WorkerError
 from milldam.memory import Inherited
 from milldam.run.server import CAN_FORK
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Task
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Task
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,12 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def expect(self, modules: Sequence[str]) -> None:
+        """Import what a task will need, before it comes."""
+        self._is_loading = True
+        with self._noticing_loss():
+            self.control.send((IMPORT, list(modules)))
 
     def load(self, loading: Loading) -> None:
         self._is_loading = True

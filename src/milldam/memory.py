@@ -220,7 +220,12 @@ class _Inheritance:
         now = time.monotonic()
         if now - self._looked >= _SHARED_SECONDS:
             self._looked, self._shared = now, shared_bytes()
-        return min(self._shared, int(_STAYS_SHARED * self.all.anonymous))
+        return min(self._shared, stays_shared(self.all.anonymous))
+
+
+def stays_shared(inherited_bytes: int) -> int:
+    """Of what a worker inherits, the most that can be relied upon to stay shared."""
+    return int(_STAYS_SHARED * inherited_bytes)
 
 
 _inheritance = _Inheritance()

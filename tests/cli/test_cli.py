@@ -268,7 +268,7 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert (made["counts"]["documents"], made["counts"]["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
     assert made["out"] == str(tmp_path / "s")
     assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
-    assert set(made["work"]) == {"read", "filter", "encode", "write"}
+    assert set(made["work"]) == {"read", "filter", "encode", "write", "commit"}
     assert set(made["stages"]) >= {"prepare", "tokenize"}
     facts = made["facts"]
     flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}

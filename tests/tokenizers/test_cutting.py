@@ -56,8 +56,9 @@ WORDS = [
 ]
 EMOJI = ("🙂", "👍🏽", "🏳️‍🌈", "👩‍👩‍👧‍👦", "🇺🇦")
 # A failure is told by its recipe of stretches, which needs no shrinking; that would take minutes.
-FEW = settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
-MORE = settings(FEW, max_examples=150)
+# Each example encodes a text of several kilobytes twice; what `make test-all` asks for is known by now.
+FEW = settings(max_examples=settings.default.max_examples // 2, phases=[Phase.explicit, Phase.generate])
+MORE = settings(FEW, max_examples=2 * settings.default.max_examples)
 PLACES = st.lists(st.integers(0, 20_000), max_size=12)
 
 

@@ -25,7 +25,7 @@ from milldam.pipeline.text_cache import CacheWriter, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.text.cleaning import CleanRules
+from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Mask
 
 PRINTS = "prints"

@@ -243,6 +243,12 @@ def inherited() -> tuple[int, int]:
     return _inheritance.all.anonymous, _inheritance.shared()
 
 
+def held_bytes() -> int:
+    """What this process holds, and what it has made the one that forked it hold besides: copies of what it changed."""
+    got, shared = inherited()
+    return usage().anonymous + got - shared
+
+
 def allowance(share_bytes: int) -> int:
     """What this process may hold by the count of `usage` when its share of the budget is so large."""
     return _inheritance.all.allowance(share_bytes, _inheritance.shared())

@@ -41,6 +41,7 @@ from milldam.pipeline.documents import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame
+from milldam.run.array_task import ArrayTask
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
@@ -160,6 +161,12 @@ class SimulatedJob:
         told = ("simulated", hash_bytes(b""), question, known, SOURCES, FILE_BYTES)
         return Prepared(*told, identity, "", preparation)
 
+    def require_shareable(self) -> None:
+        """Nothing is read."""
+
+    def pieces(self) -> dict[str, int]:
+        return {"tokenize": self.units}
+
     def has_results(self, folder: RunFolder) -> bool:
         return True
 
@@ -168,10 +175,10 @@ class SimulatedJob:
         if begin == NEW:
             assert folder.stage(prepared.units(folder)) == self.units
             self.clock("units")
-            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, ())
+            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, outputs=())
             self.clock("start")
         else:
-            assert not folder.needs_replan(prepared.identity)
+            assert not folder.needs_plan(prepared.identity, begin)
             self.clock("compare")
         size = prepared.identity.input["bytes"]
         return WorkPlan(session.budget, self.units, size, FILE_BYTES, self.workers, 1, 10**8, "huggingface", "")
@@ -246,7 +253,7 @@ def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     job = SimulatedJob(out, units, clock, **how.get(step, {}))
     options = frame.Options(out, memory="300MB")
     if step == "plan":
-        frame.prepare_array(job, options)
+        frame.ArrayWork(job, options).run(ArrayTask("prepare", 0, 1))
     else:
         frame.run(job, options)
 

@@ -11,7 +11,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import tempfile
 import termios
 import time
 from collections import Counter
@@ -268,7 +267,7 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert (made["counts"]["documents"], made["counts"]["tokens"], made["up_to_date"]) == (4, opened.tokens, False)
     assert made["out"] == str(tmp_path / "s")
     assert made["memory"]["peak"] <= made["memory"]["budget"] == 4 * 10**9
-    assert set(made["work"]) == {"read", "filter", "encode", "write"}
+    assert set(made["work"]) == {"read", "filter", "encode", "write", "commit"}
     assert set(made["stages"]) >= {"prepare", "tokenize"}
     facts = made["facts"]
     flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
@@ -623,10 +622,8 @@ def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
-def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """Without --out the demo cleans up after itself."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    done = invoke("demo")
-    assert done.exit_code == 0 and f"report {tmp_path / 'milldam-demo-'}" in done.stdout
+    shown = run_milldam("demo", cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}).stdout
+    assert f"report {tmp_path / 'milldam-demo-'}" in shown
     assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import TOKENIZER
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.formats import export, import_tokens
@@ -332,10 +333,10 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("mds", "leaves the folder; refused")
 
 
-def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", first_quick([[{"eos": 7}], [{}, {"vocab_size": 10}]]))
+def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, kinds: list[dict[str, int]]) -> None:
     """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
     rng = np.random.default_rng(0)
-    kinds: list[dict[str, int]] = [{"eos": 7}, {}, {"vocab_size": 10}]
     sources = [tmp_path / "a", tmp_path / "b"]
     for folder in sources:
         rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}

@@ -127,7 +127,7 @@ def test_a_giant_run_keeps_to_the_memory_limit(demo_tokenizer: Path, monkeypatch
     renewed: list[bool] = []
     monkeypatch.setattr(encoder, "renew", lambda: renewed.append(True))
     monkeypatch.setattr(encoders, "SMALLEST_CACHE", -(1 << 40))
-    frugal = FrugalEncoder(encoder, room_bytes=-(1 << 40))
+    frugal = FrugalEncoder(encoder, lambda: -(1 << 40))
     encode_documents(document_encoder(frugal, tokenizer_json), [["etaoin" * 3000]])
     assert len(renewed) > 18_000 // encoder.batch_bytes
 

@@ -155,7 +155,7 @@ def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
     seen = iter(grown)
     monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen) << 20))
     monkeypatch.setattr(encoders, "release", lambda: None)
-    frugal = FrugalEncoder(both[HUGGINGFACE], room_bytes=50 << 20)
+    frugal = FrugalEncoder(both[HUGGINGFACE], lambda: 50 << 20)
     assert [ids.tolist() for ids in encode_each(frugal, ["a text"])] == [
         both[HUGGINGFACE].encode_text(b"a text").tolist()
     ]
@@ -176,7 +176,7 @@ def peak():
 
 keep_arrow_lean()
 inner = make_encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False, threads=1)
-encoder = FrugalEncoder(inner, room_bytes=int(sys.argv[2]))
+encoder = FrugalEncoder(inner, lambda: int(sys.argv[2]))
 rng = np.random.default_rng(0)
 release()
 Path("/proc/self/clear_refs").write_text("5")

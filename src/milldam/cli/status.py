@@ -9,9 +9,13 @@ from typing import Any
 
 import click
 
+from milldam.errors import ConfigError, StoreError
 from milldam.markup import counted
 
 _STUCK_SECONDS = 120
+_TEXT, _ROWS = ("documents", "tokens"), ("rows",)
+_COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
+"""What is safe, by kind of store; told also while it is nothing."""
 
 
 @click.command()
@@ -25,7 +29,7 @@ def status(out: Path, as_json: bool) -> None:
     \b
     milldam status corpus.milldam
     """
-    found = read_status(_run_folder(out))
+    found = read_status(out)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -45,29 +49,31 @@ def _run_folder(out: Path) -> Path:
     repo, _, revision = str(out).partition("@")
     pushing = push_folder(repo, revision or None)
     if not pushing.exists():
-        raise click.BadParameter(f"{out}: no such folder, and no push to a repository of that name is under way.")
+        raise ConfigError(f"{out}: nothing there, and no push to a repository of that name is under way.")
     return pushing
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.errors import StoreError
+    """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
+    from milldam.formats.export_place import exported
     from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
     from milldam.run.records import safe_counts
-    from milldam.stores.kinds import KINDS, TABLE, TOKENS
+    from milldam.stores.kinds import TOKENS
 
-    if out.is_file():
-        raise StoreError(f"{out}: a file; status is of the folder that a run works in. `milldam stats` tells of files.")
-    kind = kind_in(out) or TOKENS
-    run = RunFolder(out, kind)
+    folder = _run_folder(out)
+    sizes = exported(out).get("sizes") if folder == out else None
+    if sizes:
+        return {"state": FINISHED, "safe": {"files": len(sizes)}}
+    if folder.is_file():
+        raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
+    kind = kind_in(folder) or TOKENS
+    run = RunFolder(folder, kind)
     state = run.state()
     if state == NEW and not run.presence.is_anybody_here():
-        raise StoreError(f"{out}: no run and no store in this folder.")
+        raise StoreError(f"{out}: no run and no store here.")
     last = run.presence.told()
-    nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
-    if run.plan().get("kind", kind.name) not in {one.name for one in KINDS}:
-        nothing = {}  # it makes files, or moves them
-    safe = nothing | safe_counts(run.journal, "records.jsonl")
+    counted_kind = run.plan().get("kind", kind.name)
+    safe = dict.fromkeys(_COUNTED.get(counted_kind, ()), 0) | safe_counts(run.journal, "records.jsonl")
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {label: told | {"state": _task_state(told)} for label, told in run.presence.told_by_tasks().items()}
@@ -99,12 +105,10 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
 
     safe = found["safe"]
     figures = [
-        counted(count, name.removesuffix("s"))
-        for name, count in safe.items()
-        if name in ("documents", "tokens", "rows", "files")
+        counted(count, name.removesuffix("s")) for name, count in safe.items() if name in (*_TEXT, *_ROWS, "files")
     ]
-    done, all_units = safe["units_done"], found.get("units")
-    kept = ", ".join([counted(done, "unit"), *figures])
+    done, all_units = safe.get("units_done", 0), found.get("units")
+    kept = ", ".join([*([counted(done, "unit")] if "units_done" in safe else []), *figures])
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]

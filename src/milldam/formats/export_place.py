@@ -35,6 +35,15 @@ EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
+def _record_place(out: Path, *, is_folder: bool) -> Path:
+    return out / f".{RECORD_NAME}" if is_folder else out.with_name(f"{out.name}.{RECORD_NAME}")
+
+
+def exported(out: Path) -> dict[str, Any]:
+    """What is written down of the export that is there; empty: nothing."""
+    return read_sealed(_record_place(out, is_folder=out.is_dir())) or {}
+
+
 class Place:
     """Where an export goes, and the work folder beside it."""
 
@@ -44,8 +53,7 @@ class Place:
         self.folder = WorkFolder(out.with_name(f".{out.name}.milldam-export"), EXPORT, out)
         self.work, self.files = self.folder.work, self.folder.files
         self._replaced = self.work / "replaced"
-        beside = out.with_name(f"{out.name}.{RECORD_NAME}")
-        self._record = out / f".{RECORD_NAME}" if self._is_folder else beside
+        self._record = _record_place(out, is_folder=self._is_folder)
         suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]
         self._outputs = [out.with_name(out.name + suffix) for suffix in suffixes]
 

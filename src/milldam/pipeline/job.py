@@ -303,7 +303,7 @@ class TokenJob:
             self._tokenize_task(folder, prepared, plan, dedup),
             takewhile(lambda _: not self._limit_reached(records), records.pending()),
             assign,
-            Workers(plan.workers, plan.threads, here=plan.fitting.one_process),
+            plan.fitting.tokenizers(plan.workers, plan.threads),
             records.add,
             total=plan.units,
             done=records.complete,

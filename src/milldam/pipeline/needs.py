@@ -260,10 +260,11 @@ class Fitting:
         """All that a worker of the second pass holds."""
         return WORKER_BYTES + self.loaded_bytes + self.unpacking_bytes + WORK_BYTES
 
-    def fit(self, loaded_bytes: int, wanted: int) -> int:
+    def fit(self, loaded_bytes: int, wanted: int, *, forked: bool = False) -> int:
         """How many workers the budget holds when each can unpack the largest part of the input."""
+        parent, own = usage().anonymous, self.unpacking_bytes
         try:
-            return fit_workers(self.budget, usage().anonymous, loaded_bytes + self.unpacking_bytes, wanted)
+            return fit_workers(self.budget, parent, loaded_bytes, wanted, own_bytes=own, forked=forked)
         except ResourceError as error:
             if self.dearest is None:
                 raise
@@ -279,15 +280,21 @@ class Fitting:
         """What a plan says of the workers of the second pass."""
         useful = 1 if self.one_process else max(1, min(self.cores, units))
         parent = usage().anonymous
-        workers = self.fit(self.loaded_bytes, useful)
+        workers = self.fit(self.loaded_bytes, useful, forked=self.pool.forks)
         held = parent if workers > 1 or self.pool.machine else 0
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
     def readers(self, units: int) -> Workers:
         """Who reads without encoding: no tokenizer takes memory."""
         wanted = 1 if self.one_process else self.cores
-        count = self.fit(self.pool.overhead_bytes, min(wanted, max(1, units)))
-        return Workers(count, max(1, self.cores // count), here=self.one_process)
+        useful = min(wanted, max(1, units))
+        count = self.fit(self.pool.overhead_bytes, useful, forked=self.pool.forks)
+        alone = self.fit(self.pool.overhead_bytes, useful)
+        return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
+
+    def tokenizers(self, count: int, threads: int) -> Workers:
+        """Who encodes: `count`, or as many as the budget holds where each has to load for itself."""
+        return Workers(count, threads, here=self.one_process, alone=self.fit(self.loaded_bytes, count))
 
     @property
     def cores(self) -> int:

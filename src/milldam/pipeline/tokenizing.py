@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.memory import usage
+from milldam.memory import allowance, usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
@@ -112,8 +112,9 @@ class UnitTokenizer:
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
-        self._encoder = FrugalEncoder(encoder, task.share_bytes - usage().anonymous - BATCHES_BYTES)
+        self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        taken = usage().anonymous + BATCHES_BYTES
+        self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
     def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
         plain = self._task.plain_specials

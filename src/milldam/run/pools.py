@@ -11,6 +11,7 @@ from typing import Protocol
 from milldam.memory import usage
 from milldam.run.local import LocalExecutor
 from milldam.run.serial import SerialExecutor
+from milldam.run.server import CAN_FORK
 from milldam.run.tasks import Executor, cores
 
 ROOM_BYTES = 100 * 10**6
@@ -50,6 +51,11 @@ class Pool(Protocol):
     @property
     def overhead_bytes(self) -> int:
         """What a worker holds more than one on this machine would."""
+        ...
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers share what they load, where nothing forbids it."""
         ...
 
     @property
@@ -106,6 +112,7 @@ class LocalPool:
         return cores()
 
     overhead_bytes = 0
+    forks = CAN_FORK
     machine = ""
 
     def require_shared(self, folder: Path) -> None:

@@ -110,6 +110,7 @@ class RayPool:
             )
 
     overhead_bytes = OVERHEAD_BYTES
+    forks = False
 
     @property
     def cores(self) -> int:

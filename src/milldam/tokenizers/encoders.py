@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -213,14 +213,14 @@ class HuggingFaceEncoder:
 
 
 class FrugalEncoder:
-    """An encoder whose caches may take `room_bytes` beside what it holds now; it is renewed before a call for which
+    """An encoder whose caches may take `room()` bytes beside what it holds now; it is renewed before a call for which
     less might be left than the call can add.
 
     What Arrow holds, texts on their way, is left out: no renewal would give that back.
     """
 
-    def __init__(self, encoder: GrowingEncoder, room_bytes: int) -> None:
-        self._encoder, self._room_bytes = encoder, room_bytes
+    def __init__(self, encoder: GrowingEncoder, room: Callable[[], int]) -> None:
+        self._encoder, self._room = encoder, room
         self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
         self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
         self.renewals = 0
@@ -262,7 +262,7 @@ class FrugalEncoder:
         return self._held() - self._bare_bytes
 
     def _fits(self, grown: int) -> bool:
-        room = self._room_bytes - self._encoder.loaded_bytes
+        room = self._room() - self._encoder.loaded_bytes
         return grown < SMALLEST_CACHE or grown + self._encoder.next_bytes(grown) <= room
 
 

@@ -38,6 +38,7 @@ from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import READ, STAGES
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
+from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
@@ -113,6 +114,7 @@ class UnitTokenizer:
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        preload_rules(task.selection.filters, task.selection.clean)
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
@@ -129,6 +131,13 @@ class UnitTokenizer:
         # Not while a repetition of the unit may want them.
         if texts is not None and self._task.sets[assignment.unit.dataset].weight <= 1:
             texts.unlink(missing_ok=True)
+
+
+def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
+    """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
+    Filters(filters)
+    if clean is not None:
+        Cleaner(clean)
 
 
 class _Judge:

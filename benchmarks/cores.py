@@ -11,9 +11,9 @@ peak of its memory, and whether tokens and bytes are the same everywhere.
 
 Every run is a fresh process with a fresh folder; runs take turns, and the table has medians. CPU-seconds are those of
 all processes (rusage of children, with theirs), `rest` what is in none of the stages: start, imports, loading,
-hand-over, sampling. Stages are clocked by the wall in each worker: on busy cores, or where fsync waits, they hold more
-than CPU. Peaks: anonymous and shared memory of the process tree, as the run recorded it. Needs no network; a packed
-environment (PYTHONPATH) works as an installed one does.
+hand-over, sampling. Stages are clocked by the wall in each worker: on busy cores they hold more than CPU, and `commit`,
+which is not subtracted, is mostly waiting for the disk. Peaks: anonymous and shared memory of the process tree, as the
+run recorded it. Needs no network; a packed environment (PYTHONPATH) works as an installed one does.
 
     python benchmarks/cores.py /tmp/bench/1GB.jsonl --tokenizer gpt2/tokenizer.json --megatron /tmp/Megatron-LM
     python benchmarks/cores.py /tmp/bench/1GB.jsonl --tokenizer gpt2/tokenizer.json --jobs tokenize --workers 1 16
@@ -42,7 +42,7 @@ RESULTS = HERE.with_name("results") / "cores.json"
 MILLDAM = [sys.executable, "-c", "from milldam.cli import main; main()"]
 JOBS = ("tokenize", "exact", "near", "map")
 PEERS = ("encode_files", "preprocess_data_fast")
-STAGES = ("read", "encode", "write")
+STAGES = ("read", "encode", "write", "commit")
 COUNT_WORDS = 'def count_words(batch):\n    return {"words": [len(text.split()) for text in batch["text"]]}\n'
 
 
@@ -79,7 +79,7 @@ class Run:
     @property
     def rest(self) -> float:
         """CPU-seconds outside of what the workers clocked."""
-        return self.cpu - sum(self.work.values())
+        return self.cpu - sum(seconds for kind, seconds in self.work.items() if kind != "commit")
 
 
 Contender = tuple[str, int]
@@ -192,7 +192,7 @@ def row(contender: Contender, runs: dict[Contender, list[Run]]) -> list[str]:
     name, workers = contender
     good = [run for run in runs[contender] if not run.failed]
     if not good:
-        return [name, str(workers), "failed", *[""] * 11]
+        return [name, str(workers), "failed", *[""] * (len(STAGES) + 8)]
     cells = [
         name,
         str(workers),
@@ -201,7 +201,7 @@ def row(contender: Contender, runs: dict[Contender, list[Run]]) -> list[str]:
     ]
     cells += [f"{median(good, 'cpu'):.1f}", share((name, 1), runs, contender, "cpu")]
     if name in PEERS:
-        cells += [""] * 5
+        cells += [""] * (len(STAGES) + 2)
     else:
         work = [statistics.median(run.work.get(stage, 0.0) for run in good) for stage in STAGES]
         other = [sum(seconds for kind, seconds in run.work.items() if kind not in STAGES) for run in good]

@@ -41,6 +41,7 @@ from milldam.pipeline.documents import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame
+from milldam.run.array_task import ArrayTask
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
@@ -53,8 +54,9 @@ from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
-from milldam.tokenizers.proof import Expected
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.known import KnownTokenizer, Question
+from milldam.tokenizers.loading import TokenizerText
+from milldam.tokenizers.special import NamedTokens, SpecialTokens
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6
@@ -152,9 +154,18 @@ class SimulatedJob:
         preparation = SimulatedPreparation(config_of(self.out), session.folder, self.units)
         identity = Identity(config_of(self.out).settings(), preparation.list_input())
         self.clock("list")
-        special = SpecialTokens(None, 50256, None, "<|endoftext|>")
-        told = ("simulated", "{}", hash_bytes(b""), Expected([], []), special, 50257, SOURCES, FILE_BYTES)
+        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257)
+        question = Question(
+            TokenizerText("simulated", "{}", NamedTokens(), ""), "huggingface", "none", "auto", False, []
+        )
+        told = ("simulated", hash_bytes(b""), question, known, SOURCES, FILE_BYTES)
         return Prepared(*told, identity, "", preparation)
+
+    def require_shareable(self) -> None:
+        """Nothing is read."""
+
+    def pieces(self) -> dict[str, int]:
+        return {"tokenize": self.units}
 
     def has_results(self, folder: RunFolder) -> bool:
         return True
@@ -164,10 +175,10 @@ class SimulatedJob:
         if begin == NEW:
             assert folder.stage(prepared.units(folder)) == self.units
             self.clock("units")
-            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, ())
+            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, outputs=())
             self.clock("start")
         else:
-            assert not folder.needs_replan(prepared.identity)
+            assert not folder.needs_plan(prepared.identity, begin)
             self.clock("compare")
         size = prepared.identity.input["bytes"]
         return WorkPlan(session.budget, self.units, size, FILE_BYTES, self.workers, 1, 10**8, "huggingface", "")
@@ -199,7 +210,7 @@ class SimulatedJob:
         end = Finish(config_of(self.out), session, prepared, plan, done, report=False)
         draft = end.make_manifest()
         self.clock("gather")
-        summary = end.wind_up(draft)
+        summary, _ = end.wind_up(draft)
         self.clock("manifest")
         return summary
 
@@ -242,7 +253,7 @@ def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     job = SimulatedJob(out, units, clock, **how.get(step, {}))
     options = frame.Options(out, memory="300MB")
     if step == "plan":
-        frame.prepare_array(job, options)
+        frame.ArrayWork(job, options).run(ArrayTask("prepare", 0, 1))
     else:
         frame.run(job, options)
 

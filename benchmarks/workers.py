@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from milldam.config.loading import tokenize_config
+from milldam.config.tokenize_options import tokenize_config
 from milldam.pipeline.job import run_job
 from milldam.run.local import LocalExecutor
 from milldam.run.pools import LocalPool

@@ -18,6 +18,7 @@ from milldam.errors import ResourceError
 from milldam.files import (
     FileSink,
     NewFile,
+    commit_together,
     hash_bytes,
     hash_file,
     json_bytes,
@@ -52,6 +53,21 @@ def test_an_older_file_stays_until_the_commit(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     write_file(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_files_of_a_shard_are_committed_together(tmp_path: Path) -> None:
+    """Both have their names and whole contents, however many megabytes the system was asked to begin with."""
+    content = np.arange(5_000_000, dtype=np.uint16).data.cast("B")
+    with NewFile(tmp_path / "new.bin") as tokens, NewFile(tmp_path / "new.idx") as index:
+        for start in range(0, len(content), 1 << 20):
+            tokens.write(content[start : start + (1 << 20)])
+        index.write(b"index")
+        records = commit_together({"a.bin": tokens, "a.idx": index})
+    assert (tmp_path / "a.bin").read_bytes() == content
+    assert (tmp_path / "a.idx").read_bytes() == b"index"
+    assert {name: record["bytes"] for name, record in records.items()} == {"a.bin": 10_000_000, "a.idx": 5}
+    assert records["a.bin"]["xxh3"] == xxhash.xxh3_128(content).hexdigest()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.bin", "a.idx"]
 
 
 def test_a_file_without_commit_is_removed(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ alone. `milldam.torch` has to be imported by its name.
 from __future__ import annotations
 
 from importlib import import_module as _import
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ __all__ = [
     "tokenize",
 ]
 
-__version__ = _version("milldam")
+__version__ = "0.1.0"
 
 _HOMES = {
     "api": "open preprocess tokenize",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -139,11 +140,13 @@ def tokenize(
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
-    from milldam.config.loading import tokenize_config
-    from milldam.pipeline.job import run_job
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
+    from milldam.pipeline.receipt import Asked, run_asked
 
     release()
-    run_job(tokenize_config(inputs, out, tokenizer, given), held_bytes=usage().anonymous, report=False)
+    options = (inputs, out, tokenizer, given)
+    asked = Asked.of(tokenize_settings(*options), report=False)
+    run_asked(asked, partial(tokenize_config, *options), held_bytes=usage().anonymous)
     return Store(out)
 
 
@@ -168,13 +171,13 @@ def preprocess(
     """
     given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
     chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
-    from milldam.config.loading import load_config
-    from milldam.pipeline.job import run_job
+    from milldam.config.loading import read_config
+    from milldam.pipeline.receipt import Asked, run_asked
 
     release()
     held = usage().anonymous
-    loaded = load_config(config, overrides, chosen)
-    for note in loaded.notes:
+    read = read_config(config, overrides, chosen)
+    for note in read.notes:
         log.info(note)
-    run_job(loaded.config, held_bytes=held)
-    return Store(loaded.config.out)
+    made = run_asked(Asked.of(read.given.data, read.said), lambda: read.checked().config, held_bytes=held)
+    return Store(made.out)

@@ -220,7 +220,12 @@ class _Inheritance:
         now = time.monotonic()
         if now - self._looked >= _SHARED_SECONDS:
             self._looked, self._shared = now, shared_bytes()
-        return min(self._shared, int(_STAYS_SHARED * self.all.anonymous))
+        return min(self._shared, stays_shared(self.all.anonymous))
+
+
+def stays_shared(inherited_bytes: int) -> int:
+    """Of what a worker inherits, the most that can be relied upon to stay shared."""
+    return int(_STAYS_SHARED * inherited_bytes)
 
 
 _inheritance = _Inheritance()
@@ -236,6 +241,12 @@ def inherit(inherited: Inherited) -> None:
 def inherited() -> tuple[int, int]:
     """(what this process got when it was forked, what of that it still shares and is likely to); looked up seldom."""
     return _inheritance.all.anonymous, _inheritance.shared()
+
+
+def held_bytes() -> int:
+    """What this process holds, and what it has made the one that forked it hold besides: copies of what it changed."""
+    got, shared = inherited()
+    return usage().anonymous + got - shared
 
 
 def allowance(share_bytes: int) -> int:

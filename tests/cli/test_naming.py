@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.kit.jobs import DEMO, TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError
@@ -148,7 +149,7 @@ def test_what_has_no_option_is_set(option: str, hint: str) -> None:
 # ---- names that may be on the Hub ----
 
 
-@pytest.mark.parametrize("command", ["tokenize", "map", "plan"])
+@pytest.mark.parametrize("command", first_quick(["tokenize", "map", "plan"], quick=2))
 def test_a_mistyped_input_names_its_neighbour_and_the_hub_is_asked_once(tmp_path: Path, command: str) -> None:
     """In two lines, none of them of a retry."""
     (tmp_path / "books").mkdir()

@@ -236,7 +236,7 @@ UNITS = st.lists(st.lists(st.integers(0, 30), max_size=25), min_size=1, max_size
 INDEXED = st.lists(st.sets(st.integers(0, 40), max_size=10), max_size=2)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     units=UNITS,
     partitions=st.integers(1, 4),

@@ -23,7 +23,7 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
-from milldam.config.loading import tokenize_config
+from milldam.config.tokenize_options import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import FORMATS, export, flat, load_format
 from milldam.formats.nanogpt import file_name
@@ -503,7 +503,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("to", first_quick(["megatron", "parquet", "npy", "nanogpt", "mds"], quick=2))
+@pytest.mark.parametrize("to", first_quick(["megatron", "parquet", "npy", "nanogpt", "mds"]))
 def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import TOKENIZER
+from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError
-from milldam.formats import export, import_tokens, jobs
+from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
+from milldam.run import one_stage
 from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
 
@@ -331,10 +333,10 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("mds", "leaves the folder; refused")
 
 
-def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", first_quick([[{"eos": 7}], [{}, {"vocab_size": 10}]]))
+def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, kinds: list[dict[str, int]]) -> None:
     """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
     rng = np.random.default_rng(0)
-    kinds: list[dict[str, int]] = [{"eos": 7}, {}, {"vocab_size": 10}]
     sources = [tmp_path / "a", tmp_path / "b"]
     for folder in sources:
         rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
@@ -394,7 +396,7 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
 
 def test_files_are_imported_by_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes do not depend on who reads which file."""
-    monkeypatch.setattr(jobs, "SMALL_INPUT", 0)
+    monkeypatch.setattr(one_stage, "SMALL_INPUT", 0)
     for number in range(5):
         write_rows(tmp_path / "in" / f"{number}.parquet", *range(number + 1))
     stores = [import_tokens(tmp_path / "in", tmp_path / str(workers), workers=workers) for workers in (1, 2)]

@@ -8,6 +8,7 @@ another machine (a cluster, the Hub, a GPU): these are not run, but must parse. 
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from tests.kit.jobs import MILLDAM, invoke, run_milldam
+from tests.kit.jobs import MILLDAM, run_here
 from tests.kit.reading_desk import lay_out
 
 from milldam.cli import main
@@ -30,6 +31,7 @@ PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md")), *PEERS
 RUNNING = [page for page in PAGES if page.name != "log.md"]
 NOT_RUN = ("theirs", "elsewhere")
 MAX_LINES = 120
+ROOM = "8GB"
 
 
 class Block(NamedTuple):
@@ -80,7 +82,7 @@ def test_what_a_page_shows_runs(page: Path, desk: Path, capsys: pytest.CaptureFi
         elif block.mark:
             continue
         elif block.language == "sh":
-            run_shell(block.content)
+            run_shell(block.content, limited=page == PROJECT / "README.md")
         elif block.language == "python":
             # In this process: torch takes seconds to load.
             exec(compile(block.content, page.name, "exec"), session)
@@ -89,24 +91,22 @@ def test_what_a_page_shows_runs(page: Path, desk: Path, capsys: pytest.CaptureFi
                 assert shown in printed
 
 
-def run_shell(content: str) -> None:
-    """Plain `milldam` lines in this process, which is quicker; a block with anything else by the shell."""
-    lines = [line for line in content.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
-    if all(re.fullmatch(r"milldam [^|<>$&;]*", re.sub(r"'[^']*'|#.*", "", line)) for line in lines):
-        for line in lines:
-            run_command(shlex.split(line, comments=True)[1:])
-    else:
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", content], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"{content}\n{done.stderr}"
+def run_shell(content: str, *, limited: bool) -> None:
+    """Plain `milldam` lines in this process, but where a budget is to be kept; anything else by a shell."""
+    for line in content.replace("\\\n", " ").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        plain = re.fullmatch(r"milldam [^|<>$&;]*", re.sub(r"'[^']*'|#.*", "", line))
+        if plain and not (limited and "--memory" in line):
+            run_here(*with_room(shlex.split(line, comments=True)[1:]))
+        else:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
-def run_command(words: list[str]) -> None:
-    """In this process, but where memory is limited: what the tests before have loaded would count."""
-    if "--memory" in words or words[0] == "demo":
-        run_milldam(*words)
-        return
-    done = invoke(*words)
-    assert done.exit_code == 0, f"milldam {shlex.join(words)}\n{done.output}"
+def with_room(words: list[str]) -> list[str]:
+    """The same command with more memory: what the tests before have loaded into this process would count."""
+    return [ROOM if before == "--memory" else word for before, word in itertools.pairwise(["", *words])]
 
 
 @each(PAGES)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
+from tests.kit.jobs import invoke
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
@@ -33,7 +35,7 @@ from milldam.cli.hub import pull as pull_command
 from milldam.cli.hub import push as push_command
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
 from milldam.files import hash_bytes, hash_file
-from milldam.hub import card, client, contents, pull, push, pushing
+from milldam.hub import card, client, contents, groups, pull, push, pushing
 from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
 from milldam.loader.stores import Store
@@ -235,9 +237,12 @@ def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: 
 # ---- killed ----
 
 
-def start(hub: HubServer, command: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """`milldam push` or `pull` in a process of its own, with one stream."""
-    code = f"import milldam.hub.pulling as q; q.STREAMS = 1; from milldam.cli.hub import {command}; {command}()"
+def start(hub: HubServer, command: str, *arguments: str | Path, group: int = 512) -> subprocess.Popen[str]:
+    """`milldam push` or `pull` in a process of its own, with one stream, and so many files in a group."""
+    code = (
+        f"from milldam.hub import groups, pulling; pulling.STREAMS, groups.MOST_FILES = 1, {group};"
+        f"from milldam.cli import main; main(['{command}', *__import__('sys').argv[1:]])"
+    )
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -248,15 +253,27 @@ def start(hub: HubServer, command: str, *arguments: str | Path) -> subprocess.Po
     )
 
 
+@contextmanager
+def at_work(
+    hub: HubServer, pattern: str, command: str, *arguments: str | Path, group: int = 512, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A command that waits for the server, which stalls at a request; it is killed at the end."""
+    mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
+    process = start(hub, command, *arguments, group=group)
+    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert mishap.stall is not None
+        mishap.stall.set()
+
+
 def kill_at(hub: HubServer, pattern: str, command: str, *arguments: str | Path, **options: Any) -> None:
     """SIGKILL when the server is at a request."""
-    mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
-    process = start(hub, command, *arguments)
-    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert mishap.stall is not None
-    mishap.stall.set()
+    with at_work(hub, pattern, command, *arguments, **options):
+        pass
 
 
 def test_a_push_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
@@ -295,14 +312,119 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_it_at_once(hub: HubServer, tmp_path: Path, number: signal.Signals) -> None:
-    """Though the Hub does not answer: a sentence that says how to go on, and the exit code of an interrupt."""
-    mishap = hub.mishap("PUT /lfs/p", None, stall=threading.Event(), times=9)
-    process = start(hub, "push", tokens(tmp_path / "made"), REPO)
+@pytest.mark.parametrize(("command", "at"), [("push", "PUT /lfs/p"), ("pull", "GET /cdn/")])
+def test_an_interrupt_ends_it_at_once(
+    hub: HubServer, tmp_path: Path, number: signal.Signals, command: str, at: str
+) -> None:
+    """Though the Hub does not answer: the command to resume, the exit code of an interrupt, and no lock left."""
+    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
+    if command == "pull":
+        push(folder, REPO)
+    mishap = hub.mishap(at, None, stall=threading.Event(), times=9)
+    process = start(hub, command, *((folder, REPO) if command == "push" else (REPO, "-o", out)))
     assert mishap.reached.wait(20)
     process.send_signal(number)
     told = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "run the same command again" in told
+    hub.mishaps.clear()
+    assert mishap.stall is not None
+    mishap.stall.set()
+    if command == "push":
+        push(folder, REPO)
+    assert stored(Path(pull(REPO, out).path)) == stored(folder)
+
+
+def test_a_push_sends_the_groups_that_are_not_recorded(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between two groups: what was sent is neither read nor sent again, though no manifest vouches for it."""
+    folder = tokens(tmp_path / "made")
+    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=2)
+    committed = set(hub.contents(REPO)) - {pushing.MARK}
+    assert len(committed) == 4 and MANIFEST not in committed
+    read = []
+    monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
+    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    summary = push(folder, REPO)
+    assert (summary.units, summary.reused) == (4, 2) and summary.counts["sent"] == 4
+    assert sorted(read) == sorted(read_contents(folder).names - committed - {MANIFEST})
+    assert without_card(hub.contents(REPO)) == stored(folder)
+    assert not any((tmp_path / "cache").rglob("*.json"))
+
+
+def test_what_others_did_between_two_runs_of_a_push_is_made_good(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a recorded group was removed meanwhile: that group is sent again, and no other."""
+    folder = tokens(tmp_path / "made")
+    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=2)
+    hub.remove(REPO, "tokenizer.json")
+    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    summary = push(folder, REPO)
+    assert (summary.units, summary.reused) == (4, 1)
+    assert without_card(hub.contents(REPO)) == stored(folder)
+
+
+def test_a_pull_fetches_the_groups_that_are_not_recorded(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the third group: the files of the first two are neither fetched nor read again."""
+    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
+    push(folder, REPO)
+    kill_at(hub, "GET /cdn/.*val-.*bin", "pull", REPO, "-o", out, group=2, partial=True)
+    here = {path.name for path in (out / WORK / "files").iterdir() if path.is_file()}
+    read = []
+    monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
+    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    summary = pulled(REPO, out)
+    assert summary.reused >= 2 and len(here) >= 4 and summary.units == 4
+    assert summary.counts["fetched"] == 8 - len(here)
+    assert not set(read) & {file.name for file in read_contents(folder).files[:4]}
+    assert stored(out) == stored(folder) and list(verify_store(out)) == []
+
+
+def test_a_repository_that_changes_between_two_runs_of_a_pull(hub: HubServer, tmp_path: Path) -> None:
+    """Killed, then the repository gets another store: what both have is kept, and the rest of the new one fetched."""
+    out = tmp_path / "back"
+    push(tokens(tmp_path / "old"), REPO)
+    kill_at(hub, "GET /cdn/.*val-.*bin", "pull", REPO, "-o", out, partial=True)
+    new = token_store(tmp_path / "new", [[5, 6], [8]], ["train", "train"])
+    push(new, REPO)
+    summary = pulled(REPO, out)
+    assert summary.counts["kept"] >= 2 and stored(out) == stored(new)
+    assert sorted(path.name for path in out.iterdir()) == sorted([*stored(new), ".milldam-pull.json"])
+
+
+@pytest.mark.parametrize(("command", "at"), [("push", "POST .*/preupload/"), ("pull", "GET /cdn/.*val-.*bin")])
+def test_a_push_or_pull_is_watched_and_locked_as_any_job(hub: HubServer, tmp_path: Path, command: str, at: str) -> None:
+    """`milldam status` tells what is safe while it works and after a kill; a second one beside it is refused."""
+    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
+    if command == "pull":
+        push(folder, REPO)
+    arguments: tuple[str | Path, ...] = (folder, REPO) if command == "push" else (REPO, "-o", out)
+    asked = REPO if command == "push" else str(out)
+    with at_work(hub, at, command, *arguments, group=2, after=2 if command == "push" else 0) as process:
+        found = json.loads(invoke("status", asked, "--json").output)
+        assert found["state"] == "working" and found["pid"] == process.pid and found["stage"] == command
+        assert found["units"] == 4 and found["safe"]["units_done"] >= 2 and found["safe"]["files"] >= 4
+        assert "Memory: " in invoke("status", asked).output
+        with pytest.raises(ConfigError, match=f"another run is at work on it. `milldam status {asked}` shows it"):
+            push(folder, REPO) if command == "push" else pull(REPO, out)
+    told = invoke("status", asked).output
+    assert f"{asked}: ended before it was done" in told and "Run the same command again to resume" in told
+    push(folder, REPO) if command == "push" else pull(REPO, out)
+    assert without_card(hub.contents(REPO)) == stored(folder)
+    told = invoke("status", asked)
+    assert told.exit_code == 2 if command == "push" else "finished" in told.output
+
+
+def test_a_push_writes_nothing_to_the_store(hub: HubServer, tmp_path: Path) -> None:
+    """Nor beside it: the store may lie where nobody may write."""
+    folder = tokens(tmp_path / "made" / "store")
+    before = {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))}
+    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=1)
+    push(folder, REPO)
+    assert {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))} == before
 
 
 # ---- changed ----
@@ -325,6 +447,23 @@ def test_a_changed_store_replaces_the_one_before(hub: HubServer, tmp_path: Path)
     # The tokenizer alone: the index of a shard of the same lengths has another name, as its tokens differ.
     assert again.counts["removed"] == 6 and again.counts["kept"] == 1
     assert stored(tmp_path / "back") == stored(new)
+
+
+def test_a_store_that_is_read_while_it_is_pulled_again_stays(hub: HubServer, tmp_path: Path) -> None:
+    """Killed in the update, the old store is whole; updated, its readers keep what they opened, until they close it."""
+    out = tmp_path / "back"
+    push(tokens(tmp_path / "old"), REPO)
+    opened = pull(REPO, out)
+    push(token_store(tmp_path / "new", [[3], [7], [4]]), REPO)
+    kill_at(hub, "GET /cdn/.*train-.*idx", "pull", REPO, "-o", out)
+    assert list(verify_store(out)) == [] and stored(out) == stored(tmp_path / "old")
+    assert pulled(REPO, out).counts["removed"] == 0
+    assert isinstance(opened, Store) and len(opened[3]) == 80_000
+    assert stored(out) == stored(tmp_path / "new")
+    del opened
+    push(token_store(tmp_path / "third", [[3]]), REPO)
+    pull(REPO, out)
+    assert {path.name for path in out.glob("*.bin")} == {path.name for path in (tmp_path / "third").glob("*.bin")}
 
 
 def test_what_half_a_push_left_is_removed_by_another(hub: HubServer, tmp_path: Path) -> None:

@@ -475,7 +475,7 @@ def test_an_error_is_not_the_end_of_an_epoch(numbered: Store, prefetch: int, err
     loader = samples_of(numbered).batches(4, prefetch=prefetch)
     drawn: list[list[int]] = []
     reads = [*loader.samples.batches(4)][:5]
-    with patch.object(Windows, "_batch", side_effect=[*reads, error]), pytest.raises(error):
+    with patch("milldam.loader.windows._batch", side_effect=[*reads, error]), pytest.raises(error):
         for batch in loader:
             drawn += seen([batch])
     assert len(drawn) == 5

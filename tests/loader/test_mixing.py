@@ -519,6 +519,57 @@ def test_packed_rows_of_a_mixture_are_those_of_its_stores(tmp_path: Path, strate
         assert batch["max_seqlen"] == np.diff(borders).max()
 
 
+CUTS: dict[str, Any] = {
+    "xy": lambda store, way: store.windows(5, read=way),
+    "hf": lambda store, way: store.windows(5, form="hf", stride=3, read=way),
+    "wrapped": lambda store, way: store.packed(5, pad_last=True, read=way),
+    "best_fit": lambda store, way: store.packed(5, strategy="best_fit", read=way),
+    "hf rows": lambda store, way: store.packed(5, form="hf", read=way),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shards=st.lists(st.lists(st.lists(st.integers(1, 14), max_size=6), min_size=1, max_size=3), min_size=3, max_size=3),
+    cuts=st.one_of(
+        st.sampled_from([(name,) * 3 for name in CUTS]), st.permutations(["wrapped", "best_fit", "wrapped"])
+    ),
+    ways=st.sampled_from([("map",) * 3, ("pread",) * 3, ("map", "pread", "map")]),
+    dtypes=st.sampled_from([("uint16",) * 3, ("uint16", "int32", "uint16")]),
+    batch_size=st.integers(1, 9),
+    shuffle=st.booleans(),
+)
+def test_a_mixture_has_the_samples_of_its_sources_however_they_are_read(
+    tmp_path_factory: Any, shards: list[list[list[int]]], cuts: Any, ways: Any, dtypes: Any, batch_size: int,
+    shuffle: bool,
+) -> None:  # fmt: skip
+    """All mapped and read at once, or source by source: every sample of every batch is what its source gives alone."""
+    folder = tmp_path_factory.mktemp("stores")
+    sources: list[Any] = []
+    for number, (lengths, cut, way, dtype) in enumerate(zip(shards, cuts, ways, dtypes, strict=True)):
+        store = write_store(folder / f"{number}.milldam", [[7, 2], *lengths], dtype=dtype)
+        sources.append(CUTS[cut](store, way))
+    samples = mix({mix({sources[0]: 0.5, sources[1]: 0.3}): 2, sources[2]: 1}, stop="all_exhausted")
+    assert isinstance(samples, MixedSamples)
+    begins = np.cumsum([0, *(len(source) for source in sources)])
+    numbers = samples._order(shuffle, 1).numbers(np.arange(samples.epoch_samples))
+    delivered = 0
+    for batch in samples.batches(batch_size, seed=1, shuffle=shuffle):
+        pairs = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        arrays = {name: value for name, value in pairs if name not in ("cu_seqlens", "max_seqlen")}
+        rows = len(next(iter(arrays.values())))
+        for row, number in enumerate(numbers[delivered : delivered + rows].tolist()):
+            source = int(begins.searchsorted(number, side="right")) - 1
+            single = sources[source][number - begins[source]]
+            for name, array in arrays.items():
+                assert array[row].tolist() == single[name].tolist()
+        if isinstance(batch, dict) and "cu_seqlens" in batch:
+            begun = np.flatnonzero(batch["position_ids"].ravel() == 0)
+            assert batch["cu_seqlens"].tolist() == [*begun, rows * 5]
+        delivered += rows
+    assert delivered == samples.epoch_samples
+
+
 def test_arrays_that_are_used_again_give_the_same_batches(tmp_path: Path) -> None:
     """copy=False, with a thread that reads ahead."""
     samples = mix(dict(zip(stored(tmp_path, [900, 300]), [3, 1], strict=True)))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 from milldam.errors import ConfigError, MismatchError, ResourceError, StoreError
 from milldam.files import NewFile
+from milldam.loader import packed
 from milldam.loader.boundaries import Documents, document_lengths
 from milldam.loader.order import Stretches
 from milldam.loader.packed import PackedRows, RowRules
@@ -508,6 +510,29 @@ def test_batches_deliver_each_row_once(
 
 def _row_as_text(batch: dict[str, Any], row: int) -> str:
     return json.dumps([batch[name][row].tolist() for name in PER_TOKEN])
+
+
+@given(
+    shards=shard_lengths, seq_len=st.integers(1, 30), strategy=strategies, form=forms, way=ways,
+    batch_size=st.integers(1, 5), together=st.sampled_from([1, 7, 40, 1 << 16]), copy=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_batches_are_the_rows_of_their_order_read_one_by_one(
+    fresh: Iterator[Path], shards: list[list[int]], seq_len: int, strategy: Any, form: Any, way: Any,
+    batch_size: int, together: int, copy: bool,
+) -> None:  # fmt: skip
+    """However many pieces are looked up together, a batch has what single rows have, and the order is the same."""
+    store = write_store(next(fresh), shards)
+    options = {"pad_last": True} if strategy == "wrapped" else {}
+    rows = store.packed(seq_len, strategy=strategy, form=form, read=way, **options)
+    numbers = rows._order(True, 3).numbers(np.arange(2 * len(rows))).tolist()
+    expected = [{name: array.tolist() for name, array in rows[number].items()} for number in numbers]
+    found: list[dict[str, Any]] = []
+    with patch.object(packed, "_PIECES_AT_ONCE", together):
+        for batch in rows.batches(batch_size, seed=3, epochs=2, copy=copy):
+            check_cu_seqlens(batch)
+            found += [{name: batch[name][row].tolist() for name in PER_TOKEN} for row in range(len(batch["labels"]))]
+    assert found == expected
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])

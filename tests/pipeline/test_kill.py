@@ -219,7 +219,7 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
         workers = server.children()
         assert len(workers) == 2
         # In the middle of a unit, with a shard and perhaps rejects begun.
-        assert wait_until(lambda: any(f".{workers[0].pid}.tmp" in name for name in leftovers(out)), process)
+        assert wait_until(lambda: any(f".{workers[0].pid}." in name for name in leftovers(out)), process)
         workers[0].kill()
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr

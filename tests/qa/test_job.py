@@ -304,6 +304,7 @@ def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> 
     assert run["memory"]["peak"] < run["memory"]["budget"]
 
 
+@pytest.mark.slow
 def test_a_giant_example_alone_is_read_again_with_more_memory(tmp_path: Path) -> None:
     """Nothing came of the run before: the same command with the memory that is named makes it."""
     record = {"id": "1", "question": "?", "context": "word and word " * 60_000, "answers": None}

@@ -128,7 +128,7 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert len(peaks) == len(memory["machines"]) == 2
     assert max(peaks.values()) < BUDGET and memory["peak"] < BUDGET
     # What was told is what was seen from outside, but for moments between two looks.
-    assert max(memory["machines"].values()) > 0.7 * (max(peaks.values()))
+    assert max(memory["machines"].values()) > 0.5 * (max(peaks.values()))
     with (out / "run" / "memory.csv").open() as rows:
         told = [(row["stage"], row["pid"].partition(":")[0]) for row in csv.DictReader(rows) if ":" in row["pid"]]
     # Stages that end between two samples may be missing.
@@ -178,6 +178,8 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster: Any, local: Path) -> N
         assert process.returncode == 0, stderr
     assert stderr.count("tried once more") >= 3
     assert_equal(out, local / "local")
+    # The cluster takes a while to notice: a run that starts before would be refused because of that node.
+    assert wait_until(lambda: _alive(cluster) == 2)
 
 
 # ---- stopped, and gone on with ----

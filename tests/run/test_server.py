@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.kit.jobs import wait_until
-from tests.kit.worker_tasks import DiesLoading, KillsServer, Square, Started
+from tests.kit.worker_tasks import DiesLoading, KillsServer, Multiplies, Square, Started
 from tests.run.test_executors import run, values, workers_left
 
 from milldam.errors import WorkerError
@@ -69,6 +69,37 @@ def test_a_server_that_could_not_fork_is_not_kept(tmp_path: Path) -> None:
 
 
 @linux
+def test_what_is_expected_is_imported_before_the_task_comes(tmp_path: Path) -> None:
+    """The server that was started early takes the task; a module that can't be imported is no matter yet."""
+    executor = LocalExecutor(2, keep=True)
+    executor.expect(["tests.kit.worker_tasks", "no_such_module"])
+    (server,) = executor.pids
+    told = values(run(executor, Started(tmp_path), 4))
+    assert len(told) == 4 and {one["parent"] for one in told} == {server}
+    executor.close()
+    assert workers_left() == []
+
+
+@linux
+def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
+    """A server that gets no task goes with the executor, whatever it is importing."""
+    executor = LocalExecutor(2, keep=True)
+    executor.expect(["numpy", "pyarrow"])
+    executor.close()
+    assert executor.pids == [] and workers_left() == []
+
+
+@linux
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
+    """It was loaded without any, so that it could be forked."""
+    executor = LocalExecutor(1, threads, keep=True)
+    assert values(run(executor, Multiplies(), 2)) == [threads, threads]
+    assert len(executor.pids) == 1  # it was forked
+    executor.close()
+
+
+@linux
 def test_a_killed_server_is_replaced_and_its_units_are_done(tmp_path: Path) -> None:
     """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
     events = run(LocalExecutor(2), KillsServer(tmp_path, 3, 1), 8)
@@ -106,9 +137,10 @@ def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Pa
 
     def kill_some() -> None:
         for _ in range(3):
+            # Far enough apart that no unit loses two workers.
             before = len(finished)
-            wait_until(lambda before=before: len(finished) > before + 2 or done.is_set())  # type: ignore[misc]
-            processes = psutil.Process().children(recursive=True)
+            wait_until(lambda before=before: len(finished) > before + 7 or done.is_set())  # type: ignore[misc]
+            processes = workers_left()
             if processes and not done.is_set():
                 rng.choice(processes).kill()
 

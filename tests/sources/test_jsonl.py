@@ -176,6 +176,7 @@ def test_any_mix_of_lines_gives_what_a_line_by_line_reading_gives(
     assert [line_of(reject, data) for reject in result.rejects] == [line for line in lines if line in BAD]
 
 
+@pytest.mark.parametrize("size", [1, 5_000])
 @pytest.mark.parametrize(
     "data",
     [
@@ -184,9 +185,9 @@ def test_any_mix_of_lines_gives_what_a_line_by_line_reading_gives(
         b'\n{"text": "a"}{"text": "b"}',
     ],
 )
-def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Path, data: bytes) -> None:
-    """A blank line, or an object over two lines, does not make up for it."""
-    result = read_lines(tmp_path, data)
+def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Path, data: bytes, size: int) -> None:
+    """A blank line, or an object over two lines, does not make up for it, be the lines short or long."""
+    result = read_lines(tmp_path, data.replace(b'"a"', b'"%s"' % (b"a" * size)))
     assert result.texts == []
     assert set(result.reasons) == {"bad_json"}
 

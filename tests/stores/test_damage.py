@@ -22,7 +22,7 @@ from milldam.errors import MilldamError
 from milldam.packing.boundaries import read_boundaries
 
 Use = Callable[[Path], Any]
-CASES, SLOW_CASES = 240, 1000
+CASES, SLOW_CASES = 150, 1000
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.kit.quick import first_quick
 from tests.kit.token_stores import flat_tokens, write_store
 
 import milldam
@@ -174,7 +175,7 @@ def killed_update(folder: Path, at: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("held", first_quick([True, False]))
 def test_killed_at_any_step_the_old_store_is_whole_or_the_new_one(tmp_path: Path, held: bool) -> None:
     """At every system call of the switch; then the same update finishes, and nothing is left behind."""
     whole = write_store(tmp_path / "old", OLD).fingerprint, write_store(tmp_path / "new", NEW).fingerprint

@@ -340,7 +340,8 @@ def test_two_thousand_shards_within_the_mapping_limit(tmp_path: Path, monkeypatc
     most = 0
     for k, document in enumerate(store):
         assert document.tolist() == [k // 2] * (1 + k % 2)
-        most = max(most, mapped_files(tmp_path))
+        if k % 9 == 0:  # it reads all mappings of this process
+            most = max(most, mapped_files(tmp_path))
     assert most == 64
     assert store[0].tolist() == [0] and store[-1].tolist() == [1999, 1999]
     assert mapped_files(tmp_path) == 64

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError
 from milldam.text import cleaning as text
-from milldam.text.cleaning import Cleaner, CleanRules
+from milldam.text.cleaning import Cleaner
+from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
 OFF = {"control_characters": False, "strip": False}

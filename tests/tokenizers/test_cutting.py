@@ -56,8 +56,9 @@ WORDS = [
 ]
 EMOJI = ("🙂", "👍🏽", "🏳️‍🌈", "👩‍👩‍👧‍👦", "🇺🇦")
 # A failure is told by its recipe of stretches, which needs no shrinking; that would take minutes.
-FEW = settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
-MORE = settings(FEW, max_examples=150)
+# Each example encodes a text of several kilobytes twice; what `make test-all` asks for is known by now.
+FEW = settings(max_examples=settings.default.max_examples // 2, phases=[Phase.explicit, Phase.generate])
+MORE = settings(FEW, max_examples=2 * settings.default.max_examples)
 PLACES = st.lists(st.integers(0, 20_000), max_size=12)
 
 
@@ -403,8 +404,7 @@ def encoder_of_links(tokenizer_json: str) -> DocumentEncoder:
     """With links and overlaps of their real size, for documents of a few of them."""
     encoder = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=False, threads=1)
     encoder.document_bytes, encoder.piece_bytes, encoder.batch_bytes = 24 << 10, 18 << 10, 32 << 10
-    form = bare_form(tokenizer_json, small_encoder)
-    return DocumentEncoder(encoder, NO_SPECIAL, "uint32", bare=form)
+    return DocumentEncoder(encoder, NO_SPECIAL, "uint32", bare=lambda: bare_form(tokenizer_json, small_encoder))
 
 
 def encode_giant(encoder: DocumentEncoder, text: str) -> list[int]:

@@ -24,6 +24,7 @@ from tests.kit.token_pieces import (
 )
 from tests.kit.token_runs import small_links
 
+from milldam.tokenizers import encoders
 from milldam.tokenizers.document_encoder import DocumentEncoder, add_special_tokens, bare_form, bare_json
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, FrugalEncoder
 from milldam.tokenizers.special import SpecialTokens
@@ -125,7 +126,9 @@ def test_a_giant_run_keeps_to_the_memory_limit(demo_tokenizer: Path, monkeypatch
     encoder = small_encoder(tokenizer_json)
     renewed: list[bool] = []
     monkeypatch.setattr(encoder, "renew", lambda: renewed.append(True))
-    encode_documents(document_encoder(FrugalEncoder(encoder, limit_bytes=0), tokenizer_json), [["etaoin" * 3000]])
+    monkeypatch.setattr(encoders, "SMALLEST_CACHE", -(1 << 40))
+    frugal = FrugalEncoder(encoder, lambda: -(1 << 40))
+    encode_documents(document_encoder(frugal, tokenizer_json), [["etaoin" * 3000]])
     assert len(renewed) > 18_000 // encoder.batch_bytes
 
 

@@ -6,6 +6,8 @@ import copy
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
+from milldam.run.planning import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import (
     GIGATOKEN,
@@ -142,20 +145,59 @@ def test_an_encoder_says_its_name_and_version(both: dict[str, Any], name: str) -
     assert any(letter.isdigit() for letter in both[name].name)
 
 
-@pytest.mark.parametrize(("used", "renewed"), [([10 << 20], 0), ([99 << 20, 10 << 20], 0), ([99 << 20, 95 << 20], 1)])
+@pytest.mark.parametrize(
+    ("grown", "renewed"), [([10, 10], 0), ([10, 40], 0), ([10, 99, 20], 0), ([10, 99, 95], 1), ([90, 99], 0)]
+)
 def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
-    both: dict[str, Any], monkeypatch: pytest.MonkeyPatch, used: list[int], renewed: int
+    both: dict[str, Any], monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int
 ) -> None:
-    """Not while there is room, nor when giving back what allocators keep is enough."""
-    calls: list[str] = []
-    inner = both[HUGGINGFACE]
-    monkeypatch.setattr(inner, "renew", lambda: calls.append("renew"), raising=False)
-    seen = iter(used)
-    monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen)))
+    """Not while there is room, nor when giving back what allocators keep is enough, nor for what was there before."""
+    seen = iter(grown)
+    monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen) << 20))
     monkeypatch.setattr(encoders, "release", lambda: None)
-    frugal = FrugalEncoder(inner, limit_bytes=98 << 20)
-    assert [ids.tolist() for ids in encode_each(frugal, ["a text"])] == [inner.encode_text(b"a text").tolist()]
-    assert len(calls) == renewed
+    frugal = FrugalEncoder(both[HUGGINGFACE], lambda: 50 << 20)
+    assert [ids.tolist() for ids in encode_each(frugal, ["a text"])] == [
+        both[HUGGINGFACE].encode_text(b"a text").tolist()
+    ]
+    assert frugal.renewals == renewed
+
+
+NEW_WORDS = """
+import re, sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+from milldam.memory import release
+from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.tokenizers.encoders import GIGATOKEN, FrugalEncoder, make_encoder
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+keep_arrow_lean()
+inner = make_encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False, threads=1)
+encoder = FrugalEncoder(inner, lambda: int(sys.argv[2]))
+rng = np.random.default_rng(0)
+release()
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+for _ in range(24):
+    words = b" ".join(np.char.mod(b"%d", rng.integers(10**5, 10**8, 60_000)))
+    encoder.encode(pa.array([words], pa.large_binary()).cast(pa.large_string()))
+print(peak() - before, encoder.renewals)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize(("room", "renewals"), [(40 << 20, range(2, 24)), (400 << 20, range(1))])
+def test_caches_take_what_there_is_room_for_and_no_more(demo_tokenizer: Path, room: int, renewals: range) -> None:
+    """Even when every word is new: the caches are dropped before the table that would double does not fit."""
+    command = [sys.executable, "-c", NEW_WORDS, str(demo_tokenizer), str(room)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    grown, renewed = map(int, done.stdout.split())
+    assert grown <= room + BATCHES_BYTES
+    assert renewed in renewals
 
 
 @pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece"])

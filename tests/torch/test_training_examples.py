@@ -41,6 +41,13 @@ def losses(output: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss ([\d.]+)", output, re.MULTILINE)}
 
 
+def test_a_nanogpt_loop_trains(store: Path, tmp_path: Path) -> None:
+    """The example runs as it is, and tells the loss of every step."""
+    pytest.importorskip("torch")
+    assert list(losses(run(tmp_path, "nanogpt_loop.py", store, "--steps", 2, "--checkpoint-every", 1))) == [1, 2]
+
+
+@pytest.mark.slow
 def test_a_nanogpt_loop_goes_on_with_the_same_losses(store: Path, tmp_path: Path) -> None:
     """Killed after its checkpoint and resumed, the loop is the one that never stopped."""
     pytest.importorskip("torch")

@@ -15,10 +15,12 @@ from milldam.cli.running import JobCommand, Request
 from milldam.markup import counted
 
 if TYPE_CHECKING:
+    from milldam.config.loading import ReadConfig
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
     from milldam.pipeline.needs import Needs
+    from milldam.run.job import ArrayWork
 
 _SAMPLE_TOKENS = 120
 
@@ -38,14 +40,21 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.job import array_of, run_job
+    from milldam.pipeline.receipt import Asked, run_asked
 
     shown = click.get_current_context().params
-    loaded = load(config, overrides, quiet=shown["quiet"], options=options)
+    read = _read(config, overrides, quiet=shown["quiet"], options=options)
     if dry_run:
-        _show_plan(loaded, as_json=shown["as_json"])
+        _show_plan(read.checked().config, as_json=shown["as_json"])
         return None
-    return Request(partial(run_job, loaded), partial(array_of, loaded), _show_sample)
+
+    def array() -> ArrayWork[TextSummary]:
+        from milldam.pipeline.job import array_of
+
+        return array_of(read.checked().config)
+
+    asked = Asked.of(read.given.data, read.said)
+    return Request(partial(run_asked, asked, lambda: read.checked().config), array, _show_sample)
 
 
 def _show_sample(summary: TextSummary) -> None:
@@ -85,13 +94,17 @@ def plan(
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     """The configuration of a file, with options put over it."""
-    from milldam.config.loading import load_config
+    return _read(path, overrides, quiet=quiet, options=options).checked().config
 
-    loaded = load_config(path, overrides, given(options))
+
+def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> ReadConfig:
+    from milldam.config.loading import read_config
+
+    read = read_config(path, overrides, given(options))
     if not quiet:
-        for note in loaded.notes:
+        for note in read.notes:
             click.echo(f"Note: {note}", err=True)
-    return loaded.config
+    return read
 
 
 def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from milldam.errors import ConfigError, StoreError
 from milldam.markup import counted
 
-if TYPE_CHECKING:
-    pass
-
 _STUCK_SECONDS = 120
+_TEXT, _ROWS = ("documents", "tokens"), ("rows",)
+_COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
+"""What is safe, by kind of store; told also while it is nothing."""
 
 
 @click.command()
-@click.argument("out", type=click.Path(path_type=Path, exists=True))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(out: Path, as_json: bool) -> None:
     """Show whether a run works, is stuck, was ended or is finished; each worker's unit, and what is safe.
+
+    OUT is what the run makes: a folder, an export, or, of a push, USER/NAME (USER/NAME@BRANCH).
 
     \b
     milldam status corpus.milldam
@@ -34,23 +37,43 @@ def status(out: Path, as_json: bool) -> None:
         click.echo(line)
 
 
+def _run_folder(out: Path) -> Path:
+    """Where the run is that makes OUT: a work folder in or beside it, that of a push, or OUT itself."""
+    from milldam.run.work_folder import find_work_folder
+
+    beside = find_work_folder(out)
+    if beside is not None or out.exists():
+        return beside or out
+    from milldam.hub.pushing import push_folder
+
+    repo, _, revision = str(out).partition("@")
+    pushing = push_folder(repo, revision or None)
+    if not pushing.exists():
+        raise ConfigError(f"{out}: nothing there, and no push to a repository of that name is under way.")
+    return pushing
+
+
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a folder and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.errors import StoreError
+    """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
+    from milldam.formats.export_place import exported
     from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
     from milldam.run.records import safe_counts
-    from milldam.stores.kinds import TABLE, TOKENS
+    from milldam.stores.kinds import TOKENS
 
-    if out.is_file():
-        raise StoreError(f"{out}: a file; status is of the folder that a run works in. `milldam stats` tells of files.")
-    kind = kind_in(out) or TOKENS
-    run = RunFolder(out, kind)
+    folder = _run_folder(out)
+    sizes = exported(out).get("sizes") if folder == out else None
+    if sizes:
+        return {"state": FINISHED, "safe": {"files": len(sizes)}}
+    if folder.is_file():
+        raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
+    kind = kind_in(folder) or TOKENS
+    run = RunFolder(folder, kind)
     state = run.state()
     if state == NEW and not run.presence.is_anybody_here():
-        raise StoreError(f"{out}: no run and no store in this folder.")
+        raise StoreError(f"{out}: no run and no store here.")
     last = run.presence.told()
-    nothing = {"rows": 0} if kind is TABLE else {"documents": 0, "tokens": 0}
-    safe = nothing | safe_counts(run.journal, "records.jsonl")
+    counted_kind = run.plan().get("kind", kind.name)
+    safe = dict.fromkeys(_COUNTED.get(counted_kind, ()), 0) | safe_counts(run.journal, "records.jsonl")
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {label: told | {"state": _task_state(told)} for label, told in run.presence.told_by_tasks().items()}
@@ -82,12 +105,10 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
 
     safe = found["safe"]
     figures = [
-        counted(count, name.removesuffix("s"))
-        for name, count in safe.items()
-        if name in ("documents", "tokens", "rows")
+        counted(count, name.removesuffix("s")) for name, count in safe.items() if name in (*_TEXT, *_ROWS, "files")
     ]
-    done, all_units = safe["units_done"], found.get("units")
-    kept = ", ".join([counted(done, "unit"), *figures])
+    done, all_units = safe.get("units_done", 0), found.get("units")
+    kept = ", ".join([*([counted(done, "unit")] if "units_done" in safe else []), *figures])
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
     if found["state"] == "finished":
         return [f"{out}: finished; {kept}."]
@@ -110,9 +131,13 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
 def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
     from milldam.memory import format_size
 
+    def amount(worker: dict[str, Any]) -> str:
+        moved = worker.get("input_bytes", 0)
+        return counted(worker["documents"], noun) if "documents" in worker else f"{format_size(moved)} of it"
+
     return [
         f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-        f"{counted(worker.get('documents', 0), noun)}, {format_size(worker.get('anonymous_bytes', 0))}, "
+        f"{amount(worker)}, {format_size(worker.get('anonymous_bytes', 0))}, "
         f"heard {time.time() - worker['time']:.0f} s ago"
         for number, worker in sorted(workers.items())
     ]

@@ -15,6 +15,7 @@ from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
+    from milldam.run.job import ArrayWork
 
 
 @click.command(cls=JobCommand)
@@ -57,17 +58,26 @@ def tokenize(
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     """
-    from milldam.config.loading import tokenize_config
-    from milldam.pipeline.job import array_of, run_job
-    from milldam.pipeline.npy import npy_path, tokenize_to_npy
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
     if format == "npy":
+        from milldam.pipeline.npy import npy_path, tokenize_to_npy
+
         config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)
         return Request(partial(tokenize_to_npy, config), _refuse_npy)
     if out is None:
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    config = tokenize_config(inputs, out, tokenizer, options)
-    return Request(partial(run_job, config, report=False), partial(array_of, config, report=False))
+    from milldam.pipeline.receipt import Asked, run_asked
+
+    given = (inputs, out, tokenizer, options)
+
+    def array() -> ArrayWork[TextSummary]:
+        from milldam.pipeline.job import array_of
+
+        return array_of(tokenize_config(*given), report=False)
+
+    asked = Asked.of(tokenize_settings(*given), report=False)
+    return Request(partial(run_asked, asked, partial(tokenize_config, *given)), array)
 
 
 def _refuse_npy() -> NoReturn:

@@ -80,7 +80,7 @@ def as_meant(kind: type, given: Given) -> dict[str, Any]:
 
 @cache
 def _adapter(kind: Any) -> Any:
-    """What pydantic makes of a dataclass. Made once: reading the docstrings takes a while."""
+    """What pydantic makes of a dataclass."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -88,7 +88,12 @@ def _adapter(kind: Any) -> Any:
 
 def json_schema(kind: type, title: str) -> dict[str, Any]:
     """What a file may say, every key with its description and default, for editors."""
-    schema = _adapter(kind).json_schema()
+    from pydantic import TypeAdapter
+
+    for block in _blocks(kind):
+        # Here alone: reading docstrings takes longer than all the rest.
+        block.__pydantic_config__ = block.__pydantic_config__ | {"use_attribute_docstrings": True}
+    schema = TypeAdapter(kind).json_schema()
     for block in [schema, *schema["$defs"].values()]:
         for key in block["properties"].values():
             # Made from the name; it says nothing that the name does not.
@@ -174,6 +179,14 @@ def _all_keys(block: type, under: str = "") -> Iterator[tuple[str, str]]:
     for key, kinds in keys_of(block).items():
         if kinds.inner:
             yield from _all_keys(kinds.inner, f"{under}.{key}".removeprefix("."))
+
+
+def _blocks(block: Any) -> Iterator[Any]:
+    """A block and all that it holds."""
+    yield block
+    for kinds in keys_of(block).values():
+        if kinds.inner:
+            yield from _blocks(kinds.inner)
 
 
 # ---- values as they are meant ----

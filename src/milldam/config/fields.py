@@ -45,5 +45,5 @@ class SizeRange:
 
 Size = Annotated[str | int, SizeRange()]
 
-SETTINGS: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
-"""For `__pydantic_config__` of a dataclass of settings: no other keys; docstrings of fields are their descriptions."""
+SETTINGS: dict[str, Any] = {"extra": "forbid"}
+"""For `__pydantic_config__` of a dataclass of settings: no other keys."""

@@ -1,7 +1,5 @@
 """A YAML file or a dict, with options and single values put over it -> settings. Files of Krill are converted.
 
-The options of `milldam tokenize` -> the configuration of its job: data as it is, nothing done to its documents.
-
 A configuration as a YAML file, with comments.
 """
 
@@ -48,12 +46,39 @@ class LoadedConfig:
 def load_config(
     given: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None
 ) -> LoadedConfig:
-    """The configuration of a file for `milldam preprocess`, or of a dict that says the same.
+    """The configuration of a file for `milldam preprocess`, or of a dict that says the same; raises ConfigError.
 
     Overrides such as `datasets.0.path=x` and options are put over it. Files of Krill are converted on the way; the
-    notes say how. Raises ConfigError.
+    notes say how.
     """
-    read = Given("config", _plain(given)) if isinstance(given, Mapping) else _read(Path(given), _EXAMPLE)
+    return read_config(given, overrides, options).checked()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """What a file says, with options put over it, before it is checked."""
+
+    given: Given
+    said: tuple[Any, ...]
+    """File, overrides and options to the letter: YAML has words for one value that mean different things."""
+    legacy: bool
+    notes: list[str]
+    comments: dict[KeyPath, str]
+
+    def checked(self) -> LoadedConfig:
+        config = checked_settings(Config, self.given, if_missing=_KRILLS if self.legacy else _EXAMPLE)
+        meant = as_meant(Config, self.given)
+        source = {key: meant[key] for key in keys_of(Config) if key in meant}
+        return LoadedConfig(config, source, self.notes, self.comments)
+
+
+def read_config(
+    given: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> ReadConfig:
+    """As `load_config`, unchecked: what can't be read alone raises ConfigError."""
+    plain = _plain(given) if isinstance(given, Mapping) else None
+    text = repr(plain) if plain is not None else _text_of(Path(str(given)))
+    read = Given("config", plain) if plain is not None else _read(text, str(given), _EXAMPLE)
     legacy = is_legacy(read.data)
     paths = [_override(read, one, legacy) for one in overrides]
     for name, value in (options or {}).items():
@@ -63,15 +88,12 @@ def load_config(
     notes, comments = _convert(read) if legacy else ([], {})
     if legacy:
         comments |= dict.fromkeys(paths, "given by --set")
-    config = checked_settings(Config, read, if_missing=_KRILLS if legacy else _EXAMPLE)
-    meant = as_meant(Config, read)
-    source = {key: meant[key] for key in keys_of(Config) if key in meant}
-    return LoadedConfig(config, source, notes, comments)
+    return ReadConfig(read, (text, tuple(overrides), dict(options or {})), legacy, notes, comments)
 
 
 def load_settings(kind: type[T], path: Path, options: Mapping[str, Any]) -> T:
     """The settings of another job from its file, with options put over them."""
-    given = _read(path, "Its keys are those of the options.")
+    given = _read(_text_of(path), str(path), "Its keys are those of the options.")
     for name, value in options.items():
         given.put(name, value)
     return checked_settings(kind, given)
@@ -100,8 +122,8 @@ def _convert(given: Given) -> tuple[list[str], dict[KeyPath, str]]:
     return conversion.notes, conversion.comments
 
 
-def _read(path: Path, advice: str) -> Given:
-    given = read_yaml(_text_of(path), str(path))
+def _read(text: str, path: str, advice: str) -> Given:
+    given = read_yaml(text, path)
     if not isinstance(given.data, dict):
         found = {type(None): "empty", list: "a list; keys are wanted"}.get(
             type(given.data), "a single value; keys are wanted"
@@ -127,29 +149,6 @@ def _text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text.") from None
-
-
-_OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
-_OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
-
-
-def tokenize_config(
-    inputs: str | Path | Sequence[str | Path], out: str | Path, tokenizer: str | Path, options: Mapping[str, Any]
-) -> Config:
-    """Check the options and put them where they belong; what is None is left at its default."""
-    chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
-    data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
-    rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
-    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    given = {
-        "datasets": {"path": paths, **data_set},
-        "tokenizer": {"path": tokenizer, **rules},
-        "out": out,
-        "clean": "off",
-        "dedup": "off",
-        **chosen,
-    }
-    return checked_settings(Config, given)
 
 
 def as_yaml(config: dict[str, Any], comments: dict[KeyPath, str], header: list[str]) -> str:

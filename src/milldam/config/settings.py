@@ -30,7 +30,7 @@ from milldam.errors import ConfigError, Setting
 from milldam.filters.rules import FilterRules
 from milldam.memory import parse_size
 from milldam.packing.rules import PackingRules
-from milldam.text.cleaning import CleanRules
+from milldam.text.rules import CleanRules
 
 TRAIN, VAL = "train", "val"
 TOKENS_SUFFIX = "_tokens"

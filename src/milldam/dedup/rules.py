@@ -21,7 +21,7 @@ class NearRules:
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +40,4 @@ class DedupRules:
     false_positive_rate: Annotated[float, Gt(0), Lt(0.5)] = 1e-6
     """For bloom: the share of documents that are dropped although they are new."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

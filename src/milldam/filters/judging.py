@@ -10,7 +10,7 @@ Too short and too long, in characters and in tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.errors import ConfigError
-from milldam.filters.c4 import c4_faults
-from milldam.filters.gopher import quality_faults
-from milldam.filters.language import LanguageFilter
-from milldam.filters.layout import Layout, Mask
-from milldam.filters.repetition import repetition_faults
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.user_functions import FAILED, UserFunction
 from milldam.text.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from milldam.filters.language import LanguageFilter
+    from milldam.filters.layout import Layout, Mask
 
 
 def character_faults(characters: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
@@ -52,7 +51,6 @@ DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
 MOST_REASONS: Final = 1000
 """A user's function that gives more different reasons than this is no count of reasons any more."""
 Int64s = npt.NDArray[np.int64]
-RuleSet = Callable[[Layout], Iterator[tuple[Mask, str]]]
 
 
 class Filters:
@@ -61,7 +59,11 @@ class Filters:
     def __init__(self, rules: FilterRules) -> None:
         self._rules = rules
         self._rule_sets = list(_rule_sets(rules))
-        self._language = LanguageFilter(rules.language) if rules.language is not None else None
+        self._language: LanguageFilter | None = None
+        if rules.language is not None:
+            from milldam.filters.language import LanguageFilter
+
+            self._language = LanguageFilter(rules.language)
         self._function = UserFunction(rules.function) if rules.function is not None else None
         self._reasons: set[str] = set()
 
@@ -87,6 +89,8 @@ class Filters:
     def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         positions = np.flatnonzero(verdicts.keep)
         kept = texts if len(positions) == len(texts) else texts.take(pa.array(positions))
+        from milldam.filters.layout import Layout
+
         start = 0
         for group in groups(kept):
             layout = Layout(group)
@@ -115,15 +119,22 @@ class Filters:
         return result
 
 
-def _rule_sets(rules: FilterRules) -> Iterator[RuleSet]:
+def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Iterator[tuple[Mask, str]]]]:
+    """Each is loaded where it is asked for."""
     c4 = C4Rules() if rules.c4 is True else rules.c4
     if c4:
+        from milldam.filters.c4 import c4_faults
+
         yield lambda layout: c4_faults(layout, c4)
     quality = GopherQualityRules() if rules.gopher_quality is True else rules.gopher_quality
     if quality:
+        from milldam.filters.gopher import quality_faults
+
         yield lambda layout: quality_faults(layout, quality)
     repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
     if repetition:
+        from milldam.filters.repetition import repetition_faults
+
         yield lambda layout: repetition_faults(layout, repetition)
 
 

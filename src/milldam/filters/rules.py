@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-_SCHEMA: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
+_SCHEMA: dict[str, Any] = {"extra": "forbid"}
 
 Count = Annotated[int, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]

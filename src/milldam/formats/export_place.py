@@ -24,8 +24,8 @@ from milldam.files import explain_os_errors, sync_folder
 from milldam.formats import Format
 from milldam.formats.writing import has_splits
 from milldam.loader.stores import Store
-from milldam.run.folder import RUN_FOLDER
 from milldam.run.identity import Identity
+from milldam.run.work_folder import WorkFolder
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
@@ -35,16 +35,25 @@ EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in
 _SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
 
 
+def _record_place(out: Path, *, is_folder: bool) -> Path:
+    return out / f".{RECORD_NAME}" if is_folder else out.with_name(f"{out.name}.{RECORD_NAME}")
+
+
+def exported(out: Path) -> dict[str, Any]:
+    """What is written down of the export that is there; empty: nothing."""
+    return read_sealed(_record_place(out, is_folder=out.is_dir())) or {}
+
+
 class Place:
     """Where an export goes, and the work folder beside it."""
 
     def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
         self._format, self._to, self.out = format, to, out
         self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(store))
-        self.work = out.with_name(f".{out.name}.milldam-export")
-        self.files, self._replaced = self.work / "files", self.work / "replaced"
-        beside = out.with_name(f"{out.name}.{RECORD_NAME}")
-        self._record = out / f".{RECORD_NAME}" if self._is_folder else beside
+        self.folder = WorkFolder(out.with_name(f".{out.name}.milldam-export"), EXPORT, out)
+        self.work, self.files = self.folder.work, self.folder.files
+        self._replaced = self.work / "replaced"
+        self._record = _record_place(out, is_folder=self._is_folder)
         suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]
         self._outputs = [out.with_name(out.name + suffix) for suffix in suffixes]
 
@@ -97,9 +106,8 @@ class Place:
                 write_sealed(self.work / "record", record)
                 (self.work / "record").rename(self._record)
                 sync_folder(self.out.parent)
-        # The manifest last: it tells a later call that all was done.
-        for path in (self._replaced, self.files, self.work / RUN_FOLDER, self.work):
-            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self._replaced, ignore_errors=True)
+        self.folder.clear()
 
     def _swap_folder(self) -> None:
         if self.out.exists():

@@ -20,21 +20,20 @@ from milldam.files import (
 )
 from milldam.formats import Format, load_format
 from milldam.formats.export_place import EXPORT, Place, sizes_below
-from milldam.formats.jobs import Telling, plan_work, stage_of
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, PLAN, RUN_FOLDER, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
+from milldam.run.one_stage import Telling, plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.tasks import PART, Report, Work
-from milldam.sealed import read_sealed
 from milldam.stores.place import Folder
 
 RECORDS = "records.jsonl"
@@ -136,7 +135,7 @@ class ExportJob:
         place, identity = self.place, self._identity
         if not anew and not place.work.exists() and place.finished(identity):
             return replace(self.summary(place.made()), up_to_date=True)
-        resumes = (read_sealed(place.work / RUN_FOLDER / PLAN) or {}).get("settings") == identity.settings
+        resumes = place.folder.begun() == identity.settings
         place.refuse_existing(overwrite=anew or resumes)
         place.forget_lost_files()
         return None

@@ -17,8 +17,8 @@ from typing import Any
 from milldam.errors import InputError
 from milldam.formats import load_format
 from milldam.formats.documents import Border, Position, ReadRules, SourceFile, cut_shards
-from milldam.formats.jobs import Telling
 from milldam.input_files import version_of
+from milldam.run.one_stage import Telling
 from milldam.run.records import Record
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import key_of

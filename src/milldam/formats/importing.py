@@ -29,11 +29,11 @@ from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
-from milldam.formats.jobs import plan_work, stage_of
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
+from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
 from milldam.run.records import Records, sweep

@@ -3,8 +3,9 @@
     contents    which files make a store, from its manifest alone
     client      calls of huggingface_hub, and what a repository has; the token is in no error
     card        the data set card, of which one marked section is ours
-    pushing     a folder -> a repository, the manifest in the last commit
-    pulling     a repository -> a folder, every file checked, the manifest last
+    groups      groups of files, the units of both jobs
+    pushing     the job of push: a folder -> a repository, the manifest in the last commit
+    pulling     the job of pull: a repository -> a folder, every file checked, the manifest last
 
 The bytes are moved by huggingface_hub: by `snapshot_download`, and by `upload_folder`, which does since 2.0 what
 `upload_large_folder` did: several commits, and taking up what a kill left.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from milldam.formats.jobs import plan_work, stage_of
 from milldam.hub.contents import Contents, StoredFile
 from milldam.memory import usage
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.identity import Identity
+from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage

@@ -190,11 +190,12 @@ class PullJob:
                 with replacing(manifest):
                     write_file(manifest, self._contents.manifest_bytes)
                 fetched.update(fetched=1, fetched_bytes=len(self._contents.manifest_bytes))
-            stale = before - self._contents.names
-            read_by_others = stale & set(live_files(self._out, self._contents.kind))
-            for name in stale - read_by_others:
+            # What someone still reads goes with a later pull.
+            read = set(live_files(self._out, self._contents.kind)) & before
+            stale = before - self._contents.names - read
+            for name in stale:
                 (self._out / name).unlink(missing_ok=True)
-        written = {"files": sorted(self._contents.names | read_by_others), "commit": self._tree.commit}
+        written = {"files": sorted(self._contents.names | read), "commit": self._tree.commit}
         write_sealed(self._record, self._asked | written | {"manifest": hash_bytes(self._contents.manifest_bytes)})
         summary = replace(self.summary(dict(fetched), len(stale)), units=plan.units, reused=done.reused)
         return session.measured(replace(summary, workers=plan.workers))

@@ -4,12 +4,12 @@ Which source comes at a place follows from the weights (`schedule.py`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds the tables of a schedule (6 MB at most) beside what the sources hold. A batch is one read for each source in it.
+Holds the tables of a schedule (6 MB at most) beside what the sources hold. A batch is one read where all sources are
+read in the same way (`mixed_reading`), else one for each source in it.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,13 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
+from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader
-from milldam.loader.samples import Samples, samples_of
+from milldam.loader.samples import ReadPart, Samples, samples_of
 from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
@@ -145,9 +146,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
-        # begins: (sources + 1,), the number of the first sample of each, and the end
-        counts = itertools.accumulate(source._numbered for source in self.sources)
-        self._begins: Int64s = np.array([0, *counts], np.int64)
+        self._by_number = Sources(self.sources)
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
 
@@ -214,7 +213,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @property
     def _numbered(self) -> int:
-        return int(self._begins[-1])
+        return int(self._by_number.begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
         (sample,) = samples_of(self.read(self._order(False, 0).numbers(np.array([self._number(number)]))))
@@ -228,31 +227,46 @@ class MixedSamples(Samples[SampleT, BatchT]):
         )
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        groups = list(self._by_source(numbers))
-        if len(groups) < 2:
-            source, local = (groups[0][0], groups[0][2]) if groups else (0, numbers)
-            return self.sources[source].read(local, dtype, out)
-        parts = [_Part(rows, self.sources[source].read(local, dtype)) for source, rows, local in groups]
-        return cast(BatchT, _joined(parts, out))
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
-    def _by_source(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """(source, where in the numbers, numbers in the source) of each source that comes."""
-        sources = self._begins.searchsorted(numbers, side="right") - 1
-        for source, rows in _groups(sources, len(self.sources)):
-            yield source, rows, numbers[rows] - self._begins[source]
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
+        if self._reading is not None:
+            return self._reading.look_up(numbers, dtype)
+        found = [
+            (where, self.sources[source]._look_up(local, dtype))
+            for source, where, local in self._by_number.groups(numbers)
+        ]
+        return lambda part, out: _read_by_source(found, part, out)
+
+    @cached_property
+    def _reading(self) -> MixedReading | None:
+        return mixed_reading(list(self._leaves()))
+
+    def _leaves(self) -> Iterator[Samples[SampleT, BatchT]]:
+        """The sources, and for a mixture among them its own."""
+        for source in self.sources:
+            if isinstance(source, MixedSamples):
+                yield from source._leaves()
+            else:
+                yield source
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self._epoch_end)
+        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epoch_end)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
+        if self._reading is not None:
+            return (self._reading.reader,)
         return tuple(reader for source in self.sources for reader in source._readers)
 
     def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        for source, _, local in self._by_source(stretches.numbers):
+        if self._reading is not None:
+            yield from ((self._reading.reader, *span) for span in self._reading.spans(stretches))
+            return
+        for source, _, local in self._by_number.groups(stretches.numbers):
             yield from self.sources[source]._spans(Stretches.single(local))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -300,15 +314,6 @@ def _form(samples: Samples[object, Any]) -> str:
     return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
 
 
-def _groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
-    """(source, where it stands, ascending) of each source that comes."""
-    places = sources.argsort(kind="stable")
-    ends = np.bincount(sources, minlength=count).cumsum()
-    for source, (first, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
-        if first < end:
-            yield source, places[first:end]
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """What one source gave of a batch."""
@@ -316,6 +321,19 @@ class _Part:
     rows: Int64s
     """The rows of the batch that it is for."""
     batch: Any
+
+
+def _read_by_source(found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any) -> Any:
+    """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
+    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
+    for where, read in found:
+        first, stop = where.searchsorted((part.start, part.stop)).tolist()
+        if first < stop:
+            parts.append((read, slice(first, stop), where[first:stop] - part.start))
+    if len(parts) == 1:
+        (read, own, _) = parts[0]
+        return read(own, out)
+    return _joined([_Part(rows, read(own, None)) for read, own, rows in parts], out)
 
 
 def _joined(parts: list[_Part], out: Any) -> Any:
@@ -386,7 +404,7 @@ class MixedOrder:
         begin = self._begin
         sources, indices = self._schedule.find(places - begin.place)
         numbers = np.empty(len(places), np.int64)
-        for source, where in _groups(sources, len(self._orders)):
+        for source, where in groups(sources, len(self._orders)):
             own = self._orders[source].numbers(indices[where] + begin.drawn[source])
             numbers[where] = own + self._begins[source]
         return numbers

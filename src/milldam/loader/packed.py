@@ -192,33 +192,44 @@ class _Found:
     """Pieces of rows, as batches need them: tokens are counted through, from the first token of the first row on."""
 
     def __init__(self, pieces: RowPieces, reader: Reader, form: RowForm) -> None:
-        self._pieces, self._form = pieces, form
-        self._tokens = _RowTokens(pieces, reader, form)
+        self._lengths, self._documents, self._padding = pieces.lengths, pieces.documents, pieces.padding
+        self._seq_len, self._tokens = form.seq_len, _RowTokens(pieces, reader, form)
         self._borders = np.concatenate(([0], pieces.lengths.cumsum()))
         """Where pieces begin, and the end."""
-        self._piece_at: list[int] = [0, *pieces.counts.cumsum().tolist()]
+        piece_at = np.concatenate(([0], pieces.counts.cumsum()))
+        self._piece_at: list[int] = piece_at.tolist()
         """The first piece of each row, and the end."""
-        self._ends = ~pieces.goes_on
-        """Which pieces have no token of their document behind them."""
+        self._longest: list[int] = np.maximum.reduceat(pieces.lengths, piece_at[:-1]).tolist()
+        """The longest piece of each row."""
+        self._without, self._without_at = self._borders[:-1], self._piece_at
+        """Tokens without loss but for padding, and the first of each row among them."""
+        if form.labels == "shifted":
+            ends = ~pieces.goes_on
+            self._without = self._borders[1:][ends] - 1
+            self._without_at = np.concatenate(([0], ends.cumsum()))[piece_at].tolist()
+        self._some_padding = bool(pieces.padding.any())
 
     def write(self, batch: dict[str, Any], first: int, stop: int) -> None:
         """The rows [first, stop), into the arrays of a batch."""
         self._tokens.write(batch["input_ids"], batch["labels"], first, stop)
         labels, positions, documents, mask = (batch[name].reshape(-1) for name in _PER_TOKEN[1:])
-        mine = slice(self._piece_at[first], self._piece_at[stop])
-        borders = self._borders[mine.start : mine.stop + 1] - first * self._form.seq_len
-        begins, lengths = borders[:-1], self._pieces.lengths[mine]
-        np.subtract(_counting(len(positions)), begins.repeat(lengths), out=positions, casting="unsafe")
-        documents[:] = self._pieces.documents[mine].repeat(lengths)
-        without = borders[1:][self._ends[mine]] - 1 if self._form.labels == "shifted" else begins
+        begin, end, before = self._piece_at[first], self._piece_at[stop], first * self._seq_len
+        lengths, borders = self._lengths[begin:end], self._borders[begin : end + 1] - before
+        np.subtract(_counting(len(positions)), borders[:-1].repeat(lengths), out=positions, casting="unsafe")
+        documents[:] = self._documents[begin:end].repeat(lengths)
+        without = self._without[self._without_at[first] : self._without_at[stop]] - before
         labels[without] = NO_LOSS
         mask.fill(True)
         mask[without] = False
-        for row in self._pieces.padding[first:stop].nonzero()[0].tolist():
-            padding = slice(self._form.seq_len - int(self._pieces.padding[first + row]), None)
-            batch["labels"][row, padding], batch["loss_mask"][row, padding] = NO_LOSS, False
+        if self._some_padding:
+            self._mask_padding(batch, self._padding[first:stop])
         batch["cu_seqlens"] = borders.astype(np.int32)
-        batch["max_seqlen"] = int(lengths.max())
+        batch["max_seqlen"] = max(self._longest[first:stop])
+
+    def _mask_padding(self, batch: dict[str, Any], padding: Int64s) -> None:
+        for row in padding.nonzero()[0].tolist():
+            padded = slice(self._seq_len - int(padding[row]), None)
+            batch["labels"][row, padded], batch["loss_mask"][row, padded] = NO_LOSS, False
 
 
 class _RowTokens:
@@ -228,10 +239,12 @@ class _RowTokens:
         runs = pieces.runs
         self._reader, self._form, self._starts, self._lengths = reader, form, runs.starts, runs.lengths
         self._places = reader.places(runs.starts, runs.lengths)
-        self._run_at: list[int] = [0, *runs.counts.cumsum().tolist()]
+        self._some_by_start = bool((self._places < 0).any())
+        run_at = np.concatenate(([0], runs.counts.cumsum()))
+        self._run_at: list[int] = run_at.tolist()
         """The first run of each row, and the end."""
         self._padding, self._pad_ids = pieces.padding, pieces.pad_ids
-        self._taken = np.add.reduceat(runs.lengths, self._run_at[:-1])
+        self._taken = np.add.reduceat(runs.lengths, run_at[:-1])
         """Tokens that are read for each row."""
         self._has_behind: Bools = self._taken + pieces.padding > form.seq_len
         """Whether the token behind a row is one of them."""
@@ -241,11 +254,13 @@ class _RowTokens:
         """Which rows are not a stretch of `span` tokens each."""
         self._some_odd = bool(self._odd.any())
         if self._some_odd and isinstance(reader, MappedReader):
-            self._take_behind_apart(reader)
+            self._take_behind_apart(reader, run_at[1:] - 1)
 
-    def _take_behind_apart(self, reader: MappedReader) -> None:
-        """Look up the tokens behind all rows at once: then what is read for rows lies end to end as they do."""
-        last = np.array(self._run_at[1:]) - 1
+    def _take_behind_apart(self, reader: MappedReader, last: Int64s) -> None:
+        """Look up the tokens behind all rows at once: then what is read for rows lies end to end as they do.
+
+        last: (rows,), the last run of each
+        """
         where = self._starts[last] + self._lengths[last] - 1
         self._behind = reader.rows(where, 1)[:, 0]
         self._lengths = self._lengths.copy()
@@ -272,12 +287,12 @@ class _RowTokens:
         labels[rows_on, -1] = tokens[ends[rows_on] - 1] if self._behind is None else self._behind[first:stop][rows_on]
 
     def _read_rows(self, mine: slice, span: int) -> Array:
-        if self._places is None:
+        if self._some_by_start and self._places[mine].min() < 0:
             return self._reader.rows(self._starts[mine], span)
         return self._reader.rows_at(self._places[mine], span)
 
     def _read_runs(self, mine: slice) -> Array:
-        if self._places is None:
+        if self._some_by_start and self._places[mine].min() < 0:
             return self._reader.runs(self._starts[mine], self._lengths[mine])
         return self._reader.runs_at(self._places[mine], self._lengths[mine])
 

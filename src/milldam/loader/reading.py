@@ -68,8 +68,8 @@ class Reader(Protocol):
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
 
-    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
-        """What `rows_at` and `runs_at` take for these stretches; None: they have to be read by their starts."""
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
+        """What `rows_at` and `runs_at` take for these stretches; below 0: it has to be read by its start."""
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         """Rows whose places were looked up before."""
@@ -179,30 +179,27 @@ class MappedReader:
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         places = self.places(starts, length)
-        if places is not None:
-            return self.rows_at(places, length)
-        file = self._layout.find(starts)
-        crossing = starts + length > self._layout.ends[file]
-        windows = self._windows_of(length)
-        # What a row reads behind the end of its file is replaced; it must only not leave the space.
-        rows: TokenArray = windows[np.minimum(starts + self._shifts[file], len(windows) - 1)]
-        for row in crossing.nonzero()[0]:
-            rows[row] = self.runs(starts[row : row + 1], np.array([length]))
+        # What lies in two files is replaced.
+        rows = self.rows_at(np.maximum(places, 0), length)
+        for row in (places < 0).nonzero()[0]:
+            rows[row] = self._joined(starts[row : row + 1], np.array([length]))
         return rows
 
-    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
         file = self._layout.find(starts)
-        if (starts + lengths > self._layout.ends[file]).any():
-            return None
-        return starts + self._shifts[file]
+        places = starts + self._shifts[file]
+        places[starts + lengths > self._layout.ends[file]] = -1
+        return places
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         rows: TokenArray = self._windows_of(length)[places]
         return rows
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        places = self.places(starts, lengths) if len(starts) else None
-        return self._joined(starts, lengths) if places is None else self.runs_at(places, lengths)
+        places = self.places(starts, lengths)
+        if not len(places) or places.min() < 0:
+            return self._joined(starts, lengths)
+        return self.runs_at(places, lengths)
 
     def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
         if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
@@ -315,9 +312,10 @@ class PositionedReader(threading.local):
 
     announces = _CAN_ADVISE
 
-    def __init__(self, stream: TokenStream) -> None:
+    def __init__(self, stream: TokenStream, most_open: int | None = None) -> None:
         self._layout = Layout(stream.files)
         self._dtype = stream.dtype
+        self._most_open = OPEN_FILES if most_open is None else most_open
         self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
         self._descriptors = _Descriptors()
         self._buffer = np.empty(0, np.uint8)
@@ -346,7 +344,7 @@ class PositionedReader(threading.local):
             at += len(slot)
         return self._buffer[:size].view(self._dtype)
 
-    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s | None:
+    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
         return starts
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
@@ -415,7 +413,7 @@ class PositionedReader(threading.local):
             # Without it the kernel reads around every sample what nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._descriptors[file] = descriptor
-        if len(self._descriptors) > OPEN_FILES:
+        if len(self._descriptors) > self._most_open:
             self._descriptors.close_oldest()
         return descriptor
 

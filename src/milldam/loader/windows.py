@@ -16,7 +16,7 @@ import numpy.typing as npt
 from milldam.errors import ConfigError
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import TokenArray, Way
+from milldam.loader.reading import Reader, TokenArray, Way
 from milldam.loader.samples import ReadPart, StreamSamples, at_least, shifted, widened
 from milldam.loader.types import BatchT, State
 
@@ -61,6 +61,29 @@ class WindowRules:
         return room // self.hop + 1 + (self.tail and room % self.hop > 0)
 
 
+def read_windows(reader: Reader, starts: Int64s, rules: WindowRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
+    """Look up windows by where they begin, for batches of them that follow."""
+    form, span = rules.form, rules.span
+    places = reader.places(starts, span)
+    crossing = places < 0
+    if not crossing.any():
+        return lambda part, out: _batch(reader.rows_at(places[part], span), form, dtype, out)
+
+    def read(part: slice, out: Any) -> Any:
+        cut = crossing[part].any()
+        rows = reader.rows(starts[part], span) if cut else reader.rows_at(places[part], span)
+        return _batch(rows, form, dtype, out)
+
+    return read
+
+
+def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:
+    if form == "hf":
+        # Two arrays, since people mask labels in place.
+        return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
+    return shifted(rows, dtype, out)
+
+
 class Windows(StreamSamples[BatchT, BatchT]):
     """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`."""
 
@@ -103,21 +126,11 @@ class Windows(StreamSamples[BatchT, BatchT]):
         return self._count
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        batch: BatchT = self._batch(self._reader.rows(self._starts(numbers), self.rules.span), dtype, out)
+        batch: BatchT = _batch(self._reader.rows(self._starts(numbers), self.rules.span), self.rules.form, dtype, out)
         return batch
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        reader, span = self._reader, self.rules.span
-        places = reader.places(self._starts(numbers), span)
-        if places is None:
-            return super()._look_up(numbers, dtype)
-        return lambda part, out: self._batch(reader.rows_at(places[part], span), dtype, out)
-
-    def _batch(self, rows: TokenArray, dtype: npt.DTypeLike, out: Any) -> Any:
-        if self.rules.form == "hf":
-            # Two arrays, since people mask labels in place.
-            return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
-        return shifted(rows, dtype, out)
+        return read_windows(self._reader, self._starts(numbers), self.rules, dtype)
 
     def _starts(self, numbers: Int64s) -> Int64s:
         rules = self.rules

@@ -79,6 +79,15 @@ class Carried:
     def open(self) -> Load:
         if self.load is not None:
             return self.load
+        arrived = self.spec, self.packed, self.identity
+        if _last.arrived != arrived:
+            _last.arrived, _last.load = None, None  # not two at a time
+            _last.load = self._unpack()
+            _last.arrived = arrived
+        assert _last.load is not None
+        return _last.load
+
+    def _unpack(self) -> Load:
         assert self.packed is not None
         sys.path += [path for path in self.paths if path not in sys.path]
         import cloudpickle
@@ -99,6 +108,17 @@ class Carried:
         if self.identity is not None:
             _require_same(self.identity, identify(function, kwargs))
         return Load(function, kwargs, reader)
+
+
+@dataclass(slots=True)
+class _Last:
+    """What arrived in this process last: a process that forks the workers of several stages opens it once."""
+
+    arrived: tuple[Any, ...] | None = None
+    load: Load | None = None
+
+
+_last = _Last()
 
 
 def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:

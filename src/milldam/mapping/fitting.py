@@ -53,12 +53,14 @@ class WorkerNeeds:
         alone = parent_bytes + idle - WORKER_BYTES + work
         if limit < alone:
             raise self._too_small(work, alone)
-        if limit < parent_bytes + idle + work:
+        # What workers have in common is held once, by the process that forks them.
+        left, own = limit - parent_bytes - probed.inherited_bytes, idle - probed.shared_bytes
+        if left < own + work:
             return 0
         usual = max(WORK_BYTES, 4 * self._batch_bytes, self._usually(took))
         # While one works on a row as large as the first, each of the others may have read one, too.
-        others = (limit - parent_bytes - idle - work) // (idle + probed.reading_bytes)
-        return min(useful, 1 + others, max(1, (limit - parent_bytes) // (idle + usual)))
+        others = (left - own - work) // (own + probed.reading_bytes)
+        return min(useful, 1 + others, max(1, left // (own + usual)))
 
     def most_idle_bytes(self, share_bytes: int) -> int | None:
         """A worker that holds more after a unit is replaced: its next batch would not fit. None: not known."""

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import format_size, release, usage
+from milldam.memory import format_size, held_bytes, inherited, release, usage
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
@@ -109,8 +109,8 @@ class MemoryGate:
         with self.board() as board:
             board.forget_the_dead()
             me, wanted = _identity(os.getpid()), board.expected(size)
-            own = max(usage().anonymous, self.idle_bytes)
-            held = own + self._parent_bytes() + board.held_by_others(me, self.idle_bytes)
+            own = max(held_bytes(), self.idle_bytes)
+            held = own + self._parent_bytes() + board.held_by_others(me, self.idle_bytes, inherited()[1])
             fits = held + wanted <= self.limit_bytes or not board.is_busy
             board.workers[me] = (own, wanted) if fits else None
             return fits
@@ -176,10 +176,14 @@ class Board:
         """Whether any worker runs a large batch."""
         return any(entry is not None for entry in self.workers.values())
 
-    def held_by_others(self, me: str, idle_bytes: int = 0) -> int:
-        """What all other workers hold now, or will hold; `idle_bytes`: what each will hold at least."""
+    def held_by_others(self, me: str, idle_bytes: int = 0, shared_bytes: int = 0) -> int:
+        """What all other workers hold now, or will hold; `idle_bytes`: what each will hold at least.
+
+        `shared_bytes`: what of that each of them shares with this one.
+        """
         others = {other: entry for other, entry in self.workers.items() if other != me}
         held = (max(usage(_pid(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others.items())
+        held = (max(0, one - shared_bytes) for one in held)
         # One of those without a batch may be reading a row as large as any.
         reading = _READING * self.largest if None in others.values() else 0
         return sum(held) + reading
@@ -240,7 +244,7 @@ class Room:
     def _total(self, needed: float) -> int:
         machine, pid = self.parent
         elsewhere = machine == os.uname().nodename and pid != os.getpid()
-        return usage().anonymous + (usage(pid).anonymous if elsewhere else 0) + int(MARGIN * needed) + ROOM_BYTES
+        return held_bytes() + (usage(pid).anonymous if elsewhere else 0) + int(MARGIN * needed) + ROOM_BYTES
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
         """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read one by one."""

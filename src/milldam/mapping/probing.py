@@ -28,7 +28,7 @@ from milldam.mapping.preparing import Prepared
 from milldam.mapping.returned import ALL
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.working import FAILED, UnitCalls
-from milldam.memory import release, usage
+from milldam.memory import inherited, release, usage
 from milldam.run.planning import SMALL_INPUT
 from milldam.run.pools import Workers
 from milldam.run.session import Session, Stage
@@ -65,6 +65,10 @@ class Probed:
     """Of the largest batch."""
     apart: bool
     """It ran in a process of its own, as a worker does."""
+    inherited_bytes: int = 0
+    """What that process got from the one that forked it; 0: it was not forked."""
+    shared_bytes: int = 0
+    """What of that it had not changed afterwards, so that workers will have it in common."""
 
     @property
     def worker_bytes(self) -> int:
@@ -106,6 +110,7 @@ class ProbeTask:
             for unit in islice(self.all_units(), units):
                 require_unchanged(unit)
             release()
+            got, shared = inherited()
             found = Probed(
                 schema=schema,
                 rows=probe.rows,
@@ -116,6 +121,8 @@ class ProbeTask:
                 reading_bytes=max(0, probe.peak_of_reading - before),
                 batch_bytes=probe.largest_batch,
                 apart=this_process() != self.parent,
+                inherited_bytes=got,
+                shared_bytes=shared,
             )
             report(PART, found)
 

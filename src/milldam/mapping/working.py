@@ -9,6 +9,7 @@ The leak check: a function that keeps more memory with every call stops the run 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import time
@@ -29,7 +30,7 @@ from milldam.mapping.memory_gate import MemoryGate, Room, this_process
 from milldam.mapping.plan import RowReader, RowUnit
 from milldam.mapping.returned import FunctionError, ResultError
 from milldam.mapping.schema import ColumnError, fit
-from milldam.memory import format_size, release, usage
+from milldam.memory import allowance, format_size, release, usage
 from milldam.pipeline.documents import REPORT_SECONDS
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.tasks import PART, PROGRESS, Report, Work
@@ -75,7 +76,7 @@ class LeakCheck:
     def end(self, size: int) -> None:
         """After a batch of this size: is more held than the budget leaves, now or probably after the next one?"""
         is_large = size > self.batch_bytes
-        most = self.most_bytes + (_LARGE_TIMES * size if is_large else 0)
+        most = allowance(self.most_bytes) + (_LARGE_TIMES * size if is_large else 0)
         held = self._held()
         self.calls += 1
         if self.calls == 1:
@@ -102,9 +103,10 @@ class LeakCheck:
         keeps = f"the function keeps about {format_size(growth)} more after each call (a default argument, a global, "
         what = keeps + "a cache?)" if growth >= _SMALLEST_GROWTH else "the function loads that much and keeps it"
         here = (" (with ", Setting("workers", 2), " or more: this one is the program)") if self.is_parent else ()
+        most = allowance(self.most_bytes)
         return (
             f"{self.name}: between two calls a worker holds {format_size(held)}, too much for the "
-            f"{format_size(self.most_bytes)} that the budget leaves it: {what}. Every finished unit is safe.\n"
+            f"{format_size(most)} that the budget leaves it: {what}. Every finished unit is safe.\n"
             "Let it keep less; or use a smaller ",
             Setting("shard_size"),
             ", so that workers are replaced between units",
@@ -144,15 +146,18 @@ class MapTask:
     def start(self) -> Work:
         load, schema = self.carried.open(), self.schema.to_arrow()
         caller = Caller(load.function, self.rules, load.kwargs)
-        self.gate.join()
-        is_parent = self.gate.parent == this_process()
-        check = LeakCheck(self.most_bytes, self.rules.batch_bytes, caller.name, is_parent)
+        check = functools.cache(lambda: self._join(caller.name))
 
         def work(assigned: Assigned, report: Report) -> None:
             calls = UnitCalls(assigned.unit, caller, load.reader, self.room)
-            _Unit(self, calls, schema, report, check).make(assigned.key)
+            _Unit(self, calls, schema, report, check()).make(assigned.key)
 
         return work
+
+    def _join(self, name: str) -> LeakCheck:
+        """Count this process among the workers from now on."""
+        self.gate.join()
+        return LeakCheck(self.most_bytes, self.rules.batch_bytes, name, self.gate.parent == this_process())
 
 
 @dataclass(slots=True)

@@ -21,4 +21,4 @@ class PackingRules:
     buffer: int = 10_000
     """best_fit: how many documents are looked at together."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

@@ -21,7 +21,8 @@ from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import text_offsets
-from milldam.text.cleaning import Cleaner, CleanRules
+from milldam.text.cleaning import Cleaner
+from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
 READ_AHEAD = 4

@@ -34,7 +34,6 @@ from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.compression import DamagedError, open_head, read_blocks
-from milldam.sources.tables import row_count
 from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.stores.tokens.format import token_dtype
 from milldam.text.arrays import byte_count
@@ -261,6 +260,8 @@ def measure(config: Config, prepared: Prepared, units: list[Unit], encoder_name:
 
 def _times(slice: Slice, head: Sample, size: float) -> float:
     """How many times more than its head a slice holds: by its rows where it has some, else by bytes."""
+    from milldam.sources.tables import row_count
+
     rows = row_count(slice)
     if rows is not None and head.documents:
         return max(1.0, rows / head.documents)

@@ -13,15 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
 from milldam.files import NewFile
 from milldam.markup import counted
-from milldam.packing.rows import pack
-from milldam.pipeline.deduplicating import Deduplication, remove_drop_sets
 from milldam.pipeline.preparing import Prepared
+from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
 from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
 from milldam.run.folder import RunFolder
@@ -37,7 +36,10 @@ from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import READ, Manifest, ManifestText, Shard, Tally, Totals, total, totals_by_split
 
-DROPPED, REPORT = "dropped.jsonl.zst", "report.html"
+if TYPE_CHECKING:
+    from milldam.pipeline.deduplicating import Deduplication
+
+DROPPED = "dropped.jsonl.zst"
 PACKED_FOLDER = "packed"
 _SHARD_FILES = ("*.bin", "*.idx", "*.facts")
 _BLOCK = 1 << 20
@@ -136,10 +138,14 @@ class Finish:
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
-    def wind_up(self, draft: Draft) -> TextSummary:
-        """Make the folder a store; then rows, summary, report; then remove what is no longer needed."""
+    def wind_up(self, draft: Draft) -> tuple[TextSummary, TextSummary]:
+        """Make the folder a store; then rows, summary, report; then remove what is no longer needed.
+
+        The summary, and what there is to tell when the same is asked for again.
+        """
+        finished = finished_summary(self.folder.out, draft.facts, draft.gathered.shards.splits)
         # Before the manifest: what it tells can't be found out again once the folder is a store.
-        summary = self._told(self._summary(draft), {})
+        summary = self._told(self._summary(finished), {})
         draft.gathered.shards.write(draft.facts, self.folder.out)
         draft.gathered.shards.remove()
         self._clean_up()
@@ -150,7 +156,7 @@ class Finish:
             make_report(self.folder)
             # Once more: what the report took is part of the figures.
             summary = self._told(summary, {"report": str(self.folder.folder / REPORT)})
-        return summary
+        return summary, replace(finished, job=summary.job, output_bytes=summary.output_bytes)
 
     def _told(self, summary: TextSummary, facts: TextFacts) -> TextSummary:
         """The summary with more facts, and time and memory as they are now, written down."""
@@ -165,7 +171,7 @@ class Finish:
         sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
         kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
         sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED_PARTS}*"), kept)
-        remove_drop_sets(folder)
+        _remove_drop_sets(self.config, folder)
 
     def _pack(self) -> dict[str, Any]:
         if self.config.packing_rules is None:
@@ -173,9 +179,8 @@ class Finish:
         self.session.enter("pack")
         return pack_store(self.config, self.folder.out)
 
-    def _summary(self, draft: Draft) -> TextSummary:
+    def _summary(self, summary: TextSummary) -> TextSummary:
         records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
-        summary = finished_summary(self.folder.out, draft.facts, draft.gathered.shards.splits)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
@@ -200,7 +205,7 @@ class Finish:
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
-    remove_drop_sets(folder)
+    _remove_drop_sets(config, folder)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}
@@ -209,6 +214,13 @@ def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     if report and (_note_packing(folder, told, summary.facts["packing"]) or not (folder.folder / REPORT).exists()):
         make_report(folder)
     return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(folder))
+
+
+def _remove_drop_sets(config: Config, folder: RunFolder) -> None:
+    if config.dedup_rules is not None:
+        from milldam.pipeline.deduplicating import remove_drop_sets
+
+        remove_drop_sets(folder)
 
 
 def _output_bytes(folder: RunFolder) -> int:
@@ -269,6 +281,8 @@ def make_report(folder: RunFolder) -> None:
 
 def pack_store(config: Config, out: Path) -> dict[str, Any]:
     """Figures of the rows of every split; the rows themselves where they are wanted."""
+    from milldam.packing.rows import pack
+
     rules = config.packing_rules
     assert rules is not None and config.seq_len is not None
     return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)

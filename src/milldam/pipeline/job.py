@@ -17,6 +17,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -24,8 +25,6 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, usage
-from milldam.pipeline.arranging import Arrangement
-from milldam.pipeline.deduplicating import Deduplication
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import (
     TYPICAL,
@@ -41,7 +40,7 @@ from milldam.pipeline.estimating import (
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
-from milldam.pipeline.resolving import check_index, steps_of
+from milldam.pipeline.receipt import leave_receipt
 from milldam.pipeline.tokenizing import Selection, TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
@@ -53,10 +52,13 @@ from milldam.run.records import Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
-from milldam.sources.units import Unit
+from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.tokenizers.proof import Choice
+
+if TYPE_CHECKING:
+    from milldam.pipeline.deduplicating import Deduplication
 
 RECORDS = "records.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
@@ -70,14 +72,16 @@ def run_job(
     name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
+    request: str | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
     `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
-    holds already; the limit comes on top of it. `report`: make the page about it.
+    holds already; the limit comes on top of it. `report`: make the page about it. `request`: names what was asked for,
+    for a receipt.
     """
     options = Options.of(config, name=name, held_bytes=held_bytes)
-    return frame.run(TokenJob(config, report=report), options, observer)
+    return frame.run(TokenJob(config, report=report, request=request), options, observer)
 
 
 def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
@@ -93,13 +97,16 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
+_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+
+
 class TokenJob:
     """Text to tokens."""
 
     kind = TOKENS
 
-    def __init__(self, config: Config, *, report: bool = True) -> None:
-        self._config, self._report = config, report
+    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
+        self._config, self._report, self._request = config, report, request
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
 
     # ---- in job arrays ----
@@ -123,6 +130,8 @@ class TokenJob:
         if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
+        if folder.state() != FINISHED and _is_large(config):
+            session.pool.expect(_WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -153,11 +162,13 @@ class TokenJob:
         return replace(plan, records=records)
 
     def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
-        choice = pick_encoder(self._config, prepared)
+        choice = pick_encoder(prepared)
         if choice.warning is not None:
             session.observer.warn(choice.warning)
         fitting.fit(fitting.loaded_bytes, 1)
         if self._config.dedup_rules is not None:
+            from milldam.pipeline.resolving import check_index
+
             require_room_for_grouping(session.budget, usage().anonymous)
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
@@ -196,6 +207,8 @@ class TokenJob:
         dedup = self._config.dedup_rules
         found = {"count": units} if any(source.counted for source in prepared.sources) else {}
         if dedup is not None:
+            from milldam.pipeline.resolving import steps_of
+
             steps = steps_of(dedup, prepared.partitions)
             found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
@@ -215,6 +228,8 @@ class TokenJob:
         keys = folder.units.keys().mixed(self._selected(folder, prepared, ranges))
         dedup = None
         if config.dedup_rules is not None:
+            from milldam.pipeline.deduplicating import Deduplication
+
             dedup = Deduplication(config, config.dedup_rules, session, prepared, keys, plan.fitting.cores)
 
             def assign(number: int) -> Assignment:
@@ -227,6 +242,8 @@ class TokenJob:
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
         arranged = None
         if config.counts_tokens:
+            from milldam.pipeline.arranging import Arrangement
+
             arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
             arranged = yield from arrangement.stages(session, records, readers)
         return Made(records, arranged, dedup, limit_reached=self._limit_reached(records))
@@ -286,7 +303,7 @@ class TokenJob:
             self._tokenize_task(folder, prepared, plan, dedup),
             takewhile(lambda _: not self._limit_reached(records), records.pending()),
             assign,
-            Workers(plan.workers, plan.threads, here=plan.fitting.one_process),
+            plan.fitting.tokenizers(plan.workers, plan.threads),
             records.add,
             total=plan.units,
             done=records.complete,
@@ -334,10 +351,14 @@ class TokenJob:
             for stage in done.dedup.index_stages():
                 session.work(stage)
             session.enter("finish")
-        return finish.wind_up(draft)
+        summary, told_again = finish.wind_up(draft)
+        leave_receipt(session.folder.out, self._request, self._config, prepared, told_again)
+        return summary
 
     def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
-        return complete(self._config, session.folder, report=self._report)
+        summary = complete(self._config, session.folder, report=self._report)
+        leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
+        return summary
 
 
 def _unit(folder: RunFolder, number: int) -> Unit:
@@ -361,6 +382,14 @@ class PlannedJob:
     machines: Machines
     memory_bytes: int
     """The smallest budget of each machine for its workers."""
+
+
+def _is_large(config: Config) -> bool:
+    """Whether there is surely work for several processes: what is seen at a glance."""
+    if config.workers == 1 or config.limit is not None:
+        return False
+    files = (Path(path) for one in config.sources for path in one.paths)
+    return sum(path.stat().st_size for path in files if path.is_file()) > (config.shard_bytes or SHARD_SIZE)
 
 
 def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:

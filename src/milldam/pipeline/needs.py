@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
@@ -32,7 +31,6 @@ from milldam.run.planning import (
 )
 from milldam.run.pools import Pool, Workers
 from milldam.sources.compression import STDIN
-from milldam.sources.tables import unpacking_place
 from milldam.sources.units import Slice
 
 # ---- bytes a document ----
@@ -150,14 +148,19 @@ class _Sizes:
     """What follows from a load and its settings, whoever does the job."""
 
     def __init__(self, config: Config, load: Load, stages: tuple[str, ...]) -> None:
-        from milldam.dedup.near import pair_steps
-
         dedup, packing = config.dedup_rules, config.packing_rules
         self.load, self.dedup, self.stages = load, dedup is not None, stages
         self.exact = dedup is not None and dedup.method == "exact"
         self.near: NearRules | None = None if dedup is None else dedup.near
-        self.band_steps = 0 if self.near is None else pair_steps(self.near)
-        self.partitions = partition_count(load.input_bytes) if GROUP in stages else 0
+        self.band_steps = self.partitions = 0
+        if self.near is not None:
+            from milldam.dedup.near import pair_steps
+
+            self.band_steps = pair_steps(self.near)
+        if GROUP in stages:
+            from milldam.dedup.fingerprints import partition_count
+
+            self.partitions = partition_count(load.input_bytes)
         # A unit is one shard, or several where it unpacks to more text than one holds; each once for every split.
         parts = max(1, round(load.text_bytes / max(1, load.units) / load.shard_size))
         self.shards = load.units * parts * (1 + len(config.split_shares) + len(config.validation_sets[:1]))
@@ -257,13 +260,16 @@ class Fitting:
         """All that a worker of the second pass holds."""
         return WORKER_BYTES + self.loaded_bytes + self.unpacking_bytes + WORK_BYTES
 
-    def fit(self, loaded_bytes: int, wanted: int) -> int:
+    def fit(self, loaded_bytes: int, wanted: int, *, forked: bool = False) -> int:
         """How many workers the budget holds when each can unpack the largest part of the input."""
+        parent, own = usage().anonymous, self.unpacking_bytes
         try:
-            return fit_workers(self.budget, usage().anonymous, loaded_bytes + self.unpacking_bytes, wanted)
+            return fit_workers(self.budget, parent, loaded_bytes, wanted, own_bytes=own, forked=forked)
         except ResourceError as error:
             if self.dearest is None:
                 raise
+            from milldam.sources.tables import unpacking_place
+
             dataset, slice = self.dearest
             place = unpacking_place(slice, self.prepared.sets[dataset].text.text_column)
             size = format_size(slice.unpacking)
@@ -274,15 +280,21 @@ class Fitting:
         """What a plan says of the workers of the second pass."""
         useful = 1 if self.one_process else max(1, min(self.cores, units))
         parent = usage().anonymous
-        workers = self.fit(self.loaded_bytes, useful)
+        workers = self.fit(self.loaded_bytes, useful, forked=self.pool.forks)
         held = parent if workers > 1 or self.pool.machine else 0
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
     def readers(self, units: int) -> Workers:
         """Who reads without encoding: no tokenizer takes memory."""
         wanted = 1 if self.one_process else self.cores
-        count = self.fit(self.pool.overhead_bytes, min(wanted, max(1, units)))
-        return Workers(count, max(1, self.cores // count), here=self.one_process)
+        useful = min(wanted, max(1, units))
+        count = self.fit(self.pool.overhead_bytes, useful, forked=self.pool.forks)
+        alone = self.fit(self.pool.overhead_bytes, useful)
+        return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
+
+    def tokenizers(self, count: int, threads: int) -> Workers:
+        """Who encodes: `count`, or as many as the budget holds where each has to load for itself."""
+        return Workers(count, threads, here=self.one_process, alone=self.fit(self.loaded_bytes, count))
 
     @property
     def cores(self) -> int:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import VAL, Config, DataSet
-from milldam.dedup.fingerprints import partition_count
 from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.filters.judging import Filters
-from milldam.filters.language import unload_model
 from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.pipeline.documents import SetRules
+from milldam.remote import default_folder
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
@@ -35,9 +34,10 @@ from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
-from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
-from milldam.tokenizers.proof import Choice, Expected, choose_encoder, expected_ids
-from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
+from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
+from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
+from milldam.tokenizers.proof import Choice
+from milldam.tokenizers.special import SpecialTokens
 
 SAMPLE_BYTES = 64 << 10
 _FILES_SAMPLED = 3
@@ -65,17 +65,29 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     tokenizer_name: str
-    tokenizer_json: str
     tokenizer_hash: str
-    expected: Expected
-    special: SpecialTokens
-    vocab_size: int
+    question: Question
+    known: KnownTokenizer
     sources: tuple[Source, ...]
     shard_size: int
     identity: Identity
     left_out: str
     """Files of the input's folders that are not read, and why."""
     preparation: Preparation
+    tokenizer_state: str | None = None
+    """Of its files, before they were read."""
+
+    @property
+    def tokenizer_json(self) -> str:
+        return self.known.json
+
+    @property
+    def special(self) -> SpecialTokens:
+        return self.known.special
+
+    @property
+    def vocab_size(self) -> int:
+        return self.known.vocab_size
 
     @property
     def tokenizer_bytes(self) -> int:
@@ -89,6 +101,8 @@ class Prepared:
     @property
     def partitions(self) -> int:
         """Into how many the hashes of dedup are cut."""
+        from milldam.dedup.fingerprints import partition_count
+
         return partition_count(self.identity.input["bytes"])
 
     def units(self, folder: RunFolder) -> Iterator[Unit]:
@@ -114,17 +128,22 @@ class Preparation:
         input_identity = self.list_input()
         shard_size = self._config.shard_bytes or SHARD_SIZE
         sources = self.look_up_sources()
+        # Before it is loaded: a change in between makes it another state than that of the store.
+        state = tokenizer_state(self._config.tokenizer_rules.path)
         # The loaded tokenizer is needed for this step alone: it must not stay in memory.
-        prepared = self._with_tokenizer(self._load_tokenizer(), input_identity, shard_size, sources)
+        prepared = self._with_tokenizer(self._read_tokenizer(), input_identity, shard_size, sources)
         release()
-        return prepared
+        return dataclasses.replace(prepared, tokenizer_state=state)
 
     def _try_rules(self) -> None:
         """What rules name must be there: functions, the language model."""
         Filters(self._config.filters)
         if self._config.clean_rules is not None:
             Cleaner(self._config.clean_rules)
-        unload_model()
+        if self._config.filters.language is not None:
+            from milldam.filters.language import unload_model
+
+            unload_model()
 
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
@@ -162,39 +181,36 @@ class Preparation:
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
 
-    def _load_tokenizer(self) -> LoadedTokenizer:
+    def _read_tokenizer(self) -> TokenizerText:
         rules = self._config.tokenizer_rules
         if rules.train is not None and not Path(rules.path).exists():
             raise InputError(
                 f"{rules.path}: no tokenizer there yet. Train it first, with the same file: milldam train-tokenizer"
             )
-        return load_tokenizer(rules.path)
+        return read_tokenizer(rules.path)
 
     def _with_tokenizer(
-        self, tokenizer: LoadedTokenizer, input_identity: dict[str, Any], shard_size: int, sources: tuple[Source, ...]
+        self, text: TokenizerText, input_identity: dict[str, Any], shard_size: int, sources: tuple[Source, ...]
     ) -> Prepared:
         rules = self._config.tokenizer_rules
-        special = choose_special_tokens(tokenizer.huggingface, tokenizer.named, bos=rules.bos, eos=rules.eos)
-        tokenizer_hash = hash_bytes(tokenizer.json.encode())
+        plain = rules.special_text == "plain"
+        question = Question(text, rules.encoder, rules.bos, rules.eos, plain, self._samples(sources[-1]))
+        known = find_out(question, known_tokenizers())
+        tokenizer_hash = hash_bytes(known.json.encode())
         settled = {
             "tokenizer": tokenizer_hash,
-            "bos": special.bos_token,
-            "eos": special.eos_token,
+            "bos": known.special.bos_token,
+            "eos": known.special.eos_token,
             "shard_size": shard_size,
         }
-        settings = settled | self._settings(sources)
-        plain = rules.special_text == "plain"
-        expected = expected_ids(tokenizer.huggingface, self._samples(sources[-1]), plain_specials=plain)
         return Prepared(
-            tokenizer_name=tokenizer.name,
-            tokenizer_json=tokenizer.json,
+            tokenizer_name=text.name,
             tokenizer_hash=tokenizer_hash,
-            expected=expected,
-            special=special,
-            vocab_size=tokenizer.vocab_size,
+            question=question,
+            known=known,
             sources=sources,
             shard_size=shard_size,
-            identity=Identity(settings, input_identity, tokenizer.name),
+            identity=Identity(settled | self._settings(sources), input_identity, text.name),
             left_out=str(self.left_out),
             preparation=self,
         )
@@ -261,12 +277,11 @@ def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: in
                 index += 1
 
 
-def pick_encoder(config: Config, prepared: Prepared) -> Choice:
+def pick_encoder(prepared: Prepared) -> Choice:
     """The encoder to encode with, proved on samples."""
-    rules = config.tokenizer_rules
-    return choose_encoder(
-        rules.encoder,
-        prepared.tokenizer_json,
-        prepared.expected,
-        plain_specials=rules.special_text == "plain",
-    )
+    return settle_encoder(prepared.question, prepared.known, known_tokenizers())
+
+
+def known_tokenizers() -> Path:
+    """Where what is known of tokenizers is kept."""
+    return default_folder() / "tokenizers"

@@ -15,7 +15,7 @@ from typing import Any
 
 from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
-from milldam.memory import usage
+from milldam.memory import held_bytes
 from milldam.run.identity import Identity
 from milldam.run.tasks import PART, Report
 from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
@@ -44,7 +44,7 @@ class ResolveTask:
 
     def _resolve(self, step: int, report: Report) -> None:
         # What this process holds already counts too.
-        left = self.memory_bytes - usage().anonymous
+        left = self.memory_bytes - held_bytes()
         found = self._exact(step, left) if step < self.partitions else self._near(step - self.partitions, left)
         files = {path.name: record_of(path) for path in self._files(step)}
         write_sealed(resolved_path(self.folder, step), {"found": found, "files": files})
@@ -176,7 +176,7 @@ class IndexTask:
             partitions=task.partitions,
             exempt_below=task.exempt_below,
             index_files=task.index_files,
-            memory_bytes=task.memory_bytes - usage().anonymous,
+            memory_bytes=task.memory_bytes - held_bytes(),
             threads=task.threads,
         )
         DedupIndex(Path(self.index), normalize=task.rules.normalize).commit(self.run_id, self.out, task.folder, sorting)

@@ -12,26 +12,24 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.dedup.drops import DUPLICATES, DropSet
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.memory import usage
+from milldam.memory import allowance, usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
-from milldam.pipeline.fingerprinting import PRINTS
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.planning import cache_limit
+from milldam.run.planning import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.arrays import whole_characters
@@ -40,11 +38,15 @@ from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import READ, STAGES
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
-from milldam.text.cleaning import CleanRules
+from milldam.text.cleaning import Cleaner
+from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, FrugalEncoder, make_encoder
+from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
 from milldam.tokenizers.special import SpecialTokens
+
+if TYPE_CHECKING:
+    from milldam.dedup.drops import DropSet
 
 NOT_SAMPLED = "not_sampled"
 
@@ -93,8 +95,11 @@ class TokenizeTask:
 
     def texts_of(self, assignment: Assignment) -> Path | None:
         """Where the first pass may have kept the texts of a unit."""
-        folder = self.out / RUN_FOLDER / PRINTS
-        return None if assignment.prints is None else print_paths(folder, assignment.prints)[2]
+        if assignment.prints is None:
+            return None
+        from milldam.pipeline.fingerprinting import PRINTS
+
+        return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
 
     def start(self) -> UnitTokenizer:
         return UnitTokenizer(self)
@@ -108,10 +113,12 @@ class UnitTokenizer:
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
-        self._encoder = FrugalEncoder(encoder, cache_limit(task.share_bytes, usage().anonymous))
+        self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        preload_rules(task.selection.filters, task.selection.clean)
+        taken = usage().anonymous + BATCHES_BYTES
+        self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
-    def _make(self, encoder: str, tokenizer_json: str) -> Encoder:
+    def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
         plain = self._task.plain_specials
         return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 
@@ -126,6 +133,13 @@ class UnitTokenizer:
             texts.unlink(missing_ok=True)
 
 
+def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
+    """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
+    Filters(filters)
+    if clean is not None:
+        Cleaner(clean)
+
+
 class _Judge:
     """Decides on the documents of a unit by their texts: duplicates, samples, filters, splits."""
 
@@ -135,7 +149,11 @@ class _Judge:
         # A data set that is a split of its own is used whole.
         self._rules = selection.filters if rules.split is None else FilterRules()
         self._filters = Filters(self._rules)
-        self._drops = DropSet.load(selection.drops, unit.origin) if selection.drops is not None else None
+        self._drops: DropSet | None = None
+        if selection.drops is not None:
+            from milldam.dedup.drops import DropSet
+
+            self._drops = DropSet.load(selection.drops, unit.origin)
         self._share = rules.share(unit.copy)
         self._chooser = Chooser(selection.seed, HEAD_BYTES)
         self._shares, self._staged = selection.shares, selection.staged
@@ -195,7 +213,11 @@ class _Judge:
 
     def explain(self, row: int, reason: str) -> dict[str, Any]:
         """What a dropped document duplicates, where that is why."""
-        of = self._drops.of(row) if self._drops is not None and reason in DUPLICATES else None
+        if self._drops is None:
+            return {}
+        from milldam.dedup.drops import DUPLICATES
+
+        of = self._drops.of(row) if reason in DUPLICATES else None
         if of is None:
             return {}
         if of.indexed_run is not None:
@@ -257,7 +279,7 @@ class _UnitWork:
         self._piece_tokens = 0
         self._documents = self._read = self._bytes_read = 0
         self._counts: Counter[str] = Counter()
-        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0}
+        self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
         self._reported = time.monotonic()
         self._open_part()
 
@@ -482,8 +504,9 @@ class _UnitWork:
     def _commit(self, *, last: bool) -> None:
         started = time.perf_counter()
         shards = [asdict(shard) for shard in self._shelf.commit()]
-        self._seconds["write"] += time.perf_counter() - started
         aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
+        # Apart from writing: most of it is waiting for the disk.
+        self._seconds["commit"] += time.perf_counter() - started
         outputs, staged = self._shelf.files(shards)
         files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | staged
         self._send_progress()

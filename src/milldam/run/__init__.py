@@ -1,7 +1,7 @@
 """The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
 
 job          the protocol of a job, and the only loop; the same job as tasks of a job array
-folder       the run folder, locked: what was planned, what is done, who is at work
+folder       the run folder, locked: what was planned, what is done; presence: who is at work, and what they tell
 identity     what a result depends on, and how two of them differ
 inputs       the input, listed on disk, and what changed since
 units        the plan's units on disk, and their keys

@@ -8,13 +8,14 @@ to a fresh one, once. A server process loads the task once and forks the workers
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from milldam.errors import WorkerError
 from milldam.memory import shared_bytes, usage
+from milldam.run.server import CAN_FORK
 from milldam.run.server_handle import ADVICE, RETRIES, ServerProcess, Servers, cause_of
 from milldam.run.tasks import CRASH, DONE, ERROR, READY, TASK, WORK, Event, Task
 
@@ -62,6 +63,12 @@ class LocalExecutor:
                 self._kept = job.release()
         finally:
             job.stop()
+
+    def expect(self, modules: Sequence[str]) -> None:
+        """Have what is needed for a task imported in the background; it is kept until the task comes."""
+        if self._kept is None and CAN_FORK:
+            self._kept = ServerProcess({}, apart=False)
+            self._kept.expect(modules)
 
     def take_over(self, other: LocalExecutor) -> None:
         """Use what another executor has kept."""

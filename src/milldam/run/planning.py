@@ -6,16 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import Budget, format_size
+from milldam.memory import Budget, format_size, stays_shared
 from milldam.run.tasks import cores as cores
 
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
-WORKER_BYTES = 48 * 10**6
+WORKER_BYTES = 42 * 10**6
 WORK_BYTES = 60 * 10**6
 BATCHES_BYTES = 20 * 10**6
-SMALLEST_CACHE = 16 * 10**6
-LARGEST_TABLE = (86 * 2**10 * 10**6, 112 * 2**10 * 10**6)
-"""gigatoken's table of words, a thousand times the size that was measured, and what it takes while it is made."""
 TOKENIZER_FACTOR = 16
 FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
 """What text rules, the language model, and a function that gets documents whole take beside the rest."""
@@ -71,13 +68,15 @@ def make_plan(
     )
 
 
-def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted: int) -> int:
+def fit_workers(
+    budget: Budget, parent_bytes: int, loaded_bytes: int, wanted: int, *, own_bytes: int = 0, forked: bool = False
+) -> int:
     """How many workers the budget holds, at most `wanted`; one works in this process.
 
-    Raises ResourceError with the smallest budget that would do when it holds none.
+    A worker loads `loaded_bytes`, which forked workers share but for what each writes to, and holds `own_bytes` beside
+    what every worker holds. Raises ResourceError with the smallest budget that would do when it holds none.
     """
-    need = WORKER_BYTES + tokenizer_bytes + WORK_BYTES
-    alone = least_bytes(parent_bytes, tokenizer_bytes)
+    alone = least_bytes(parent_bytes, loaded_bytes + own_bytes)
     if budget.limit_bytes < alone:
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
@@ -85,13 +84,15 @@ def fit_workers(budget: Budget, parent_bytes: int, tokenizer_bytes: int, wanted:
             enough_memory(alone),
             ".",
         )
-    several = (budget.limit_bytes - parent_bytes) // need
+    loaded, own = WORKER_BYTES + loaded_bytes, own_bytes + WORK_BYTES
+    left = budget.limit_bytes - parent_bytes
+    several = (left - loaded) // (own + loaded - stays_shared(loaded)) if forked else left // (own + loaded)
     return max(1, min(wanted, several))
 
 
-def least_bytes(parent_bytes: int, tokenizer_bytes: int) -> int:
+def least_bytes(parent_bytes: int, loaded_bytes: int) -> int:
     """What a run takes in which this process does the work itself."""
-    return max(parent_bytes, WORKER_BYTES) + tokenizer_bytes + WORK_BYTES
+    return max(parent_bytes, WORKER_BYTES) + loaded_bytes + WORK_BYTES
 
 
 def enough_memory(least: int) -> Setting:
@@ -108,16 +109,3 @@ def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
             enough_memory(needed),
             ".",
         )
-
-
-def cache_limit(share_bytes: int, loaded_bytes: int) -> int:
-    """At how much memory a worker that takes `loaded_bytes` when it starts gives up its encoder's cache.
-
-    The cache is a table that doubles when it is full, old and new side by side for a moment. So it may grow to the
-    last size whose making still fits into what the share leaves besides the batches on their way, and no further.
-    """
-    room = share_bytes - loaded_bytes - BATCHES_BYTES
-    size, making = LARGEST_TABLE
-    while making > room and size > SMALLEST_CACHE:
-        size, making = size // 2, making // 2
-    return loaded_bytes + size

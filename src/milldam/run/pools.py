@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 from milldam.memory import usage
 from milldam.run.local import LocalExecutor
 from milldam.run.serial import SerialExecutor
+from milldam.run.server import CAN_FORK
 from milldam.run.tasks import Executor, cores
 
 ROOM_BYTES = 100 * 10**6
@@ -37,6 +39,10 @@ class Pool(Protocol):
 
     def executor(self, stage: str, workers: Workers) -> Executor: ...
 
+    def expect(self, modules: Sequence[str]) -> None:
+        """Workers will be needed that use these modules: have them imported while this process goes on."""
+        ...
+
     @property
     def cores(self) -> int:
         """Of a machine, the largest."""
@@ -45,6 +51,11 @@ class Pool(Protocol):
     @property
     def overhead_bytes(self) -> int:
         """What a worker holds more than one on this machine would."""
+        ...
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers share what they load, where nothing forbids it."""
         ...
 
     @property
@@ -92,11 +103,16 @@ class LocalPool:
         self._pool = pool
         return pool
 
+    def expect(self, modules: Sequence[str]) -> None:
+        if self._budget_bytes - self._held() >= 2 * ROOM_BYTES:
+            self._pool.expect(modules)
+
     @property
     def cores(self) -> int:
         return cores()
 
     overhead_bytes = 0
+    forks = CAN_FORK
     machine = ""
 
     def require_shared(self, folder: Path) -> None:

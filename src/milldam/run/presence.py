@@ -47,10 +47,10 @@ class Presence:
             except Timeout:
                 if self._task is not None:
                     raise TaskHeldError(f"{name}: another task is at work on {self._task.label}.") from None
-                raise _held(name, self._folder) from None
+                raise _held(name) from None
         if any(map(_is_held, self._rivals())):
             self.leave()
-            raise _held(name, self._folder)
+            raise _held(name)
 
     def _rivals(self) -> list[Path]:
         """Who would do the same units: a whole run, any task beside it, and tasks that are cut in another way."""
@@ -95,8 +95,8 @@ class Presence:
             (folder / _STATUS).unlink(missing_ok=True)
 
 
-def _held(name: Path, folder: Path) -> ConfigError:
-    return ConfigError(f"{name}: another run is at work on it. `milldam status {folder.parent}` shows it.")
+def _held(name: Path) -> ConfigError:
+    return ConfigError(f"{name}: another run is at work on it. `milldam status {name}` shows it.")
 
 
 def _read(folder: Path) -> dict[str, Any]:

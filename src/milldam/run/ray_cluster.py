@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ class RayPool:
             )
 
     overhead_bytes = OVERHEAD_BYTES
+    forks = False
 
     @property
     def cores(self) -> int:
@@ -126,6 +127,9 @@ class RayPool:
         """The nodes that are alive, in a fixed order."""
         alive = (node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1)
         return sorted(map(_Node.of, alive), key=lambda node: node.id)
+
+    def expect(self, modules: Sequence[str]) -> None:
+        """Nodes import when a task comes."""
 
     # ---- nodes that can take part ----
 

@@ -12,8 +12,11 @@ starts every worker as a program of its own, which loads for itself. So it is wh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import importlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,12 +28,15 @@ from typing import Any, NoReturn
 
 from milldam.memory import Inherited, inherit, release, usage
 from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Work
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
 CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
+ONE_THREAD = "01"
+"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
+_SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 
 
@@ -52,6 +58,7 @@ class _Server:
         """Number of a worker -> its process."""
         self._work: Work | None = None
         self._inherited = Inherited()
+        self._threads = 1
         self._ended, self._bell = socket.socketpair()
         for end in (self._ended, self._bell):
             end.setblocking(False)
@@ -76,7 +83,11 @@ class _Server:
         signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
 
     def _hear(self, kind: str, value: Any) -> None:
-        if kind == TASK:
+        if kind == IMPORT:
+            for name in value:
+                with contextlib.suppress(Exception):  # what the task needs will be missed when it is loaded
+                    importlib.import_module(name)
+        elif kind == TASK:
             self._load(value)
         elif kind == FORK:
             self._fork(value, recv_handle(self._control))
@@ -99,7 +110,7 @@ class _Server:
         release()
         # The collector would write to every object there is, and so give each worker a copy of its own.
         gc.freeze()
-        self._inherited = Inherited(usage().anonymous, loading.workers)
+        self._inherited, self._threads = Inherited(usage().anonymous, loading.workers), loading.threads
         self._control.send((LOADED, self._inherited.anonymous))
 
     def _fork(self, number: int, handle: int) -> None:
@@ -130,6 +141,7 @@ class _Server:
                 os.execv(sys.executable, program)
             die_with(parent)
             inherit(self._inherited)
+            _let_blas_use(self._threads)
             with contextlib.suppress(*GONE):
                 serve(Connection(handle), self._work)
             code = 0
@@ -164,6 +176,17 @@ class _Server:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
             os.waitpid(pid, 0)
+
+
+def _let_blas_use(threads: int) -> None:
+    """numpy's library was loaded for one thread, so that none ran before the fork; a worker may use its share."""
+    if threads == 1 or "numpy" not in sys.modules or os.environ.get("OPENBLAS_NUM_THREADS") != ONE_THREAD:
+        return
+    paths = set(re.findall(r"/\S*openblas\S*", Path("/proc/self/maps").read_text()))
+    for library in map(ctypes.CDLL, paths):
+        for name in _SET_BLAS_THREADS:
+            if hasattr(library, name):
+                getattr(library, name)(threads)
 
 
 def _left_open(before: set[str]) -> str:

@@ -13,15 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
 from milldam.errors import Setting, WorkerError
 from milldam.memory import Inherited
-from milldam.run.server import CAN_FORK
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, LOADED, TASK, Loading, Task
+from milldam.run.server import CAN_FORK, ONE_THREAD
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Task
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ RETRIES = 1
 _STDERR = 2
 """Where what a user's function prints goes: standard output is for results."""
 _FAREWELL_SECONDS = 10.0
-_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": ONE_THREAD, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads when they are imported: where a thread runs, nothing is forked."""
 ADVICE = (
     "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
@@ -68,6 +68,12 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def expect(self, modules: Sequence[str]) -> None:
+        """Import what a task will need, before it comes."""
+        self._is_loading = True
+        with self._noticing_loss():
+            self.control.send((IMPORT, list(modules)))
 
     def load(self, loading: Loading) -> None:
         self._is_loading = True
@@ -145,7 +151,7 @@ class Servers:
     def __init__(self, task: Task, threads: int, workers: int, kept: ServerProcess | None) -> None:
         """`workers`: how many share what is loaded."""
         self._environment = _environment(threads)
-        self._loading = Loading(task, self._environment, workers)
+        self._loading = Loading(task, self._environment, workers, threads)
         self._all = [] if kept is None else [kept]
         self._current: ServerProcess | None = None
         self._failed_starts = 0

@@ -6,11 +6,11 @@ A figure that every job should tell is a field here; what only one kind of job k
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -103,9 +103,7 @@ class Summary(Generic[Facts]):
 
 @functools.cache
 def describe_machine() -> dict[str, str]:
-    import psutil
-
-    memory = format_size(psutil.virtual_memory().total)
+    memory = format_size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": memory}
 
 
@@ -119,6 +117,8 @@ def _processor() -> str:
 
 @functools.cache
 def package_versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:

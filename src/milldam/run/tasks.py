@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
 """What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
-TASK, WORK, FORK, END = "task", "work", "fork", "end"
+IMPORT, TASK, WORK, FORK, END = "import", "task", "work", "fork", "end"
 """What worker processes, and the server that forks them, are sent."""
 READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
 """What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
@@ -44,6 +44,8 @@ class Loading:
     task: Task
     environment: dict[str, str]
     workers: int
+    threads: int
+    """Of each worker."""
 
 
 @dataclass(frozen=True, slots=True)

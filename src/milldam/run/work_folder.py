@@ -33,14 +33,18 @@ class WorkFolder:
         return settings
 
     def remove(self) -> None:
-        """Remove it, unless somebody is at work in it again. The plan goes last: it tells a later call to go on."""
+        """Remove it, unless somebody is at work in it again."""
         with RunFolder(self.work, self._kind, name=self._name):
-            for path in (self.files, self.work / RUN_FOLDER, self.work):
-                shutil.rmtree(path, ignore_errors=True)
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove all that is in it, while its lock is held. The manifest last: it tells a later call what was done."""
+        for path in (self.files, self.work / RUN_FOLDER, self.work):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def find_work_folder(out: Path) -> Path | None:
     """The work folder of a job that makes OUT, in it or beside it."""
     name = glob.escape(out.name)
-    places = [*out.glob(f".milldam-*/{RUN_FOLDER}"), *out.parent.glob(f".{name}.milldam-*/{RUN_FOLDER}")]
+    places = [*out.glob(f".milldam-*/{RUN_FOLDER}"), *out.parent.glob(f".{name}.milldam*/{RUN_FOLDER}")]
     return places[0].parent if places else None

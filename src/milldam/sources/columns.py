@@ -20,11 +20,8 @@ from typing import Any
 from milldam.errors import InputError, Setting
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
-from milldam.sources.csv_records import csv_head
 from milldam.sources.decoding import other_encoding
 from milldam.sources.json_items import is_json_lines
-from milldam.sources.jsonl import first_records
-from milldam.sources.tables import column_sizes, holds_bytes, open_schema, text_columns
 from milldam.sources.units import Slice
 
 _HEAD_BYTES = 1 << 16
@@ -41,7 +38,7 @@ _FIELDS_SHOWN = 8
 def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) -> str:
     """`records`: the first ones of a JSON file, as far as they could be parsed."""
     if slice.format in ("parquet", "arrow"):
-        return _of_fields({field.name: str(field.type) for field in open_schema(slice, spool)}, "columns")
+        return _of_fields({field.name: str(field.type) for field in _schema(slice, spool)}, "columns")
     head, damage = _read_head(slice)
     if not head.strip() or (damage is not None and not records):
         return _of_nothing(head, damage, slice)
@@ -225,8 +222,8 @@ def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
     if slice.format in ("csv", "tsv") or _has_usual(fields):
         return False
     if slice.format in ("jsonl", "json"):
-        return is_in_a_list(first_records(slice, _RECORDS), slice)
-    return is_in_a_list([{field.name: str(field.type) for field in open_schema(slice, spool)}], slice)
+        return is_in_a_list(_first_records(slice), slice)
+    return is_in_a_list([{field.name: str(field.type) for field in _schema(slice, spool)}], slice)
 
 
 def _has_usual(fields: _Fields) -> bool:
@@ -237,7 +234,7 @@ def _no_text(slices: list[Slice], spool: str | None) -> str:
     """Of the first file that is not just empty."""
     path = why = ""
     for slice in slices:
-        records = first_records(slice, _RECORDS) if slice.format in ("jsonl", "json") else []
+        records = _first_records(slice) if slice.format in ("jsonl", "json") else []
         path, why = slice.path, why_no_text(slice, records, spool)
         if not why.startswith("it is empty"):
             break
@@ -259,7 +256,11 @@ def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> 
     for few in (usual, candidates):
         if len(few) == 1:
             return few[0]
-    sizes = column_sizes(slice, spool) if slice.format in ("parquet", "arrow") else fields.sizes
+    sizes = fields.sizes
+    if slice.format in ("parquet", "arrow"):
+        from milldam.sources.tables import column_sizes
+
+        sizes = column_sizes(slice, spool)
     advice = Setting(setting, max(usual or candidates or fields.sizes, key=lambda name: sizes.get(name, 0)))
     if not candidates:
         names = listed_names(fields.sizes)
@@ -276,13 +277,29 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
         return _csv_fields(slice)
     if slice.format in ("jsonl", "json"):
-        return _looked_at(pair for record in first_records(slice, _RECORDS) for pair in _string_fields(record, ""))
-    columns = dict(text_columns(open_schema(slice, spool)))
+        return _looked_at(pair for record in _first_records(slice) for pair in _string_fields(record, ""))
+    from milldam.sources.tables import holds_bytes, text_columns
+
+    columns = dict(text_columns(_schema(slice, spool)))
     in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
     return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
 
 
+def _first_records(slice: Slice) -> list[dict[str, Any]]:
+    from milldam.sources.jsonl import first_records
+
+    return first_records(slice, _RECORDS)
+
+
+def _schema(slice: Slice, spool: str | None) -> Any:
+    from milldam.sources.tables import open_schema
+
+    return open_schema(slice, spool)
+
+
 def _csv_fields(slice: Slice) -> _Fields:
+    from milldam.sources.csv_records import csv_head
+
     rows = csv_head(slice.path, slice.compression, slice.format)
     header = next(rows, [])
     if len(header) == 1 and any(separator in header[0] for separator in OTHER_SEPARATORS):

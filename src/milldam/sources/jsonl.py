@@ -35,6 +35,8 @@ from milldam.sources.units import Slice
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
 _LINES_SEEN = 10_000
+_LONG_LINE = 1 << 10
+"""Bytes from which on a search from line to line is faster than a look at every byte."""
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 Value = TypeVar("Value")
 
@@ -149,7 +151,7 @@ class _Texts:
             return None
         # One object a line, and nothing else: neither blank lines nor an object over several.
         lines = block.line_ends + (not data.endswith(b"\n"))
-        return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data) else None
+        return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data, lines) else None
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         line = GiantLine(parts_of_line(block, blocks), self._rules)
@@ -160,8 +162,14 @@ class _Texts:
             yield Batch(pa.array([], pa.large_string()), bytes_read=line.bytes_read())
 
 
-def _count_objects(data: bytes) -> int:
-    """Lines that begin with a brace."""
+def _count_objects(data: bytes, lines: int) -> int:
+    """How many of its lines begin with a brace."""
+    if len(data) > _LONG_LINE * lines:
+        found, end = int(data.startswith(b"{")), data.find(b"\n")
+        while end >= 0:
+            found += data.startswith(b"{", end + 1)
+            end = data.find(b"\n", end + 1)
+        return found
     array = np.frombuffer(data, dtype=np.uint8)
     begins = np.flatnonzero(array[:-1] == _LINE_END) + 1
     return int(np.count_nonzero(array[begins] == _BRACE)) + data.startswith(b"{")

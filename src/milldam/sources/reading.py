@@ -15,28 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
 from milldam.input_files import without_secrets
-from milldam.sources import csv_records, jsonl, plain_text, tables
 from milldam.sources.batch import Batch, OnReject, Reading, TextRules
 from milldam.sources.compression import STDIN, open_bytes
-from milldam.sources.json_items import HEAD_BYTES, is_json_lines
 from milldam.sources.listing import InputFile
 from milldam.sources.rows import Places, Room, Rows, row_count, take
 from milldam.sources.units import Slice, Unit, by_bytes, whole
 
 _TABLES = ("parquet", "arrow")
-_READERS: dict[str, ModuleType] = {
-    "txt": plain_text,
-    "jsonl": jsonl,
-    "json": jsonl,
-    "csv": csv_records,
-    "tsv": csv_records,
-    "parquet": tables,
-    "arrow": tables,
+_READERS = {
+    "txt": "plain_text",
+    "jsonl": "jsonl",
+    "json": "jsonl",
+    "csv": "csv_records",
+    "tsv": "csv_records",
+    "parquet": "tables",
+    "arrow": "tables",
 }
-"""Each has `read_texts(slice, reading)` and `read_rows(slice, reading)`."""
+"""Modules, loaded when a file of their format comes. Each has `read_texts(slice, reading)` and `read_rows(slice,
+reading)`."""
+
+
+def _reader(format: str) -> Any:
+    return import_module(f"milldam.sources.{_READERS[format]}")
 
 
 # ---- slices ----
@@ -46,11 +50,11 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
     """Cut one file as its format allows."""
     file = seen_format(file, shard_size)
     if file.format == "parquet":
-        yield from tables.slice_parquet(file, shard_size, rules.text_column)
+        yield from _reader("parquet").slice_parquet(file, shard_size, rules.text_column)
     elif file.format == "arrow":
-        yield from tables.slice_arrow(file, shard_size)
+        yield from _reader("arrow").slice_arrow(file, shard_size)
     elif file.format in ("csv", "tsv"):
-        yield from csv_records.slice_csv(file, shard_size)
+        yield from _reader("csv").slice_csv(file, shard_size)
     elif can_cut(file, rules):
         yield from by_bytes(file, shard_size)
     else:
@@ -61,6 +65,8 @@ def seen_format(file: InputFile, shard_size: int) -> InputFile:
     """A .json file that is large enough to be cut, and holds JSON lines, as such; all others as they are."""
     if file.format != "json" or file.compression is not None or file.path == STDIN or file.size <= shard_size:
         return file
+    from milldam.sources.json_items import HEAD_BYTES, is_json_lines
+
     with open_bytes(file.path) as opened:
         return replace(file, format="jsonl") if is_json_lines(opened.read(HEAD_BYTES)) else file
 
@@ -71,17 +77,18 @@ def can_cut(file: InputFile, rules: TextRules) -> bool:
         return False
     if file.format != "txt":
         return True
-    boundary = plain_text.boundary_of(rules)
+    boundary = _reader("txt").boundary_of(rules)
     return boundary is not None and boundary.splittable
 
 
 def columns_of(slice: Slice, spool: str | None) -> list[str]:
     """The columns that the rows of a file have; of JSON, as far as its first records show."""
+    reader = _reader(slice.format)
     if slice.format in ("jsonl", "json"):
-        return jsonl.json_columns(slice)
+        return list(reader.json_columns(slice))
     if slice.format in ("csv", "tsv"):
-        return csv_records.csv_columns(slice.path, slice.compression, slice.format)
-    return list(tables.open_schema(slice, spool).names if slice.format in _TABLES else plain_text.TEXT_COLUMNS)
+        return list(reader.csv_columns(slice.path, slice.compression, slice.format))
+    return list(reader.open_schema(slice, spool).names if slice.format in _TABLES else reader.TEXT_COLUMNS)
 
 
 # ---- texts ----
@@ -90,11 +97,12 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk."""
     reading = Reading(rules, on_reject, spool)
-    if unit.slices[0].format == "txt" and plain_text.boundary_of(rules) is None:
-        yield from plain_text.read_whole_files(unit.slices, reading)
+    reader = _reader(unit.slices[0].format)
+    if unit.slices[0].format == "txt" and reader.boundary_of(rules) is None:
+        yield from reader.read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:
-        yield from _READERS[slice.format].read_texts(slice, reading)
+        yield from _reader(slice.format).read_texts(slice, reading)
 
 
 # ---- rows ----
@@ -120,7 +128,7 @@ class FileReader:
             if not is_next and slice.format not in _TABLES:
                 places.begin(self._name(slice.path), origin=slice.start)
             before = slice
-            for rows in _READERS[slice.format].read_rows(slice, reading):
+            for rows in _reader(slice.format).read_rows(slice, reading):
                 # Counted before they are handed on: who gets them asks where they are from.
                 places.count(row_count(rows))
                 ready = [rows]
@@ -132,7 +140,7 @@ class FileReader:
         found = 0
         for slice in slices:
             if slice.format in _TABLES:
-                found += tables.count_rows(slice, self.spool)
+                found += _reader(slice.format).count_rows(slice, self.spool)
             else:
                 found += sum(map(row_count, self.rows([slice], lambda reject: None, Places(), room)))
         return found

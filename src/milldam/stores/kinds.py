@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, cast
 
+from milldam import __version__
 from milldam.checked import parse_json
 from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes, json_bytes
@@ -100,7 +100,7 @@ class Kind:
 
     def write(self, folder: Path, value: dict[str, Any], listed: tuple[str, Iterable[bytes]] | None = None) -> None:
         """Write the manifest. `listed`: a key whose list is empty in `value`, and what stands between its brackets."""
-        head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {version('milldam')}"}
+        head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {__version__}"}
         text = json_bytes(head | value)[: -len(_CLOSED)]
         with NewFile(folder / self.manifest) as new:
             for block in sealed_blocks([text] if listed is None else _filled(text, *listed)):

@@ -11,8 +11,7 @@ Text that needs nothing is handed on as it is, without a copy.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.text.arrays import text_offsets
+from milldam.text.rules import CleanRules
 from milldam.text.user_functions import FAILED, UserFunction
 from milldam.text.verdicts import Verdicts
 
@@ -33,24 +33,6 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
 _SPACE, _LINE_END = 32, 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanRules:
-    """What is done to every text before anything else looks at it, in this order."""
-
-    unicode: Literal["NFC", "NFKC"] | None = None
-    """Unicode normalisation."""
-    control_characters: bool = True
-    """Remove control characters other than tab and line ends (C0, DEL, C1), and byte order marks (U+FEFF)."""
-    whitespace: bool = False
-    """Make line ends \\n, spaces of all kinds one space, and more than one blank line one; no spaces at line ends."""
-    strip: bool = True
-    """Remove white space at both ends."""
-    function: str | None = None
-    """Your own cleaning, `module:function`, last: takes the text and returns it, or None to drop it. Up to 16 MB."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
 
 class Cleaner:

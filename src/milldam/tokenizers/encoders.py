@@ -1,16 +1,16 @@
 """The encoders that encode: Arrow strings in, flat ids with offsets out.
 
 Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
-limit of its own, so `FrugalEncoder` rebuilds it (0.1 to 1 s) when the process outgrows its limit; HF tokenizers keeps
-ten thousand short words at most. A megabyte of nothing but new words adds about 30 MB, so the limit is looked at before
-each megabyte.
+limit of its own, so `FrugalEncoder` rebuilds the encoder (0.1 to 1 s) before a call that might not fit; HF tokenizers
+keeps ten thousand short words at most.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -25,7 +25,12 @@ Offsets = npt.NDArray[np.int64]
 
 GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 
-_ENOUGH_ROOM = 8 << 20
+SMALLEST_CACHE = 12 * 10**6
+"""Below this an encoder is not renewed: it would do little else."""
+_INEXACT_BYTES = 2 << 20
+"""What a process gave back elsewhere may hide so much of what an encoder added."""
+_SLOT_BYTES, _FEWEST_SLOTS = 32, 1 << 16
+"""gigatoken's word cache: a table of a power of two slots that doubles when it is three quarters full."""
 _LONG_DOCUMENT = 2 << 10
 """Bytes of text from which on a call a document costs no more than a call a batch."""
 _FEW_DOCUMENTS, _FEW_BYTES = 100_000, 16 << 20
@@ -55,7 +60,18 @@ class Encoder(Protocol):
         ...
 
 
-def make_encoder(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> Encoder:
+class GrowingEncoder(Encoder, Protocol):
+    """One that remembers words, and can say what that may take."""
+
+    loaded_bytes: int
+    """What it took for itself after it was made, and keeps when it is renewed."""
+
+    def next_bytes(self, grown_bytes: int) -> int:
+        """The most that one call may add to what an encoder that has grown by `grown_bytes` holds."""
+        ...
+
+
+def make_encoder(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> GrowingEncoder:
     """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
     if name == GIGATOKEN:
         return GigatokenEncoder(tokenizer_json, plain_specials=plain_specials, threads=threads)
@@ -74,27 +90,44 @@ class GigatokenEncoder:
     piece_bytes = 128 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
-        self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json
+        # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
+        self._json = (without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json).encode()
         self._parallel = threads > 1
-        self._short_documents = self._bytes = 0
+        self._short_documents = self._bytes = self.loaded_bytes = 0
         self.name = f"gigatoken {version('gigatoken')}"
         self._load()
 
     def _load(self) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
 
-        self._backend = load_hf_json(self._json)
+        self._backend = load_hf_json(self._json.decode())
+        self._seed_bytes = _table_bytes(self._backend.vocab_size)
+        # What is made for the first text is there from the start.
+        self.encode_text(b"a")
         release()
 
     def renew(self) -> None:
         del self._backend
         self._load()
 
+    def next_bytes(self, grown_bytes: int) -> int:
+        """A table twice as large as the one there is: both are there for a moment.
+
+        The table is part of what was added since the encoder was made, and its size is a power of two; with several
+        threads there are several tables.
+        """
+        table = self._seed_bytes + max(0, grown_bytes) + _INEXACT_BYTES
+        return 2 * (table if self._parallel else 1 << (table.bit_length() - 1))
+
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         _, offsets, data = texts.buffers()
         starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
         if data is None or not self._pays_off(len(texts), int(starts[-1] - starts[0])):
             return self._encode_singly(starts, data)
+        if not self.loaded_bytes:
+            before = usage().anonymous
+            importlib.import_module("awkward")
+            self.loaded_bytes = max(1, usage().anonymous - before)
         out = self._backend.encode_batch(_as_awkward(starts, data), parallel=self._parallel).layout
         return out.content.data, out.offsets.data
 
@@ -115,6 +148,14 @@ class GigatokenEncoder:
     def encode_text(self, text: bytes) -> Ids:
         ids: Ids = self._backend.encode(text)
         return ids
+
+
+def _table_bytes(words: int) -> int:
+    """The size of gigatoken's table for a vocabulary."""
+    slots = _FEWEST_SLOTS
+    while (words + 1) * 4 > slots * 3:
+        slots *= 2
+    return slots * _SLOT_BYTES
 
 
 def joined(arrays: list[Ids]) -> tuple[Ids, Offsets]:
@@ -146,6 +187,7 @@ class HuggingFaceEncoder:
             tokenizer_json = without_special_pieces(tokenizer_json)
         self._json, self._plain_specials = tokenizer_json, plain_specials
         self.name = f"huggingface tokenizers {version('tokenizers')}"
+        self.loaded_bytes = 0
         self._load()
 
     def _load(self) -> None:
@@ -159,6 +201,10 @@ class HuggingFaceEncoder:
         del self._tokenizer
         self._load()
 
+    def next_bytes(self, grown_bytes: int) -> int:
+        """What it adds is in the batch."""
+        return 0
+
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         return joined(encode_by_huggingface(self._tokenizer, texts.to_pylist()))
 
@@ -167,16 +213,21 @@ class HuggingFaceEncoder:
 
 
 class FrugalEncoder:
-    """An encoder that is renewed before a call when the process has grown to `limit_bytes` of anonymous memory.
+    """An encoder whose caches may take `room()` bytes beside what it holds now; it is renewed before a call for which
+    less might be left than the call can add.
 
     What Arrow holds, texts on their way, is left out: no renewal would give that back.
     """
 
-    def __init__(self, encoder: Encoder, limit_bytes: int) -> None:
-        self._encoder, self._limit_bytes = encoder, limit_bytes
+    def __init__(self, encoder: GrowingEncoder, room: Callable[[], int]) -> None:
+        self._encoder, self._room = encoder, room
         self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
         self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
+        self.renewals = 0
         self._unchecked_bytes = 0
+        self._bare_bytes = self._held()
+        self._settled_bytes = SMALLEST_CACHE
+        """Grown by no more than this, it fits: the rest is what the allocators keep."""
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         self._check()
@@ -188,22 +239,31 @@ class FrugalEncoder:
             self._check()
         return self._encoder.encode_text(text)
 
-    def _check(self) -> None:
-        self._unchecked_bytes = 0
-        if self._held() >= self._limit_bytes:
-            self._make_room()
-
-    def _held(self) -> int:
-        return usage().anonymous - int(pa.total_allocated_bytes())
-
     def renew(self) -> None:
         self._encoder.renew()
+        self.renewals, self._settled_bytes = self.renewals + 1, SMALLEST_CACHE
 
-    def _make_room(self) -> None:
-        """What the allocators keep may be enough; else the caches go."""
+    def _held(self) -> int:
+        return usage().anonymous - int(pa.total_allocated_bytes()) - self._encoder.loaded_bytes
+
+    def _check(self) -> None:
+        """What the allocators keep is given back first, but not for every batch: getting it again takes time."""
+        self._unchecked_bytes = 0
+        grown = self._grown()
+        if grown <= self._settled_bytes or self._fits(grown):
+            return
         release()
-        if self._held() >= self._limit_bytes - _ENOUGH_ROOM:
-            self._encoder.renew()
+        if self._fits(self._grown()):
+            self._settled_bytes = grown + _INEXACT_BYTES
+        else:
+            self.renew()
+
+    def _grown(self) -> int:
+        return self._held() - self._bare_bytes
+
+    def _fits(self, grown: int) -> bool:
+        room = self._room() - self._encoder.loaded_bytes
+        return grown < SMALLEST_CACHE or grown + self._encoder.next_bytes(grown) <= room
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:

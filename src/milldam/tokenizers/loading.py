@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import InputError
+from milldam.files import hash_bytes, hash_file
 from milldam.input_files import nearby, why_no_hub
 from milldam.tokenizers import conversion
 from milldam.tokenizers.special import NamedTokens, read_named_tokens
@@ -25,6 +26,8 @@ _ACCEPTED = (
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+_READ = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *_BESIDE)
+_MODELS = ("*.model", "*.tiktoken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +45,58 @@ class LoadedTokenizer:
         return 1 + max(self.huggingface.get_vocab(with_added_tokens=True).values(), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerText:
+    """A tokenizer.json that nobody has loaded yet."""
+
+    name: str
+    json: str
+    named: NamedTokens
+    origin: str
+    """Where it comes from, for messages."""
+
+    def load(self) -> LoadedTokenizer:
+        """Raises InputError when it is no tokenizer."""
+        return _checked(self)
+
+
 def load_tokenizer(spec: str) -> LoadedTokenizer:
     """Find, convert and load."""
+    return read_tokenizer(spec).load()
+
+
+def read_tokenizer(spec: str) -> TokenizerText:
+    """Find and convert."""
     path = Path(spec).expanduser()
     if path.is_dir():
-        return _checked(path.name, _read_folder(path), read_named_tokens(path), path)
+        return TokenizerText(path.name, _read_folder(path), read_named_tokens(path), str(path))
     if path.is_file():
-        return _checked(_name_of(path), _read_file(path), read_named_tokens(path.parent), path)
+        return TokenizerText(_name_of(path), _read_file(path), read_named_tokens(path.parent), str(path))
     if path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
         raise InputError(f"{spec}: no such tokenizer file or folder.{nearby(spec)}\n{_ACCEPTED}")
     return _from_hub(spec)
+
+
+def tokenizer_state(spec: str) -> str | None:
+    """Another one whenever `load_tokenizer` could give another tokenizer, wherever its files lie: every file that it
+    may read, by name and content. None: nobody can tell without loading it."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        named = {name: path / name for name in _READ}
+        files = named | {file.name: file for pattern in _MODELS for file in path.glob(pattern)}
+    elif path.is_file():
+        files = {name: path.with_name(name) for name in _READ} | {path.name: path}
+    else:
+        files = _cached_files(spec) if _HUB_NAME.fullmatch(spec) else {}
+    there = sorted((name, hash_file(file)) for name, file in files.items() if file.is_file())
+    return hash_bytes(repr((path.is_dir(), path.is_file() and path.name, there)).encode()) if there else None
+
+
+def _cached_files(name: str) -> dict[str, Path]:
+    import huggingface_hub
+
+    found = {file: huggingface_hub.try_to_load_from_cache(name, file) for file in ("tokenizer.json", *_BESIDE)}
+    return {file: Path(path) for file, path in found.items() if isinstance(path, str)}
 
 
 def _name_of(path: Path) -> str:
@@ -59,14 +104,15 @@ def _name_of(path: Path) -> str:
     return path.resolve().parent.name if path.name in generic else path.name
 
 
-def _checked(name: str, json: str, named: NamedTokens, origin: Path | str) -> LoadedTokenizer:
+def _checked(text: TokenizerText) -> LoadedTokenizer:
     import tokenizers
 
+    json = text.json
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json)
     except Exception as error:
         reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
+        raise InputError(f"{text.origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
     dropout = getattr(tokenizer.model, "dropout", None)
     if tokenizer.truncation is not None or tokenizer.padding is not None or dropout is not None:
         tokenizer.no_truncation()
@@ -74,14 +120,14 @@ def _checked(name: str, json: str, named: NamedTokens, origin: Path | str) -> Lo
         if dropout is not None:
             tokenizer.model.dropout = None
         json = tokenizer.to_str()
-    return LoadedTokenizer(name, json, named, tokenizer)
+    return LoadedTokenizer(text.name, json, text.named, tokenizer)
 
 
 def _read_folder(folder: Path) -> str:
     for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return _read_file(folder / name)
-    models = sorted([*folder.glob("*.model"), *folder.glob("*.tiktoken")])
+    models = sorted(path for pattern in _MODELS for path in folder.glob(pattern))
     if len(models) == 1:
         return _read_file(models[0])
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
@@ -110,7 +156,7 @@ def _converter(path: Path) -> Callable[[Path], str]:
     return lambda path: path.read_text(encoding="utf-8")
 
 
-def _from_hub(name: str) -> LoadedTokenizer:
+def _from_hub(name: str) -> TokenizerText:
     try:
         local = hub_file(name, "tokenizer.json")
     except (OSError, ValueError) as error:  # also those of huggingface_hub
@@ -126,7 +172,7 @@ def _from_hub(name: str) -> LoadedTokenizer:
             break  # what is cached has to do
         except (OSError, ValueError):
             continue
-    return _checked(name, local.read_text(encoding="utf-8"), read_named_tokens(local.parent), name)
+    return TokenizerText(name, local.read_text(encoding="utf-8"), read_named_tokens(local.parent), name)
 
 
 def hub_file(name: str, file: str) -> Path:

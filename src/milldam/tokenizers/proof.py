@@ -52,7 +52,7 @@ def _around_added(tokenizer: Any) -> list[str]:
 def choose_encoder(wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool) -> Choice:
     """Settle on an encoder."""
     if wanted == HUGGINGFACE:
-        return Choice(HUGGINGFACE, "as asked")
+        return agreed(wanted, 0)
     try:
         fast = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, threads=1)
         difference = _first_difference(expected, encode_each(fast, expected.texts))
@@ -60,14 +60,19 @@ def choose_encoder(wanted: str, tokenizer_json: str, expected: Expected, *, plai
         return _refused(wanted, str(error).splitlines()[0] if str(error) else type(error).__name__)
     del fast
     release()
+    if difference is None:
+        return agreed(wanted, len(expected.texts))
     if wanted == GIGATOKEN:
         return Choice(GIGATOKEN, "as asked", warning=difference)
-    if difference is None:
-        return Choice(
-            GIGATOKEN, f"same ids as HF tokenizers on {len(expected.texts)} texts: this input's first and hard ones"
-        )
     fallback = "gigatoken and HF tokenizers disagree, so the slower HF tokenizers is used.\n"
     return Choice(HUGGINGFACE, "gigatoken's ids differ here", warning=fallback + difference)
+
+
+def agreed(wanted: str, texts: int) -> Choice:
+    """What to use where both encoders gave the same ids."""
+    if wanted in (HUGGINGFACE, GIGATOKEN):
+        return Choice(wanted, "as asked")
+    return Choice(GIGATOKEN, f"same ids as HF tokenizers on {texts} texts: this input's first and hard ones")
 
 
 def _refused(wanted: str, reason: str) -> Choice:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import NewFile
+from milldam.files import NewFile, commit_together
 from milldam.stores.features.format import (
     CONTEXTS,
     CONTEXTS_INDEX,
@@ -126,7 +126,7 @@ class FeatureShardWriter:
     def commit(self) -> FeatureShard:
         """Make all files durable under their names."""
         name = shard_name(self.split, *(new.record for new in self._files.values()))
-        records = {f"{name}.{file}": new.commit(f"{name}.{file}") for file, new in self._files.items()}
+        records = commit_together({f"{name}.{file}": new for file, new in self._files.items()})
         return FeatureShard(name, self.windows, self.examples, records)
 
     def _discard(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from milldam.files import NewFile, explain_os_errors
+from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
 from milldam.stores.tokens.format import IndexCounts, Int64s, count_sequences, write_index
 from milldam.stores.tokens.manifest import Shard
@@ -113,4 +113,5 @@ class ShardWriter:
 def commit_pair(split: str, tokens: NewFile, index: NewFile) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Make the files of a shard durable, the index last; its name, and the records of both."""
     name = shard_name(split, tokens.record, index.record)
-    return name, tokens.commit(f"{name}.bin"), index.commit(f"{name}.idx")
+    bin_record, idx_record = commit_together({f"{name}.bin": tokens, f"{name}.idx": index}).values()
+    return name, bin_record, idx_record

@@ -1,4 +1,7 @@
-"""What import and export have in common as jobs of the frame: plan, stages, and how a worker tells of its unit."""
+"""What jobs have in common whose units all go through one stage: plan, stage, and how a worker tells of its unit.
+
+Import, export, push and pull are such jobs.
+"""
 
 from __future__ import annotations
 

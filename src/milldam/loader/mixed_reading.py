@@ -1,0 +1,170 @@
+"""Samples of several sources in one read: their streams end to end are one stream.
+
+Where all sources are mapped, their files are mapped side by side, so that a batch of a mixture is one gather, as that
+of one source is, not one for each of them; to map files once more takes addresses alone. Where all are read by pread,
+so is the stream of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.loader.order import Stretches
+from milldam.loader.packed import PackedRows, RowForm, RowReading
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import (
+    MOST_MAPPINGS,
+    OPEN_FILES,
+    MappedReader,
+    MappingError,
+    PositionedReader,
+    Reader,
+    ranges,
+)
+from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
+from milldam.loader.samples import ReadPart, Samples, StreamSamples
+from milldam.loader.stream import TokenStream
+from milldam.loader.windows import Windows, read_windows
+
+log = logging.getLogger("milldam")
+
+
+class Sources:
+    """Samples of several sources by number, counted through all of them end to end."""
+
+    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
+        self.sources = sources
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+
+    def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """(source, where in the numbers, ascending, numbers in the source) of each source that comes."""
+        sources = self.begins.searchsorted(numbers, side="right") - 1
+        for source, where in groups(sources, len(self.sources)):
+            yield source, where, numbers[where] - self.begins[source]
+
+
+def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
+    """(source, where it stands, ascending) of each source that comes."""
+    places = sources.argsort(kind="stable")
+    ends = np.bincount(sources, minlength=count).cumsum()
+    for source, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
+        if first < end:
+            yield source, places[first:end]
+
+
+class MixedReading:
+    """Reads samples of sources from the stream of all."""
+
+    def __init__(self, sources: Sequence[StreamSamples[Any, Any]], reader: Reader) -> None:
+        self._sources, self.reader = Sources(sources), reader
+        # shifts: (sources,), where the stream of each begins among all
+        sizes = (sum(file.tokens for file in source._stream.files) for source in sources)
+        self._shifts: list[int] = [0, *accumulate(sizes)][:-1]
+
+    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        first: Any = self._sources.sources[0]
+        if isinstance(first, Windows):
+            return read_windows(self.reader, self._starts(numbers), first.rules, dtype)
+        form = RowForm(first.rules.seq_len, first.rules.form, dtype)
+        return RowReading(_MixedRows(self._sources, self._shifts), self.reader, numbers, form)
+
+    def spans(self, stretches: Stretches) -> Iterator[tuple[Int64s, Int64s]]:
+        """Begins and lengths of what samples are made of, source by source."""
+        for number, _, local in self._sources.groups(stretches.numbers):
+            source: Any = self._sources.sources[number]
+            starts, lengths = source._lie(Stretches.single(local))
+            yield starts + self._shifts[number], lengths
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        starts = np.empty_like(numbers)
+        for number, where, local in self._sources.groups(numbers):
+            source: Any = self._sources.sources[number]
+            starts[where] = source._starts(local) + self._shifts[number]
+        return starts
+
+
+def mixed_reading(sources: Sequence[Samples[Any, Any]]) -> MixedReading | None:
+    """What reads all sources at once; None where they can't be: not of one kind and dtype, or not read in one way."""
+    found = [source for source in sources if isinstance(source, Windows | PackedRows)]
+    if len(found) < len(sources):
+        return None
+    if len({(type(source), source.token_dtype, type(source._reader)) for source in found}) > 1:
+        return None
+    files = tuple(file for source in found for file in source._stream.files)
+    stream = replace(found[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
+    reader = _open_reader(stream, type(found[0]._reader), len(found))
+    return None if reader is None else MixedReading(found, reader)
+
+
+def _open_reader(stream: TokenStream, kind: type[object], sources: int) -> Reader | None:
+    if kind is PositionedReader:
+        return PositionedReader(stream, OPEN_FILES * sources)
+    if kind is MappedReader and len(stream.files) <= MOST_MAPPINGS:
+        try:
+            return MappedReader(stream)
+        except MappingError as error:
+            log.debug("a mixture of %d sources is read source by source: %s", sources, error)
+    return None
+
+
+class _MixedRows(RowFinder):
+    """Packed rows of several sources, with positions in the stream of all of them."""
+
+    def __init__(self, sources: Sources, shifts: list[int]) -> None:
+        self._sources, self._shifts = sources, shifts
+
+    def outline(self, numbers: Int64s) -> Outline:
+        firsts, counts = np.empty((2, len(numbers)), np.int64)
+        for number, where, local in self._sources.groups(numbers):
+            source: Any = self._sources.sources[number]
+            own = source._rows.outline(local)
+            firsts[where], counts[where] = own.firsts, own.counts
+        return Outline(numbers, firsts, counts)
+
+    def pieces(self, rows: Outline) -> RowPieces:
+        parts: list[RowPieces] = []
+        placed: list[Int64s] = []
+        for number, where, local in self._sources.groups(rows.numbers):
+            source: Any = self._sources.sources[number]
+            own = source._rows.pieces(replace(rows[where], numbers=local))
+            parts.append(replace(own, runs=replace(own.runs, starts=own.runs.starts + self._shifts[number])))
+            placed.append(where)
+        return _in_order(parts, np.concatenate(placed).argsort())
+
+
+def _in_order(parts: list[RowPieces], order: Int64s) -> RowPieces:
+    """The rows of all parts, by their numbers when these are counted through."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    def joined_runs(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(part.runs, name) for part in parts])
+
+    pieces, piece_counts = _stretches(joined("counts"), order)
+    runs, run_counts = _stretches(joined_runs("counts"), order)
+    return RowPieces(
+        lengths=joined("lengths")[pieces],
+        documents=joined("documents")[pieces],
+        goes_on=joined("goes_on")[pieces],
+        counts=piece_counts,
+        padding=joined("padding")[order],
+        pad_ids=joined("pad_ids")[order],
+        runs=Runs(joined_runs("starts")[runs], joined_runs("lengths")[runs], run_counts),
+    )
+
+
+def _stretches(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
+    """Where what rows have lies, row after row in an order, and how much each has."""
+    firsts = counts.cumsum() - counts
+    return ranges(firsts[order], counts[order]), counts[order]

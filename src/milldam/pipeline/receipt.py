@@ -1,0 +1,141 @@
+"""A finished run leaves a receipt: what was asked for, and what it was made from. Asking again costs a look at files.
+
+The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same input files and a
+store as it was left mean the same identity: so the store is up to date, and nothing is loaded that would make one. All
+else goes the long way, which compares identities; so does what files do not tell: users' functions, standard input,
+rows that are packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam import __version__
+from milldam.errors import MilldamError
+from milldam.files import hash_bytes
+from milldam.input_files import RUN_FOLDER, InputState
+from milldam.run.summary import Summary
+from milldam.sealed import record_of, seal_line, unseal_line
+from milldam.sources.compression import STDIN
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.listing import list_inputs
+from milldam.stores.kinds import TOKENS
+from milldam.tokenizers.loading import tokenizer_state
+
+if TYPE_CHECKING:
+    from milldam.config.settings import Config
+    from milldam.pipeline.finishing import TextSummary
+    from milldam.pipeline.preparing import Prepared
+    from milldam.run.progress import Observer
+
+RECEIPT, REPORT = "receipt.json", "report.html"
+_STORE = (TOKENS.manifest, f"{RUN_FOLDER}/plan.json")
+"""What tells that a store is finished, and made from what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for, before anything of it is looked at."""
+
+    out: Path | None
+    """Where the store is to be; None: that is not said in a way that needs no check."""
+    name: str
+    """Another one whenever something else was said."""
+    report: bool
+    """Make the page about it."""
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], said: Any = None, *, report: bool = True) -> Asked:
+        """`said`: where the settings come from, when they do not say all."""
+        out = settings.get("out")
+        known = isinstance(out, str | Path) and not settings.get("overwrite")
+        left = {name: value for name, value in settings.items() if name not in ("out", "overwrite")}
+        name = hash_bytes(repr((__version__, report, said, left)).encode("utf-8", "backslashreplace"))
+        return cls(Path(out) if out is not None and known else None, name, report)
+
+
+def run_asked(
+    asked: Asked, check: Callable[[], Config], observer: Observer | None = None, *, held_bytes: int = 0
+) -> TextSummary:
+    """Do what is asked for, or what is left of it; nothing, when its receipt is still true.
+
+    `check` makes the configuration. `held_bytes`: memory that the calling program holds already.
+    """
+    found = None if asked.out is None else _answer(asked.out, asked.name)
+    if found is not None:
+        return found
+    from milldam.pipeline.job import run_job
+
+    return run_job(check(), observer, held_bytes=held_bytes, report=asked.report, request=asked.name)
+
+
+def _answer(out: Path, request: str) -> TextSummary | None:
+    """The summary of a store that is up to date; None: that has to be looked into.
+
+    No lock is taken: a run that changes the store changes its plan or its manifest first.
+    """
+    # What is wrong with the input is told by who looks into it.
+    with contextlib.suppress(MilldamError, OSError):
+        told = unseal_line((out / RUN_FOLDER / RECEIPT).read_bytes())
+        if (
+            told is not None
+            and told["request"] == request
+            and {name: _record(out / name) for name in _STORE} == told["store"]
+            and (told["summary"]["job"] == "tokenize" or (out / RUN_FOLDER / REPORT).exists())
+            and tokenizer_state(told["tokenizer"]) == told["tokenizer_state"]
+            and _input_state(told["data_sets"]) == told["input"]
+        ):
+            return Summary(**told["summary"] | {"out": str(out)})
+    return None
+
+
+def _input_state(data_sets: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
+    state = InputState()
+    for number, places in enumerate(data_sets):
+        for place in places:
+            found = resolve_data_set(**place)
+            for file in list_inputs(found.inputs, found.input_format):
+                state.add(file.path, file.size, file.version, number)
+    return state.as_json()
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    return record_of(path) if path.exists() else None
+
+
+def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prepared, summary: TextSummary) -> None:
+    """`summary`: what is to be told of the store when it is asked for again."""
+    if request is None or prepared.tokenizer_state is None or not _is_told_by_files(config):
+        return
+    places = [
+        [
+            {"path": path, "split": one.split, "subset": one.subset, "input_format": one.input_format}
+            for path in one.paths
+        ]
+        for one in config.sources
+    ]
+    receipt = {
+        "request": request,
+        "store": {name: _record(out / name) for name in _STORE},
+        "tokenizer": config.tokenizer_rules.path,
+        "tokenizer_state": prepared.tokenizer_state,
+        "data_sets": places,
+        "input": prepared.identity.input,
+        "summary": asdict(summary),
+    }
+    # Not synced: what a power failure tears is not believed. In ASCII: a path need not be UTF-8.
+    new = out / RUN_FOLDER / f"{RECEIPT}.new"
+    with contextlib.suppress(OSError):  # without it, the long way is taken
+        new.write_bytes(seal_line(receipt))
+        new.replace(out / RUN_FOLDER / RECEIPT)
+
+
+def _is_told_by_files(config: Config) -> bool:
+    clean = config.clean_rules
+    has_function = config.filters.function is not None or (clean is not None and clean.function is not None)
+    from_stdin = any(STDIN in one.paths for one in config.sources)
+    return not has_function and not from_stdin and config.packing_rules is None

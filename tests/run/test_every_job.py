@@ -1,0 +1,221 @@
+"""What one job can, all can: array tasks, resuming, status, Ctrl-C, --json, Ray; always the bytes of a local run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.kit.document_stores import random_documents, store_of
+from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
+from tests.kit.qa_jobs import SIZES, write_examples
+
+from milldam.run.session import Session
+
+FUNCTION = """
+def count(rows):
+    return {"text": rows["text"], "letters": [len(text) for text in rows["text"]]}
+"""
+DIES = """
+import os, signal, sys
+from milldam.cli import main
+from milldam.run.records import Records
+
+add = Records.add
+
+def add_and_die(self, record):
+    add(self, record)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Records.add = add_and_die
+main(sys.argv[1:])
+"""
+"""A run that is killed when its first unit is recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job by its words on the command line, and where its result lies."""
+
+    words: tuple[object, ...]
+    stages: tuple[str, ...]
+    folder: Path
+    ending: str = ""
+
+    def path(self, out: str) -> Path:
+        return self.folder / f"{out}{self.ending}"
+
+    def to(self, out: str) -> tuple[object, ...]:
+        return (*self.words, "-o", self.path(out), "--workers", 1)
+
+    def made(self, out: str) -> dict[str, bytes]:
+        """Every file of the result, but for what tells of the run."""
+        path = self.path(out)
+        return tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
+
+    def task(self, out: str, stage: str, *which: object) -> tuple[object, ...]:
+        return ("run-units", "--stage", stage, *which, *self.to(out))
+
+
+def lines(folder: Path) -> list[Path]:
+    return [write_lines(folder / f"in-{k}.jsonl", fresh_texts(1200, k)) for k in range(4)]
+
+
+def tokenize_job(folder: Path) -> Case:
+    return Case(("tokenize", *lines(folder), "--tokenizer", TOKENIZER, "--shard-size", "100KB"), ("tokenize",), folder)
+
+
+def preprocess_job(folder: Path) -> Case:
+    datasets = [str(path) for path in lines(folder)]
+    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB"}
+    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
+    path = write_config(folder / "config.yaml", config)
+    return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
+
+
+def qa_job(folder: Path) -> Case:
+    examples = [write_examples(folder / f"q-{k}.jsonl", 40, seed=k) for k in range(4)]
+    return Case(("qa", *examples, "--tokenizer", TOKENIZER, *SIZES), ("window",), folder)
+
+
+def map_job(folder: Path) -> Case:
+    (folder / "letters.py").write_text(FUNCTION)
+    words = ("map", f"{folder / 'letters.py'}:count", *lines(folder), "--shards", 6)
+    return Case(words, ("map",), folder)
+
+
+def import_job(folder: Path) -> Case:
+    for k in range(4):
+        np.save(folder / f"tokens-{k}.npy", np.arange(k, 5000 + k, dtype=np.uint16))
+    return Case(("import", *sorted(folder.glob("tokens-*.npy"))), ("scan", "import"), folder)
+
+
+def export_job(folder: Path, to: str, *options: object) -> Case:
+    store_of(folder / "store", {"train": random_documents([50] * 4000)})
+    return Case(("export", folder / "store", "--to", to, *options), ("export",), folder, ".npy" if to == "npy" else "")
+
+
+JOBS: dict[str, Callable[[Path], Case]] = {
+    "tokenize": tokenize_job,
+    "preprocess": preprocess_job,
+    "qa": qa_job,
+    "map": map_job,
+    "import": import_job,
+    "export of a folder": lambda folder: export_job(folder, "parquet", "--shard-size", "100KB"),
+    "export of a file": lambda folder: export_job(folder, "npy"),
+}
+
+
+@pytest.fixture(params=JOBS)
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    """Each of the jobs, done once."""
+    yield JOBS[request.param](tmp_path)
+
+
+def done(*words: object) -> str:
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def status(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done("status", path, "--json"))
+    return found
+
+
+def test_array_tasks_make_what_one_run_makes(job: Case) -> None:
+    """Two tasks a stage, the second first; the script names the stages; finish tells what the job's command does."""
+    told = json.loads(done(*job.to("local"), "--json"))
+    named = done("slurm", "--nodes", 2, "-o", job.folder / "job.sh", *job.to("arrays"))
+    assert f": {', '.join(('prepare', *job.stages, 'finish'))}; 2 machines" in named
+    assert done(*job.task("arrays", "prepare")) == ""
+    for stage in job.stages:
+        for index in (1, 0):
+            assert done(*job.task("arrays", stage, "--index", index, "--of", 2)) == ""
+    finished = json.loads(done(*job.task("arrays", "finish"), "--json"))
+    assert job.made("arrays") == job.made("local")
+    assert (finished["job"], finished["counts"]) == (told["job"], told["counts"])
+    assert told["units"] >= 3 or "npy" in job.words
+    assert status(job.path("arrays"))["state"] == status(job.path("local"))["state"] == "finished"
+
+
+def test_a_killed_array_task_goes_on_after_its_last_record(job: Case) -> None:
+    """SIGKILL when the first unit is recorded: its record stays, status shows it, and the same task does the rest."""
+    done(*job.to("local"), "--quiet")
+    done(*job.task("arrays", "prepare"))
+    *before, last = job.stages
+    for stage in before:
+        done(*job.task("arrays", stage, "--index", 0, "--of", 1))
+    task = [str(word) for word in job.task("arrays", last, "--index", 0, "--of", 1)]
+    killed = subprocess.run([sys.executable, "-c", DIES, *task], capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    found = status(job.path("arrays"))
+    assert found["state"] == "ended" and found["array_tasks"][f"{last}-0-of-1"]["state"] == "ended"
+    done(*task)
+    done(*job.task("arrays", "finish"))
+    assert job.made("arrays") == job.made("local")
+
+
+def test_the_tasks_of_a_finished_job_do_nothing(job: Case) -> None:
+    """Every task of the script again: exit code 0, the same files."""
+    done(*job.to("out"), "--quiet")
+    before = {path: path.stat().st_mtime_ns for path in job.folder.glob("out*")}
+    for stage in ("prepare", *job.stages, "finish"):
+        which = () if stage in ("prepare", "finish") else ("--index", 0, "--of", 2)
+        done(*job.task("out", stage, *which))
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_ctrl_c_says_how_to_resume(job: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 130 and the command; it makes what an uninterrupted run makes."""
+    done(*job.to("local"), "--quiet")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    words = [str(word) for word in job.to("out")]
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "work", interrupted)
+        patched.setattr(sys, "argv", ["milldam", *words])
+        result = invoke(*words)
+    assert result.exit_code == 130 and f"  milldam {words[0]} " in result.output
+    done(*words)
+    assert job.made("out") == job.made("local")
+
+
+@pytest.mark.slow
+def test_the_script_of_every_job(job: Case, tmp_path: Path) -> None:
+    """Through the stand-in for Slurm, each task a process."""
+    from tests.run.test_slurm import STAND_IN, StandIn, states
+
+    (tmp_path / "slurm" / "jobs").mkdir(parents=True)
+    shutil.copy(STAND_IN, tmp_path / "slurm" / "sbatch")
+    (tmp_path / "slurm" / "sbatch").chmod(0o755)
+    stand_in = StandIn(tmp_path / "slurm")
+    run_milldam(*job.to("local"), "--quiet")
+    run_milldam("slurm", "--nodes", 2, "-o", tmp_path / "job.sh", "--milldam", MILLDAM, *job.to("arrays"))
+    assert set(states(stand_in.queue(tmp_path / "job.sh")).values()) == {"COMPLETED"}, stand_in.messages()
+    assert job.made("arrays") == job.made("local")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["import", "export of a folder", "export of a file"])
+def test_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
+    """On a cluster of two nodes: the bytes of this machine. The other jobs are in test_ray_jobs.py."""
+    pytest.importorskip("ray")
+    from tests.kit.ray_clusters import two_nodes
+
+    job = JOBS[name](tmp_path)
+    run_milldam(*job.to("local"), "--quiet")
+    with two_nodes() as cluster:
+        run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
+    assert job.made("ray") == job.made("local")

@@ -1,0 +1,112 @@
+"""What is known of a tokenizer is looked up where nothing changed, and found out anew where anything did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.guards.test_guards import loaded_after
+from tests.kit.jobs import TOKENIZER, invoke, store_bytes
+
+from milldam.errors import ConfigError
+from milldam.tokenizers.known import Question, find_out, settle_encoder
+from milldam.tokenizers.loading import read_tokenizer
+from milldam.tokenizers.special import NamedTokens
+
+MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
+
+
+@pytest.fixture
+def question() -> Question:
+    return Question(read_tokenizer(str(TOKENIZER)), "auto", "none", "auto", plain_specials=False, samples=["some text"])
+
+
+def test_what_was_proved_is_known(tmp_path: Path, question: Question) -> None:
+    """With the same answer for every way to ask for an encoder."""
+    found = find_out(question, tmp_path)
+    choice = settle_encoder(question, found, tmp_path)
+    known = find_out(question, tmp_path)
+    assert found.expected is not None and known.expected is None
+    assert (known.json, known.special, known.vocab_size) == (found.json, found.special, found.vocab_size)
+    assert settle_encoder(question, known, tmp_path) == choice
+    assert choice.encoder == "gigatoken" and "same ids" in choice.note
+    for wanted in ("gigatoken", "huggingface"):
+        asked = replace(question, encoder=wanted)
+        assert settle_encoder(asked, find_out(asked, tmp_path), tmp_path).encoder == wanted
+
+
+def test_a_second_job_loads_no_tokenizer_but_the_encoder(tmp_path: Path) -> None:
+    """HF tokenizers is not needed where its ids are known."""
+    (tmp_path / "a.txt").write_text("words of a text that no other test has")
+    for out, loaded in {"first": {"tokenizers"}, "second": set[str]()}.items():
+        command = ("tokenize", tmp_path / "a.txt", "-o", tmp_path / out, "--tokenizer", TOKENIZER, "-q")
+        assert loaded_after(MAIN, *command) & {"tokenizers", "awkward"} == loaded
+    assert store_bytes(tmp_path / "first") == store_bytes(tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bos": "<|endoftext|>"},
+        {"eos": "none"},
+        {"plain_specials": True},
+        {"samples": ["some other text"]},
+        {"samples": []},
+        {"text": {"json": TOKENIZER.read_text(encoding="utf-8") + "\n"}},
+        {"text": {"named": NamedTokens(eos="a")}},
+    ],
+)
+def test_whatever_changed_is_found_out_anew(tmp_path: Path, question: Question, change: dict[str, Any]) -> None:
+    """Settings, samples of the input, the tokenizer and the names beside it."""
+    settle_encoder(question, find_out(question, tmp_path), tmp_path)
+    text = replace(question.text, **change["text"]) if "text" in change else question.text
+    other = replace(question, **change | {"text": text})
+    assert find_out(other, tmp_path).expected is not None
+
+
+def test_a_version_that_changed_is_found_out_anew(
+    tmp_path: Path, question: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of either library."""
+    settle_encoder(question, find_out(question, tmp_path), tmp_path)
+    for library in ("gigatoken", "tokenizers"):
+        monkeypatch.setattr("milldam.tokenizers.known.version", lambda name, new=library: "9" if name == new else "1")
+        assert find_out(question, tmp_path).expected is not None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"not ours at all", None])
+def test_what_is_damaged_is_made_anew(tmp_path: Path, question: Question, damage: bytes | None) -> None:
+    """A file that was cut, or that somebody else put there."""
+    settle_encoder(question, find_out(question, tmp_path), tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"0", b"1") if damage is None else damage)
+    found = find_out(question, tmp_path)
+    assert found.expected is not None
+    settle_encoder(question, found, tmp_path)
+    assert file.read_bytes() == whole
+
+
+def test_only_what_was_proved_is_kept(tmp_path: Path, question: Question) -> None:
+    """Neither what gigatoken refuses, nor what HF tokenizers alone is asked for, nor a token that is not there."""
+    asked = replace(question, encoder="huggingface")
+    settle_encoder(asked, find_out(asked, tmp_path), tmp_path)
+    tokenizer = json.loads(question.text.json)
+    tokenizer["pre_tokenizer"] = {"type": "Whitespace"}
+    other = replace(question, text=replace(question.text, json=json.dumps(tokenizer)))
+    assert settle_encoder(other, find_out(other, tmp_path), tmp_path).encoder == "huggingface"
+    with pytest.raises(ConfigError):
+        find_out(replace(question, bos="no such token"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_can_not_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is done without it."""
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path / "file"))
+    done = invoke("tokenize", tmp_path / "a.txt", "-o", tmp_path / "s", "--tokenizer", TOKENIZER)
+    assert done.exit_code == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -19,10 +20,14 @@ from milldam.run.serial import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
 
 
-def workers_left() -> list[str]:
-    """The command lines of worker processes that are still there."""
-    commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    return [command for command in commands if "milldam.run" in command]
+def workers_left() -> list[psutil.Process]:
+    """Processes of executors that are still there; another test may have left others."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "milldam.run" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def run(executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit) -> list[Event]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.kit.jobs import wait_until
-from tests.kit.worker_tasks import DiesLoading, KillsServer, Square, Started
+from tests.kit.worker_tasks import DiesLoading, KillsServer, Multiplies, Square, Started
 from tests.run.test_executors import run, values, workers_left
 
 from milldam.errors import WorkerError
@@ -90,6 +90,16 @@ def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
 
 
 @linux
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
+    """It was loaded without any, so that it could be forked."""
+    executor = LocalExecutor(1, threads, keep=True)
+    assert values(run(executor, Multiplies(), 2)) == [threads, threads]
+    assert len(executor.pids) == 1  # it was forked
+    executor.close()
+
+
+@linux
 def test_a_killed_server_is_replaced_and_its_units_are_done(tmp_path: Path) -> None:
     """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
     events = run(LocalExecutor(2), KillsServer(tmp_path, 3, 1), 8)
@@ -130,7 +140,7 @@ def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Pa
             # Far enough apart that no unit loses two workers.
             before = len(finished)
             wait_until(lambda before=before: len(finished) > before + 7 or done.is_set())  # type: ignore[misc]
-            processes = psutil.Process().children(recursive=True)
+            processes = workers_left()
             if processes and not done.is_set():
                 rng.choice(processes).kill()
 

@@ -21,6 +21,12 @@ from milldam.errors import ConfigError
 
 _LOOP, _TURN, _LOOP_END = "__loop", "__turn", "__loop_end"
 
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What a template's own mistakes raise."""
+
 Message = dict[str, Any]
 Stretch = tuple[int, int]
 
@@ -78,11 +84,8 @@ class ChatTemplate:
                 track.advance(len(chunk))
         except TemplateRefusedError:
             raise
-        except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            said = getattr(error, "message", None) or str(error) or type(error).__name__
-            raise TemplateRefusedError(f"{said}"[:300]) from None
-        except (AttributeError, MemoryError) as error:
-            raise TemplateRefusedError((str(error) or "out of memory")[:300]) from None
+        except _FAILURES as error:
+            raise TemplateRefusedError(_words_of(error)) from None
         text = "".join(parts)
         return Rendering(text, track.generated_in(text), track.turns())
 
@@ -201,6 +204,13 @@ def _to_json(
 ) -> str:
     """As transformers writes it: HTML is not escaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _words_of(error: BaseException) -> str:
+    said = str(getattr(error, "message", None) or error or type(error).__name__)[:300]
+    if said.endswith("_token' is undefined"):
+        said += ": the tokenizer's files name none; set it as a variable of the template"
+    return said
 
 
 def _raise(message: str) -> str:

@@ -26,6 +26,7 @@ from milldam.pipeline.text_cache import CacheWriter, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Mask
 
@@ -57,6 +58,8 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
+        if task.clean is not None:
+            Cleaner(task.clean)  # what a user's function loads is there before workers are forked
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         task, unit = self._task, assignment.unit

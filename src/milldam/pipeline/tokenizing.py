@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import READ, STAGES
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
+from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
@@ -117,8 +118,11 @@ class UnitTokenizer:
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
+        self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        preload_rules(task.selection.filters, task.selection.clean)
         self._finder: TokenSpans | None = None
+        if any(one.chat is not None for one in task.sets):
+            self._finder = _load_chat(tokenizer_json)
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
@@ -140,13 +144,25 @@ class UnitTokenizer:
             texts.unlink(missing_ok=True)
 
     def _chat_encoder(self, recipe: ChatRecipe, encoder: DocumentEncoder) -> ChatEncoder:
-        from milldam.chat.token_spans import TokenSpans
-        from milldam.pipeline.chat_encoding import ChatEncoder, HuggingFace
+        from milldam.pipeline.chat_encoding import ChatEncoder
 
-        if self._finder is None:
-            tokenizer_json = (self._task.out / "tokenizer.json").read_text(encoding="utf-8")
-            self._finder = TokenSpans(tokenizer_json, HuggingFace(tokenizer_json))
+        assert self._finder is not None
         return ChatEncoder(recipe, encoder, self._finder, self._task.special)
+
+
+def _load_chat(tokenizer_json: str) -> TokenSpans:
+    """What conversations need, where workers forked later share it."""
+    from milldam.chat.token_spans import TokenSpans
+    from milldam.pipeline.chat_encoding import HuggingFace
+
+    return TokenSpans(tokenizer_json, HuggingFace(tokenizer_json))
+
+
+def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
+    """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
+    Filters(filters)
+    if clean is not None:
+        Cleaner(clean)
 
 
 class _Judge:

@@ -195,7 +195,8 @@ class _Room:
     format = "python"
 
     def fits(self, needed: float) -> bool:
-        return needed <= MOST_BYTES
+        # Characters that take Python four bytes each make a text nine times as large while it is read.
+        return needed <= 9 * MOST_BYTES
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> Any:
         return MalformedError(TOO_LARGE, _too_large(size))

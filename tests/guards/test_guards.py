@@ -106,6 +106,8 @@ ABOVE = {
     "run", "pipeline",
     # Other jobs.
     "mapping", "qa",
+    # Conversations, for the job of text to tokens.
+    "chat",
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.

@@ -43,7 +43,7 @@ def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path
     assert "1 x '<|im_end|>\\n' (content of a message)" in said
     for reason in ("no_assistant, first row 1 of", "empty_conversation, first row 2 of", "bad_tools, first row 3 of"):
         assert f"1 {reason}" in said
-    assert "invalid_json" in said
+    assert "chat.jsonl, line 5" in said
 
 
 def test_json_tells_the_same(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ class _Sandbox(BoundedSandbox):
     def __init__(self, track: _Track) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.track, self.tagged = track, False
+        self.trusted = (*self.trusted, track)
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,

@@ -141,7 +141,7 @@ class _Template:
     """A template, its masks, and the form in which it takes messages."""
 
     def __init__(self, text: str, source: TemplateSource, rule: TrainOn) -> None:
-        self.template = ChatTemplate(text, source.variables)
+        self.template = ChatTemplate(text, source.variables, source.date)
         self._in_parts = not self._writes([{"role": "user", "content": "Aq7"}], "Aq7") and self._writes(
             [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )

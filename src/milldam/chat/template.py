@@ -50,11 +50,12 @@ class ChatTemplate:
     '<user>Hello'
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None, date: datetime | None = None) -> None:
+        """`date`: what `strftime_now` gives; None: the time at which the template is made."""
         self.source = source
         self._variables = {"documents": None} | dict(variables or {})
         self._track = _Track()
-        environment = _Sandbox(self._track)
+        environment = _Sandbox(self._track, date)
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(_Marking().visit(tree))
@@ -170,14 +171,14 @@ class _Generation(jinja2.ext.Extension):
 class _Sandbox(BoundedSandbox):
     """What transformers offers a template."""
 
-    def __init__(self, track: _Track) -> None:
+    def __init__(self, track: _Track, date: datetime | None) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.track, self.tagged = track, False
         self.trusted = (*self.trusted, track)
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(form),
+            "strftime_now": (date or datetime.now()).strftime,
             _LOOP: track.loop,
             _TURN: track.turn,
             _LOOP_END: track.loop_end,

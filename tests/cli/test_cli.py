@@ -7,11 +7,12 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import struct
 import subprocess
-import tempfile
+import sys
 import termios
 import time
 from collections import Counter
@@ -623,10 +624,29 @@ def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
-def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """Without --out the demo cleans up after itself."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    done = invoke("demo")
-    assert done.exit_code == 0 and f"report {tmp_path / 'milldam-demo-'}" in done.stdout
+    shown = run_milldam("demo", cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}).stdout
+    assert f"report {tmp_path / 'milldam-demo-'}" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+MAIN = "from milldam.cli import main; main()"
+ENDING = f"import atexit, sys; atexit.register(print, 'the end'); {MAIN}"
+THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(0.2,)).start();"
+
+
+@pytest.mark.parametrize("thread", ["", THREAD])
+def test_a_command_that_ends_at_once_has_said_everything(thread: str) -> None:
+    """To a pipe too, and what was to be done at the end is done, whether or not a thread is waited for."""
+    done = subprocess.run([sys.executable, "-c", thread + ENDING, "schema"], capture_output=True, text=True)
+    schema, _, last = done.stdout.rstrip("\n").rpartition("\n")
+    assert (done.returncode, done.stderr, last) == (0, "", "the end")
+    assert "datasets" in json.loads(schema)["properties"]
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    """As `head` does."""
+    shell = f"set -o pipefail; {shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} --help | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and done.stdout.startswith("Usage")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import invoke
+from tests.kit.jobs import TOKENIZER, invoke
 
 import milldam
 from milldam.errors import MilldamError
@@ -38,6 +38,16 @@ def test_a_file_is_called_a_file(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"")
     result = invoke("status", tmp_path / "x.npy")
     assert result.exit_code == 3 and "x.npy: a file; status is of what a run makes" in result.stderr
+
+
+def test_an_npy_file_is_known_by_its_name_before_it_appears(tmp_path: Path) -> None:
+    """Its run is in a folder beside it; a record that can't be read ends it with `--strict`."""
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"text": "one"}\n{"text": \n')
+    options = ("--tokenizer", TOKENIZER, "--format", "npy", "--strict", "--workers", 1)
+    assert invoke("tokenize", lines, "-o", tmp_path / "x.npy", *options).exit_code == 3
+    result = invoke("status", tmp_path / "x.npy")
+    assert result.exit_code == 0 and "x.npy: ended before it was done (0/1 unit)" in result.output
 
 
 def test_a_table_counts_units_of_its_plan_and_rows(source: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def document_encoder(
 ) -> DocumentEncoder:
     """An encoder as a worker makes it; the bare form runs on the encoder named."""
     return DocumentEncoder(
-        encoder, special, "uint32", bare=bare_form(tokenizer_json, lambda text: small_encoder(text, bare))
+        encoder, special, "uint32", bare=lambda: bare_form(tokenizer_json, lambda text: small_encoder(text, bare))
     )
 
 

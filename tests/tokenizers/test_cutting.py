@@ -404,8 +404,7 @@ def encoder_of_links(tokenizer_json: str) -> DocumentEncoder:
     """With links and overlaps of their real size, for documents of a few of them."""
     encoder = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=False, threads=1)
     encoder.document_bytes, encoder.piece_bytes, encoder.batch_bytes = 24 << 10, 18 << 10, 32 << 10
-    form = bare_form(tokenizer_json, small_encoder)
-    return DocumentEncoder(encoder, NO_SPECIAL, "uint32", bare=form)
+    return DocumentEncoder(encoder, NO_SPECIAL, "uint32", bare=lambda: bare_form(tokenizer_json, small_encoder))
 
 
 def encode_giant(encoder: DocumentEncoder, text: str) -> list[int]:

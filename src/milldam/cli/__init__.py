@@ -96,9 +96,9 @@ def _leave() -> None:
     ):
         # Who reads our output may have gone: then it ends as ever.
         with contextlib.suppress(OSError):
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
-            atexit._run_exitfuncs()
             os._exit(0)
 
 

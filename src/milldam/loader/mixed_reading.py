@@ -1,7 +1,8 @@
-"""Samples of several sources in one read: all their files mapped side by side, as those of one source are.
+"""Samples of several sources in one read: their streams end to end are one stream.
 
-Where all sources are mapped, a batch of a mixture is one gather, as a batch of one source is, not one for each of them.
-Mapping files once more takes addresses alone.
+Where all sources are mapped, their files are mapped side by side, so that a batch of a mixture is one gather, as that
+of one source is, not one for each of them; to map files once more takes addresses alone. Where all are read by pread,
+so is the stream of all.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.loader.order import Stretches
 from milldam.loader.packed import PackedRows, RowForm, RowReading
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import MOST_MAPPINGS, MappedReader, MappingError, ranges
+from milldam.loader.reading import (
+    MOST_MAPPINGS,
+    OPEN_FILES,
+    MappedReader,
+    MappingError,
+    PositionedReader,
+    Reader,
+    ranges,
+)
 from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
 from milldam.loader.samples import ReadPart, Samples, StreamSamples
+from milldam.loader.stream import TokenStream
 from milldam.loader.windows import Windows, read_windows
 
 log = logging.getLogger("milldam")
@@ -50,10 +61,10 @@ def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]
 
 
 class MixedReading:
-    """Reads samples of sources whose files are mapped side by side."""
+    """Reads samples of sources from the stream of all."""
 
-    def __init__(self, sources: Sequence[StreamSamples[Any, Any]], reader: MappedReader) -> None:
-        self._sources, self._reader = Sources(sources), reader
+    def __init__(self, sources: Sequence[StreamSamples[Any, Any]], reader: Reader) -> None:
+        self._sources, self.reader = Sources(sources), reader
         # shifts: (sources,), where the stream of each begins among all
         sizes = (sum(file.tokens for file in source._stream.files) for source in sources)
         self._shifts: list[int] = [0, *accumulate(sizes)][:-1]
@@ -61,9 +72,16 @@ class MixedReading:
     def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
         first: Any = self._sources.sources[0]
         if isinstance(first, Windows):
-            return read_windows(self._reader, self._starts(numbers), first.rules, dtype)
+            return read_windows(self.reader, self._starts(numbers), first.rules, dtype)
         form = RowForm(first.rules.seq_len, first.rules.form, dtype)
-        return RowReading(_MixedRows(self._sources, self._shifts), self._reader, numbers, form)
+        return RowReading(_MixedRows(self._sources, self._shifts), self.reader, numbers, form)
+
+    def spans(self, stretches: Stretches) -> Iterator[tuple[Int64s, Int64s]]:
+        """Begins and lengths of what samples are made of, source by source."""
+        for number, _, local in self._sources.groups(stretches.numbers):
+            source: Any = self._sources.sources[number]
+            starts, lengths = source._lie(Stretches.single(local))
+            yield starts + self._shifts[number], lengths
 
     def _starts(self, numbers: Int64s) -> Int64s:
         starts = np.empty_like(numbers)
@@ -74,23 +92,27 @@ class MixedReading:
 
 
 def mixed_reading(sources: Sequence[Samples[Any, Any]]) -> MixedReading | None:
-    """What reads all sources at once; None where they can't be: not all mapped, or not of one kind and dtype."""
-    mapped = [source for source in sources if isinstance(source, Windows | PackedRows) and _is_mapped(source)]
-    if len(mapped) < len(sources) or len({(type(source), source.token_dtype) for source in mapped}) > 1:
+    """What reads all sources at once; None where they can't be: not of one kind and dtype, or not read in one way."""
+    found = [source for source in sources if isinstance(source, Windows | PackedRows)]
+    if len(found) < len(sources):
         return None
-    files = tuple(file for source in mapped for file in source._stream.files)
-    if len(files) > MOST_MAPPINGS:
+    if len({(type(source), source.token_dtype, type(source._reader)) for source in found}) > 1:
         return None
-    stream = replace(mapped[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
-    try:
-        return MixedReading(mapped, MappedReader(stream))
-    except MappingError as error:
-        log.debug("a mixture of %d sources is read source by source: %s", len(sources), error)
-        return None
+    files = tuple(file for source in found for file in source._stream.files)
+    stream = replace(found[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
+    reader = _open_reader(stream, type(found[0]._reader), len(found))
+    return None if reader is None else MixedReading(found, reader)
 
 
-def _is_mapped(source: StreamSamples[Any, Any]) -> bool:
-    return isinstance(source._reader, MappedReader)
+def _open_reader(stream: TokenStream, kind: type[object], sources: int) -> Reader | None:
+    if kind is PositionedReader:
+        return PositionedReader(stream, OPEN_FILES * sources)
+    if kind is MappedReader and len(stream.files) <= MOST_MAPPINGS:
+        try:
+            return MappedReader(stream)
+        except MappingError as error:
+            log.debug("a mixture of %d sources is read source by source: %s", sources, error)
+    return None
 
 
 class _MixedRows(RowFinder):

@@ -5,7 +5,7 @@ goes on for ever: a source is shuffled anew in each of its own epochs, and no sa
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
 Holds the tables of a schedule (6 MB at most) beside what the sources hold. A batch is one read where all sources are
-mapped (`mixed_reading`), else one for each source in it.
+read in the same way (`mixed_reading`), else one for each source in it.
 """
 
 from __future__ import annotations
@@ -258,9 +258,14 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
+        if self._reading is not None:
+            return (self._reading.reader,)
         return tuple(reader for source in self.sources for reader in source._readers)
 
     def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        if self._reading is not None:
+            yield from ((self._reading.reader, *span) for span in self._reading.spans(stretches))
+            return
         for source, _, local in self._by_number.groups(stretches.numbers):
             yield from self.sources[source]._spans(Stretches.single(local))
 

@@ -312,9 +312,10 @@ class PositionedReader(threading.local):
 
     announces = _CAN_ADVISE
 
-    def __init__(self, stream: TokenStream) -> None:
+    def __init__(self, stream: TokenStream, most_open: int | None = None) -> None:
         self._layout = Layout(stream.files)
         self._dtype = stream.dtype
+        self._most_open = OPEN_FILES if most_open is None else most_open
         self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
         self._descriptors = _Descriptors()
         self._buffer = np.empty(0, np.uint8)
@@ -412,7 +413,7 @@ class PositionedReader(threading.local):
             # Without it the kernel reads around every sample what nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._descriptors[file] = descriptor
-        if len(self._descriptors) > OPEN_FILES:
+        if len(self._descriptors) > self._most_open:
             self._descriptors.close_oldest()
         return descriptor
 

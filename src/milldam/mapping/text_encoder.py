@@ -117,9 +117,8 @@ class TextEncoder:
 
         make = partial(make_encoder, plain_specials=self._plain, threads=1)
         encoder = _ForgettingEncoder(make(self._encoder, self._json))
-        return DocumentEncoder(
-            encoder, self._special, self.dtype.name, bare=bare_form(self._json, partial(make, HUGGINGFACE))
-        )
+        bare = partial(bare_form, self._json, partial(make, HUGGINGFACE))
+        return DocumentEncoder(encoder, self._special, self.dtype.name, bare=bare)
 
 
 class _Growing:

@@ -9,6 +9,7 @@ deduplicating       the stages of dedup
 resolving           fingerprints of all units -> what to drop; hashes of a finished run -> the index
 arranging           splits and limits that are exact in tokens
 rejects             unreadable records of all units -> rejects.jsonl
+receipt             the same request again, answered without a look at all this
 finishing           the manifest, then rows, summary and report
 npy                 the same job, to one .npy file
 tokenizer_training  a sample of the data sets -> a tokenizer

@@ -76,7 +76,7 @@ def _clear_comparison(work: Path) -> None:
 
 def work_folder(npy: Path) -> Path:
     """Where the tokens of an .npy file are made."""
-    return npy.with_name(f".{npy.name}.milldam")
+    return npy.with_name(f".{npy.name}.milldam-npy")
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:

@@ -129,8 +129,9 @@ def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prep
     }
     # Not synced: what a power failure tears is not believed. In ASCII: a path need not be UTF-8.
     new = out / RUN_FOLDER / f"{RECEIPT}.new"
-    new.write_bytes(seal_line(receipt))
-    new.replace(out / RUN_FOLDER / RECEIPT)
+    with contextlib.suppress(OSError):  # without it, the long way is taken
+        new.write_bytes(seal_line(receipt))
+        new.replace(out / RUN_FOLDER / RECEIPT)
 
 
 def _is_told_by_files(config: Config) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +113,7 @@ class UnitTokenizer:
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        self._bare = bare_form(tokenizer_json, partial(self._make, HUGGINGFACE))
+        self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
         preload_rules(task.selection.filters, task.selection.clean)
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)

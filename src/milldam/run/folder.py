@@ -5,6 +5,7 @@
     units.jsonl     the units, one a line, in plan order; units.offsets: where each line is, the unit's size and key
     *.jsonl         records of finished units, stage by stage (records.py)
     memory.csv      the memory timeline
+    receipt.json    what a finished run was asked for, and of what files it was made (pipeline/receipt.py)
     lock, status.json, tasks/   who is at work, and what they tell of it (presence.py)
 
 The manifest in the output folder is what makes it a store. While a plan is there that the manifest was not made from,

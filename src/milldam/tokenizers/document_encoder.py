@@ -45,17 +45,22 @@ class BareForm:
 class DocumentEncoder:
     """One per worker. `encode` takes batches in order; an open batch holds one text, a part of a document."""
 
-    def __init__(self, encoder: Encoder, special: SpecialTokens, dtype: str, *, bare: BareForm | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder, special: SpecialTokens, dtype: str, *, bare: Callable[[], BareForm] = BareForm
+    ) -> None:
         self.encoder, self.special = encoder, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
-        self._bare = bare or BareForm()
-        self._cutter = self._make_cutter()
+        self._bare = bare
+        self._cutter: Cutter | None = None
+        """Made when a document comes that needs it: looking for its rules takes as long as encoding megabytes."""
         self._inside = False
         self._last_token: int | None = None
 
     def take_inexact_cuts(self) -> int:
         """Cuts in giant documents that could not be proved, since the last call."""
+        if self._cutter is None:
+            return 0
         count, self._cutter.inexact_cuts = self._cutter.inexact_cuts, 0
         return count
 
@@ -78,7 +83,8 @@ class DocumentEncoder:
 
     def cancel(self) -> None:
         """Forget the document that is open."""
-        self._cutter.forget()
+        if self._cutter is not None:
+            self._cutter.forget()
         self._inside, self._last_token = False, None
 
     def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
@@ -105,7 +111,7 @@ class DocumentEncoder:
     # ---- a document larger than the encoder takes at once ----
 
     def _make_cutter(self) -> Cutter:
-        form = self._bare
+        form = self._bare()
         return Cutter(
             _Encoding(lambda: self.encoder),
             _Encoding(form.make) if form.make is not None else None,
@@ -127,6 +133,8 @@ class DocumentEncoder:
             yield from self._encode_part(part[:size], position, final=start >= text.size)
 
     def _encode_part(self, text: bytes, position: int, *, final: bool) -> Iterator[Tokens]:
+        if self._cutter is None:
+            self._cutter = self._make_cutter()
         pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]
         flat = pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint32)])
         first = self._last_token is None

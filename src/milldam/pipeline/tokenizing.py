@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.memory import allowance, usage
+from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
@@ -115,6 +115,7 @@ class UnitTokenizer:
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
         preload_rules(task.selection.filters, task.selection.clean)
+        release()
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 

@@ -294,6 +294,9 @@ def _messages(value: Any) -> list[Message]:
 
 
 def _message(given: Any) -> Message:
+    if _is_plain(given):
+        message: Message = given
+        return message
     if not isinstance(given, dict):
         raise BadRowError("bad_message", f"a message is {str(given)[:80]!r}")
     # A column of Parquet has every key in every message.
@@ -316,6 +319,16 @@ def _message(given: Any) -> Message:
             del message["tool_calls"]
     _check_content(message)
     return message
+
+
+def _is_plain(given: Any) -> bool:
+    """A text of a role, as most messages are: there is nothing to do."""
+    return (
+        type(given) is dict
+        and len(given) == 2
+        and given.get("role") in ("user", "assistant", "system")
+        and type(given.get("content")) is str
+    )
 
 
 def _check_content(message: Message) -> None:

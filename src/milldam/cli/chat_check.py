@@ -125,9 +125,8 @@ def _show_first(check: ChatCheck, characters: int) -> None:
         at = end
     if at < characters:
         shown.append(visible(text[at:characters]))
-    console.print(
-        "── the first conversation; trained on is what is " + ("coloured ──" if not marks[0] else "in ⟦ ⟧ ──")
-    )
+    told = "in ⟦ ⟧" if marks[0] else "coloured"
+    console.print(f"── the first conversation; what is {told} is trained on ──")
     console.print(shown)
     if len(text) > characters:
         console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")

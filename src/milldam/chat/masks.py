@@ -1,0 +1,365 @@
+"""Which stretches of a rendered conversation are trained on: taken from the template's own tags, or derived and proven.
+
+A template with `{% generation %}` says itself what the assistant wrote, and that is taken as it stands. For one
+without, a turn is what was written while the template's loop was at its message, less the header that all turns share:
+
+    <|im_start|>assistant            header: never trained on; how the generation prompt begins
+    \\nParis.                         what the assistant wrote
+    <|im_end|>\\n                     the turn's end: trained on unless `turn_end` is off
+
+That holds for a conversation only if it is proven for it:
+
+- every trained message was written exactly once, behind its header;
+- with other words in the trained messages nothing changes outside their stretches, while each of them does change;
+- with other words in all other messages nothing changes within the stretches.
+
+What is not proven raises NotProvenError, with the reason: never all, never none without a word. Three renderings a
+conversation, and a dozen short ones for the template; linear in the number of messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milldam.chat.bounds import TemplateRefusedError
+from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
+from milldam.errors import ConfigError, MilldamError
+
+ASSISTANT, LAST, ALL = "assistant", "last", "all"
+WEIGHT_FIELDS = ("weight", "loss_weight", "train")
+_WORDS = ("Aq7", "Zk3w")
+"""What no template treats in a way of its own."""
+_LETTERS = str.maketrans(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789",
+    "bcdefghijklmnopqrstuvwxyzaBCDEFGHIJKLMNOPQRSTUVWXYZA1234567890",
+)
+_TAG = re.compile(r"(<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\])")
+"""What a template may look for in a text: <think>, <tool_response>, [INST]."""
+
+
+class NotProvenError(MilldamError):
+    """What is trained on can't be told for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOn:
+    """Which messages are trained on: those of `roles`, or those whose `field` is not 0."""
+
+    roles: tuple[str, ...] = (ASSISTANT,)
+    last: bool = False
+    """Of these the last one alone."""
+    everything: bool = False
+    field: str | None = None
+    turn_end: bool = True
+    """Also on what ends a turn, such as <|im_end|>. Where a template has tags, they decide."""
+
+    def messages(self, messages: Sequence[Message]) -> list[int]:
+        """The numbers of the messages that are trained on."""
+        if self.field is not None:
+            return [n for n, one in enumerate(messages) if _weight(one, self.field)]
+        chosen = [n for n, one in enumerate(messages) if one["role"] in self.roles]
+        return chosen[-1:] if self.last else chosen
+
+
+def train_on(words: str | Sequence[str], *, turn_end: bool = True) -> TrainOn:
+    """`assistant`, `last`, `all`, the name of a weight field, a role, or a list of roles.
+
+    >>> train_on("last").last, train_on(["user", "assistant"]).roles, train_on("weight").field
+    (True, ('user', 'assistant'), 'weight')
+    """
+    if not isinstance(words, str):
+        if not words:
+            raise ConfigError("train_on: no role is named. Nothing would be trained on.")
+        return TrainOn(tuple(words), turn_end=turn_end)
+    if words == ALL:
+        return TrainOn(everything=True)
+    if words in WEIGHT_FIELDS:
+        return TrainOn(field=words, turn_end=turn_end)
+    return TrainOn((ASSISTANT if words == LAST else words,), last=words == LAST, turn_end=turn_end)
+
+
+def _weight(message: Message, field: str) -> bool:
+    value = message.get(field)
+    if value is None:
+        # A field that says nothing of an assistant's message does not take it out.
+        return bool(message["role"] == ASSISTANT)
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    raise NotProvenError(f"{field} is {value!r}, and only 0 and 1 can be trained by")
+
+
+class Masks:
+    """Finds the trained stretches of conversations by one template."""
+
+    def __init__(self, template: ChatTemplate, rule: TrainOn) -> None:
+        self._template, self._rule = template, rule
+        self._headers: dict[tuple[str, str], _Header | str] = {}
+
+    def find(
+        self, messages: Sequence[Message], tools: Any, rendering: Rendering, variables: dict[str, Any]
+    ) -> list[Stretch]:
+        """Stretches of characters, in order, none empty; NotProvenError where they can't be told."""
+        if self._rule.everything:
+            return joined([(0, len(rendering.text))])
+        wanted = self._rule.messages(messages)
+        if not wanted:
+            raise NotProvenError("none of its messages is one to train on")
+        if self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted):
+            return self._by_tags(messages, wanted, rendering)
+        return self._derived(_Given(messages, tools, variables), rendering, wanted)
+
+    # ---- by the template's tags ----
+
+    def _by_tags(self, messages: Sequence[Message], wanted: list[int], rendering: Rendering) -> list[Stretch]:
+        found = rendering.generated
+        assistants = [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]
+        if wanted != assistants:
+            found = [one for n in wanted for one in _within(found, _block(rendering, n, messages))]
+        found = joined(found)
+        if not found:
+            raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
+        return found
+
+    # ---- by what was written for each message ----
+
+    def _derived(self, given: _Given, rendering: Rendering, wanted: list[int]) -> list[Stretch]:
+        found = [self._stretch(given, number, rendering) for number in wanted]
+        if any(one[1] > other[0] for one, other in itertools.pairwise(found)):
+            raise NotProvenError("the template writes a turn within another one, or turns in another order")
+        self._prove_outside(given, rendering, wanted, found)
+        self._prove_within(given, rendering, wanted, found)
+        return joined(found)
+
+    def _prove_outside(self, given: _Given, rendering: Rendering, wanted: list[int], found: list[Stretch]) -> None:
+        """With other words in the trained messages nothing changes but their stretches."""
+        reworded, again = self._reworded(given, set(wanted))
+        there = [self._stretch(reworded, number, again) for number in wanted]
+        if _outside(rendering.text, found) != _outside(again.text, there):
+            raise NotProvenError("what is trained on is also written outside its own turn")
+        for number, one, other in zip(wanted, found, there, strict=True):
+            same = rendering.text[slice(*one)] == again.text[slice(*other)]
+            if same and reworded.messages[number] != given.messages[number]:
+                raise NotProvenError(f"nothing that message {number} says is written by the template")
+
+    def _prove_within(self, given: _Given, rendering: Rendering, wanted: list[int], found: list[Stretch]) -> None:
+        """With other words in the messages that are not trained on the stretches stay as they are."""
+        kept = set(wanted)
+        reworded, again = self._reworded(given, {n for n in range(len(given.messages)) if n not in kept})
+        for number, one in zip(wanted, found, strict=True):
+            there = self._stretch(reworded, number, again)
+            if rendering.text[slice(*one)] != again.text[slice(*there)]:
+                raise NotProvenError(f"the turn of message {number} holds what other messages say")
+
+    def _reworded(self, given: _Given, numbers: set[int]) -> tuple[_Given, Rendering]:
+        messages = [_in_other_words(one) if n in numbers else one for n, one in enumerate(given.messages)]
+        reworded = _Given(messages, given.tools, given.variables)
+        try:
+            return reworded, self._template.render(messages, given.tools, **given.variables)
+        except TemplateRefusedError as error:
+            raise NotProvenError(f"with other words in it the template refuses it ({error})") from None
+
+    def _stretch(self, given: _Given, number: int, rendering: Rendering) -> Stretch:
+        messages = given.messages
+        begin, end = _block(rendering, number, messages)
+        header = self._header(str(messages[number]["role"]), given.variables)
+        text = rendering.text
+        # The first turn may come behind what begins the text, such as a default system prompt.
+        at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
+        if at < 0 or not text.startswith(header.text, at, end):
+            raise NotProvenError(f"message {number} does not begin with {header.text!r} as others of its role do")
+        last = number == len(messages) - 1
+        if not self._rule.turn_end:
+            tail = header.last_tail if last else header.tail
+            if not text.endswith(tail, at + len(header.text), end):
+                raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
+            end -= len(tail)
+        elif last:
+            # What is written behind all turns, such as an end token, ends the last one.
+            if header.text.strip() and header.text.strip() in text[end:]:
+                raise NotProvenError("the template begins another turn behind the last one")
+            end = len(text)
+        return at + len(header.text), end
+
+    def _header(self, role: str, variables: dict[str, Any]) -> _Header:
+        key = role, repr(variables) if variables else ""
+        known = self._headers.get(key)
+        if known is None:
+            try:
+                known = _probe(self._template, role, variables)
+            except (NotProvenError, TemplateRefusedError) as error:
+                known = str(error)
+            if len(self._headers) < 1000:
+                self._headers[key] = known
+        if isinstance(known, str):
+            raise NotProvenError(known)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a template is given."""
+
+    messages: Sequence[Message]
+    tools: Any
+    variables: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What every turn of a role begins with, and what it ends with, before another one and as the last."""
+
+    text: str
+    tail: str
+    last_tail: str
+
+
+class _ButEmpty(list[Any]):
+    """Tool calls that are there, and none: what a template writes for a turn in which nothing is said."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def _probe(template: ChatTemplate, role: str, variables: dict[str, Any]) -> _Header:
+    """Turns of a role with all kinds of things said in them -> what they have in common."""
+    plain: list[Message] = [{"role": role, "content": word} for word in (*_WORDS, "")]
+    odd: list[Message] = []
+    if role == ASSISTANT:
+        odd = [{"content": _WORDS[0], "reasoning_content": "Rx9"}, {"content": "", "tool_calls": _ButEmpty()}]
+    inner, last = _turns_of(template, plain, variables)
+    others = itertools.chain(*_turns_of(template, [{"role": role} | one for one in odd], variables))
+    if not (inner or last):
+        raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
+    text = _common_start([*inner, *last])
+    if role == ASSISTANT:
+        text = _before_answer(text, [*inner, *last, *others], _generation_prompt(template, variables))
+    elif not text.strip():
+        raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
+    tails = [_common_end([block[len(text) :] for block in blocks]) for blocks in (inner or last, last or inner)]
+    return _Header(text, tails[0], tails[1])
+
+
+def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
+    """What plain turns of an assistant share, all turns, and the generation prompt -> the header.
+
+    Turns must begin with the prompt: what they share beyond it is the model's to write. A turn that says nothing but
+    tool calls may leave out white space at the prompt's end, and then all do without it.
+    """
+    header = _common_start([prompt, *blocks])
+    if not shared.startswith(prompt) or prompt[len(header) :].strip() or (shared.strip() and not header):
+        raise NotProvenError(
+            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}"
+        )
+    return header
+
+
+def _turns_of(
+    template: ChatTemplate, said: Iterable[Message], variables: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """What is written for each message before another one, and as the last one."""
+    inner: list[str] = []
+    last: list[str] = []
+    for message in said:
+        for dialogue in _dialogues(message):
+            number = next(n for n, one in enumerate(dialogue) if one is message)
+            try:
+                rendering = template.render(dialogue, **variables)
+            except TemplateRefusedError:
+                continue
+            if len(rendering.turns.get(number, ())) == 1:
+                block = rendering.text[slice(*rendering.turns[number][0])]
+                (last if number == len(dialogue) - 1 else inner).append(block)
+    return inner, last
+
+
+def _dialogues(message: Message) -> list[list[Message]]:
+    """The message as the last one and before others, never as the first if others can be."""
+    user, answer = {"role": "user", "content": "q"}, {"role": ASSISTANT, "content": "a"}
+    if message["role"] == "user":
+        return [[user, answer, message], [dict(user), dict(answer), message, {**answer}]]
+    if message["role"] in ("system", "developer"):
+        return [[message, user]]
+    return [[user, message], [dict(user), message, dict(user)]]
+
+
+def _generation_prompt(template: ChatTemplate, variables: dict[str, Any]) -> str:
+    """What the template writes where the assistant is to go on."""
+    user = {"role": "user", "content": "q"}
+    answer = {"role": ASSISTANT, "content": _WORDS[0]}
+    whole = template.render([user, answer], **variables)
+    asked = template.render([user], generation_prompt=True, **variables).text
+    if len(whole.turns.get(1, ())) != 1:
+        raise NotProvenError("the template does not go over messages one by one")
+    begin = whole.turns[1][0][0]
+    if asked[:begin] != whole.text[:begin]:
+        raise NotProvenError("the template writes a question that is to be answered in another way than one that is")
+    return asked[begin:]
+
+
+def _block(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
+    found = rendering.turns.get(number, [])
+    if len(found) != 1:
+        count = "nowhere" if not found else f"{len(found)} times"
+        raise NotProvenError(f"message {number} ({messages[number]['role']}) is written {count}")
+    return found[0]
+
+
+def _within(stretches: Collection[Stretch], block: Stretch) -> list[Stretch]:
+    return [one for one in stretches if block[0] <= one[0] and one[1] <= block[1]]
+
+
+def _outside(text: str, stretches: list[Stretch]) -> list[str]:
+    ends = [0, *(end for _, end in stretches)]
+    begins = [*(begin for begin, _ in stretches), len(text)]
+    return [text[end:begin] for end, begin in zip(ends, begins, strict=True)]
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """What all texts begin with: what the first and the last of them in order do."""
+    low, high = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))
+    return low[: sum(1 for _ in same)]
+
+
+def _common_end(texts: Sequence[str]) -> str:
+    return _common_start([text[::-1] for text in texts])[::-1]
+
+
+def _in_other_words(message: Message) -> Message:
+    """The same message with something else said in it, in the same form: in texts, reasoning and tool calls."""
+    other = dict(message)
+    for name in ("content", "reasoning_content", "tool_calls"):
+        if name in other:
+            other[name] = _other(other[name], all_keys=False)
+    return other
+
+
+def _other(value: Any, *, all_keys: bool) -> Any:
+    """Another value of the same form: texts reworded, also in lists and behind the keys that hold what is said."""
+    if isinstance(value, str):
+        return _other_text(value)
+    if isinstance(value, list):
+        return [_other(one, all_keys=all_keys) for one in value]
+    if isinstance(value, dict):
+        said = value if all_keys else ("text", "function", "arguments", "name")
+        return {
+            key: _other(one, all_keys=all_keys or key == "arguments") if key in said else one
+            for key, one in value.items()
+        }
+    return value
+
+
+def _other_text(text: str) -> str:
+    """All letters and digits replaced and a word more at both ends; tags and white space around it as they were."""
+    if not text.strip():
+        return text
+    parts = _TAG.split(text)
+    parts[::2] = [part.translate(_LETTERS) for part in parts[::2]]
+    front = "" if parts[0].lstrip()[:1] in ("", "{", "[", "<") else f"{_WORDS[0]} "
+    other = "".join(parts)
+    begin, end = len(other) - len(other.lstrip()), len(other.rstrip())
+    return f"{other[:begin]}{front}{other[begin:end]} {_WORDS[1]}{other[end:]}"

@@ -7,7 +7,8 @@ The types are those that the fields of a dataclass or a TypedDict are annotated 
     str, bool, None, Literal, unions of them
     list[X], tuple[X, ...], dict[str, X]
     a TypedDict     stays a dict; keys that it does not name may be there
-    a dataclass     is made from an object with all of its fields; keys that it does not name may be there
+    a dataclass     is made from an object with all of its fields, but for those that are None by default; keys that
+                    it does not name may be there
     Any             anything that is not nested deeper than `DEEPEST`
     Annotated[X, Y] checked as Y, for who reads types an X
 
@@ -282,7 +283,9 @@ def _typed_dict(kind: Any) -> Check:
 def _object(kind: Any) -> Check:
     """Made in one go; only when something is wrong it is looked for."""
     hints = get_type_hints(kind, include_extras=True)
-    checks = [(one.name, _checker(hints[one.name])) for one in fields(kind) if one.init]
+    known = [one for one in fields(kind) if one.init]
+    checks = [(one.name, _checker(hints[one.name])) for one in known if one.default is not None]
+    optional = [(one.name, _checker(hints[one.name])) for one in known if one.default is None]
     of_fields = operator.itemgetter(*(name for name, _ in checks))
 
     def check(value: Any) -> Any:
@@ -291,7 +294,9 @@ def _object(kind: Any) -> Check:
             values = of_fields(value)
         except KeyError as error:
             _missing(error.args[0])
-        return kind(*(_inside(name, one, found) for (name, one), found in zip(checks, values, strict=True)))
+        made = {name: _inside(name, one, found) for (name, one), found in zip(checks, values, strict=True)}
+        made |= {name: _inside(name, one, value[name]) for name, one in optional if name in value}
+        return kind(**made)
 
     return check
 

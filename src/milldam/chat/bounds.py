@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from milldam.errors import MilldamError
@@ -32,13 +33,15 @@ _FREE = 8 << 20
 _MOST_MADE = 1 << 30
 _CLOCK_EVERY = 256
 _LARGE = 100_000
-"""No width, count or number of a call is larger."""
-_NODE = 8
+"""No width or count is larger."""
+_NODE = 32
 """What an item of a list counts, besides its text."""
 _JOIN, _MADE, _STEP = "__join", "__made", "__step"
 
 _LEFT_OUT = ("wordwrap", "urlize", "xmlattr", "pprint", "random")
 """Filters of Jinja that take quadratic time or give something else every time. No template of a model uses them."""
+_NUMBERED = ("batch", "center", "indent", "round", "slice", "tojson", "truncate")
+"""Filters that make as much as a number says."""
 _WIDTH = re.compile(r"\d+")
 
 
@@ -122,6 +125,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         for name in _LEFT_OUT:
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
+        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
         counted: dict[str, Callable[..., Any]] = {_JOIN: self._join, _MADE: self._made, _STEP: effort.step}
         self.globals |= counted
 
@@ -144,9 +148,6 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
         self.effort.step()
-        _require_small(arguments)
-        if named:
-            _require_small(named.values())
         receiver = getattr(called, "__self__", None)
         if receiver is None:
             # Jinja puts a function of its own in front of `str.format`.
@@ -183,6 +184,8 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         """What a method of a text will make, before it does. -> Its arguments, streams among them as lists."""
         charge = self.effort.charge
         charge(len(text))
+        _require_small(arguments)
+        _require_small(named.values())
         if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
             times = len(text) if name == "expandtabs" else 1
             charge(times * max((value for value in (*arguments, *named.values()) if isinstance(value, int)), default=8))
@@ -213,8 +216,9 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         def bounded(*arguments: Any, **named: Any) -> Any:
             self.effort.step()
             given = list(arguments)
-            _require_small(given[at + 1 :])
-            _require_small(named.values())
+            if name in _NUMBERED:
+                _require_small(given[at + 1 :])
+                _require_small(named.values())
             value = given[at] if len(given) > at else None
             if isinstance(value, str):
                 self.effort.charge(len(value))
@@ -288,6 +292,35 @@ _BEFORE: dict[str, Callable[[BoundedSandbox, Any, list[Any], dict[str, Any]], An
 }
 
 
+class _Dict:
+    """`dict` without its attributes, as transformers offers it."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*arguments, **named)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names of Python's insides."""
+
+    def __init__(*arguments: Any, **named: Any) -> None:
+        self, given = arguments[0], dict(*arguments[1:], **named)
+        for name in given:
+            _require_plain(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain(name)
+        super().__setitem__(name, value)
+
+
+def _require_plain(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise TemplateRefusedError(f"the template gives a namespace the attribute {name!r}")
+
+
 class Counting(NodeTransformer):
     """Has macros, joined texts and what is put together from variables counted."""
 
@@ -317,4 +350,4 @@ def output(name: str, *arguments: nodes.Expr) -> nodes.Output:
 def _require_small(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and abs(value) > _LARGE:
-            raise TemplateRefusedError("the template calls a function with a huge number")
+            raise TemplateRefusedError("the template asks for a huge width or count")

@@ -30,6 +30,8 @@ from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joi
 from milldam.errors import ConfigError, MilldamError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What a message's reasoning may be called."""
 WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 _WORDS = ("Aq7", "Zk3w")
 """What no template treats in a way of its own."""
@@ -43,6 +45,10 @@ _TAG = re.compile(r"(<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\])")
 
 class NotProvenError(MilldamError):
     """What is trained on can't be told for certain."""
+
+
+class NothingToTrainError(NotProvenError):
+    """None of the messages is to be trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +106,23 @@ class Masks:
         self._headers: dict[tuple[str, str], _Header | str] = {}
 
     def find(
-        self, messages: Sequence[Message], tools: Any, rendering: Rendering, variables: dict[str, Any]
+        self,
+        messages: Sequence[Message],
+        tools: Any,
+        rendering: Rendering,
+        variables: dict[str, Any],
+        *,
+        prompt_messages: int = 0,
     ) -> list[Stretch]:
-        """Stretches of characters, in order, none empty; NotProvenError where they can't be told."""
+        """Stretches of characters, in order, none empty; NotProvenError where they can't be told.
+
+        The first `prompt_messages` are never trained on, unless everything is.
+        """
         if self._rule.everything:
             return joined([(0, len(rendering.text))])
-        wanted = self._rule.messages(messages)
+        wanted = [n for n in self._rule.messages(messages) if n >= prompt_messages]
         if not wanted:
-            raise NotProvenError("none of its messages is one to train on")
+            raise NothingToTrainError("none of its messages is one to train on")
         if self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted):
             return self._by_tags(messages, wanted, rendering)
         return self._derived(_Given(messages, tools, variables), rendering, wanted)
@@ -246,13 +261,15 @@ def _probe(template: ChatTemplate, role: str, variables: dict[str, Any]) -> _Hea
 def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
     """What plain turns of an assistant share, all turns, and the generation prompt -> the header.
 
-    Turns must begin with the prompt: what they share beyond it is the model's to write. A turn that says nothing but
-    tool calls may leave out white space at the prompt's end, and then all do without it.
+    What turns share and the prompt must be the same but for white space: of fixed words that only one of them has,
+    such as <think> or a channel, nobody can tell whether the model is to write them. A turn that says nothing but tool
+    calls may leave out white space at the prompt's end, and then all do without it.
     """
     header = _common_start([prompt, *blocks])
-    if not shared.startswith(prompt) or prompt[len(header) :].strip() or (shared.strip() and not header):
+    if not shared.startswith(prompt) or shared[len(prompt) :].strip() or prompt[len(header) :].strip():
         raise NotProvenError(
-            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}"
+            f"the template's generation prompt {prompt!r} is not how it begins an assistant's turn, {shared!r}; "
+            "a template with {% generation %} tags would tell what is trained on"
         )
     return header
 
@@ -332,7 +349,7 @@ def _common_end(texts: Sequence[str]) -> str:
 def _in_other_words(message: Message) -> Message:
     """The same message with something else said in it, in the same form: in texts, reasoning and tool calls."""
     other = dict(message)
-    for name in ("content", "reasoning_content", "tool_calls"):
+    for name in ("content", "tool_calls", *REASONING):
         if name in other:
             other[name] = _other(other[name], all_keys=False)
     return other

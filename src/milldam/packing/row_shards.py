@@ -22,7 +22,7 @@ from milldam.loader.stream import TokenStream
 from milldam.packing.pieces import Pieces, Rows
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Int64s
 from milldam.stores.tokens.manifest import Shard
-from milldam.stores.tokens.writer import commit_pair
+from milldam.stores.tokens.writer import commit_shard
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
@@ -155,9 +155,9 @@ class _RowShard:
         """Make both files durable under their names, the index last."""
         with NewFile(self._index_path) as new:
             self._index.write(new, DTYPE_CODES[self.form.dtype])
-            name, bin_record, idx_record = commit_pair(self.split, self._bin, new)
+            name, records = commit_shard(self.split, {"bin": self._bin, "idx": new})
         self.discard()
-        return Shard(name, self.split, self.rows, self.rows * self.form.seq_len, 0, 0, bin_record, idx_record)
+        return Shard(name, self.split, self.rows, self.rows * self.form.seq_len, 0, 0, **records)
 
     def discard(self) -> None:
         """Close and remove what is not committed."""

@@ -34,14 +34,24 @@ from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import READ, Manifest, ManifestText, Shard, Tally, Totals, total, totals_by_split
+from milldam.stores.tokens.manifest import (
+    READ,
+    SHARD_FILES,
+    Manifest,
+    ManifestText,
+    Shard,
+    Tally,
+    Totals,
+    total,
+    totals_by_split,
+)
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
 DROPPED = "dropped.jsonl.zst"
 PACKED_FOLDER = "packed"
-_SHARD_FILES = ("*.bin", "*.idx", "*.facts")
+_SHARD_FILES = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts")
 _BLOCK = 1 << 20
 _REASONS_SHOWN = 10
 

@@ -55,13 +55,14 @@ from milldam.sources.compression import STDIN
 from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
+from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
 RECORDS = "records.jsonl"
-OUTPUTS = ("*.bin", "*.idx", "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
+OUTPUTS = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
 """What a job leaves in its output folder, besides manifest and tokenizer."""
 
 

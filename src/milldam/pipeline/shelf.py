@@ -17,7 +17,7 @@ import numpy.typing as npt
 from milldam.files import NewFile
 from milldam.run.records import Files
 from milldam.stores.tokens import ShardWriter
-from milldam.stores.tokens.manifest import Shard
+from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 from milldam.stores.tokens.writer import Tokens
 
 STAGED = "_staged"
@@ -98,7 +98,7 @@ class Shelf:
     def files(self, shards: list[dict[str, Any]]) -> tuple[Files, Files]:
         """What a committed shelf has made, size and hash by name: for the result, and what is read again (all of a
         staged one)."""
-        made = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in ("bin", "idx")}
+        made = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in SHARD_FILES if shard.get(kind)}
         return (made, {}) if self._facts is None else ({}, {self._facts.path.name: self._facts_record} | made)
 
     def __enter__(self) -> Shelf:

@@ -153,7 +153,7 @@ def splits(facts: Facts) -> Section:
             sum(shard.documents for shard in mine),
             sum(shard.tokens for shard in mine),
             sum(shard.text_bytes for shard in mine),
-            sum(shard.bin["bytes"] + shard.idx["bytes"] for shard in mine),
+            sum(file["bytes"] for shard in mine for file in shard.files.values()),
         )
         counts = (f"{documents:,}", f"{tokens:,}", share(tokens, facts.manifest.tokens))
         rows.append(

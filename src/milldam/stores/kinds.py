@@ -238,6 +238,19 @@ class _TokenizerFacts(TypedDict, total=False):
     cls_id: int | None
 
 
+class _ChatFacts(TypedDict):
+    """Of a store of conversations."""
+
+    form: str
+    """Of the records that they were made from."""
+    pairs: bool
+    """Documents 2k and 2k + 1 are the chosen and the rejected one of a pair."""
+    conversations: int
+    turns: int
+    trained_tokens: int
+
+
+ChatFacts = Annotated[dict[str, Any], _ChatFacts]
 FileRecord = Annotated[dict[str, Any], _FileRecord]
 InputFacts = Annotated[dict[str, Any], _InputFacts]
 TokenizerFacts = Annotated[dict[str, Any], _TokenizerFacts]

@@ -158,7 +158,7 @@ def _converter(path: Path) -> Callable[[Path], str]:
 
 def _from_hub(name: str) -> TokenizerText:
     try:
-        local = _hub_file(name, "tokenizer.json")
+        local = hub_file(name, "tokenizer.json")
     except (OSError, ValueError) as error:  # also those of huggingface_hub
         reason = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
         raise InputError(
@@ -167,7 +167,7 @@ def _from_hub(name: str) -> TokenizerText:
         ) from None
     for file in _BESIDE:
         try:
-            _hub_file(name, file)
+            hub_file(name, file)
         except ConnectionError:
             break  # what is cached has to do
         except (OSError, ValueError):
@@ -175,7 +175,7 @@ def _from_hub(name: str) -> TokenizerText:
     return TokenizerText(name, local.read_text(encoding="utf-8"), read_named_tokens(local.parent), name)
 
 
-def _hub_file(name: str, file: str) -> Path:
+def hub_file(name: str, file: str) -> Path:
     """A file out of the Hub's cache, else from the Hub. Raises ConnectionError when that does not answer."""
     import huggingface_hub
 

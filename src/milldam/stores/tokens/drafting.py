@@ -15,7 +15,7 @@ from typing import IO
 import xxhash
 
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
-from milldam.stores.tokens.manifest import Manifest, Shard, Totals, join_texts, shard_text
+from milldam.stores.tokens.manifest import Manifest, Shard, Totals, hashes_of, join_texts, shard_text
 
 _BLOCK_BYTES = 1 << 20
 
@@ -30,7 +30,7 @@ class _Split:
     def add(self, shard: Shard) -> None:
         text, hashes = self.opened
         text.write((",\n" if self.totals.shards else "") + shard_text(shard))
-        hashes.write(shard.bin["xxh3"] + shard.idx["xxh3"])
+        hashes.write(hashes_of(shard))
         self.totals.add(shard)
 
 

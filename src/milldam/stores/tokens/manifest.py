@@ -28,7 +28,7 @@ from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.sealed import is_whole_text
-from milldam.stores.kinds import TOKENS, FileRecord, InputFacts, TokenDtype, TokenizerFacts
+from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
 READ = "read"
@@ -119,9 +119,13 @@ _BLOCK_BYTES = 1 << 18
 _TOTALS = ("documents", "tokens", "text_bytes")
 
 
+SHARD_FILES = ("bin", "idx", "spans", "labels")
+"""How the names of a shard's files may end, in the order in which they name the shard."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One pair of files, `name.bin` and `name.idx`."""
+    """One pair of files, `name.bin` and `name.idx`; of conversations also `name.spans`, and `name.labels`."""
 
     name: str
     split: str
@@ -133,6 +137,16 @@ class Shard:
     """Size and hash of the token file."""
     idx: FileRecord
     """Size and hash of the index file."""
+    spans: FileRecord | None = None
+    """The same of what is trained on; None: all of it."""
+    labels: FileRecord | None = None
+    """The same of a label a document; None: there are none."""
+
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """Size and hash of each file, by how its name ends."""
+        known = ((ending, getattr(self, ending)) for ending in SHARD_FILES)
+        return {ending: record for ending, record in known if record is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +171,8 @@ class Manifest:
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     damaged_files: int = 0
     """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
+    chat: ChatFacts | None = None
+    """What is known of its conversations; None: it has none."""
 
     @property
     def documents(self) -> int:
@@ -188,7 +204,7 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal tokens in equal order."""
-        return hash_bytes("".join(s.bin["xxh3"] + s.idx["xxh3"] for s in self.shards).encode())
+        return hash_bytes("".join(hashes_of(shard) for shard in self.shards).encode())
 
     @property
     def totals(self) -> dict[str, int]:
@@ -196,8 +212,8 @@ class Manifest:
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
-            yield f"{shard.name}.bin", shard.bin
-            yield f"{shard.name}.idx", shard.idx
+            for ending, record in shard.files.items():
+                yield f"{shard.name}.{ending}", record
 
     def write(self, folder: Path) -> None:
         totals = Totals()
@@ -209,12 +225,19 @@ class Manifest:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
+        if self.chat is None:
+            del facts["chat"]
         summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}
         TOKENS.write(folder, summed | facts, ("shards", shards))
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         return read(Folder(folder))
+
+
+def hashes_of(shard: Shard) -> str:
+    """What a shard adds to the text that the fingerprint is a hash of."""
+    return "".join(file["xxh3"] for file in shard.files.values())
 
 
 def read(place: Place) -> Manifest:
@@ -230,7 +253,7 @@ def head(place: Place) -> dict[str, Any]:
 def files_in(path: Path) -> Iterator[str]:
     """Names of the files of a manifest that lies here."""
     for shard in ManifestText.at(Folder(path.parent, path)).shards():
-        yield from (f"{shard.name}.bin", f"{shard.name}.idx")
+        yield from (f"{shard.name}.{ending}" for ending in shard.files)
 
 
 @dataclass(slots=True)
@@ -283,14 +306,17 @@ def join_texts(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
 def shard_text(shard: Shard) -> str:
     """As `json_bytes` would write it inside a manifest; that would take twenty times as long."""
     counts = (shard.documents, shard.tokens, shard.text_bytes, shard.characters)
-    if not _is_plain(shard.bin) or not _is_plain(shard.idx) or any(type(count) is not int for count in counts):
-        return "  " + json.dumps(asdict(shard), indent=1, ensure_ascii=False).replace("\n", "\n  ")
+    if not all(map(_is_plain, shard.files.values())) or any(type(count) is not int for count in counts):
+        there = {name: value for name, value in asdict(shard).items() if value is not None}
+        return "  " + json.dumps(there, indent=1, ensure_ascii=False).replace("\n", "\n  ")
     documents, tokens, text_bytes, characters = counts
+    files = ",\n".join(
+        f'   "{ending}": {{\n    "bytes": {file["bytes"]},\n    "xxh3": {_quoted(file["xxh3"])}\n   }}'
+        for ending, file in shard.files.items()
+    )
     return (
         f'  {{\n   "name": {_quoted(shard.name)},\n   "split": {_quoted(shard.split)},\n   "documents": {documents},\n'
-        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n'
-        f'   "bin": {{\n    "bytes": {shard.bin["bytes"]},\n    "xxh3": {_quoted(shard.bin["xxh3"])}\n   }},\n'
-        f'   "idx": {{\n    "bytes": {shard.idx["bytes"]},\n    "xxh3": {_quoted(shard.idx["xxh3"])}\n   }}\n  }}'
+        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n{files}\n  }}'
     )
 
 

@@ -28,6 +28,7 @@ from milldam.memory import format_size
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import Shard, read
+from milldam.stores.tokens.spans import SpanTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,6 +54,10 @@ class _MappedShard:
     index: Index
     size: int
     """Bytes of both files."""
+
+    spans: SpanTable | None = None
+    """What is trained on; None: all of it."""
+    labels: npt.NDArray[np.uint8] | None = None
 
     def document(self, number: int) -> TokenArray:
         begin, end = self.index.extent(number)
@@ -107,22 +112,43 @@ class _MappedShards:
             raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self._dtype}")
         return index
 
-    def _open_shard(self, shard: Shard) -> _MappedShard:
-        name = f"{shard.name}.bin"
-        index = self.open_index(shard)
-        if shard.tokens == 0:
-            return _MappedShard(np.empty(0, self._dtype), index, _size(shard))
+    def open_spans(self, shard: Shard) -> SpanTable | None:
+        """The stretches of a shard, mapped; None: it has none."""
+        if shard.spans is None:
+            return None
+        name = f"{shard.name}.spans"
+        spans = self._map(name, shard.spans, np.uint8)
+        return SpanTable.parse(memoryview(spans), shard.documents, f"{self._place.name}/{name}")
+
+    def _open_labels(self, shard: Shard) -> npt.NDArray[np.uint8] | None:
+        if shard.labels is None:
+            return None
+        name = f"{shard.name}.labels"
+        labels: npt.NDArray[np.uint8] = self._map(name, shard.labels, np.uint8)
+        if len(labels) != shard.documents:
+            raise StoreError(f"{self._place.name}/{name}: {len(labels):,} labels of {shard.documents:,} documents.")
+        return labels
+
+    def _map(self, name: str, record: dict[str, Any], dtype: Any) -> Any:
         try:
-            tokens = np.frombuffer(self._place.map(name, shard.bin), self._dtype)
+            return np.frombuffer(self._place.map(name, record), dtype)
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"{self._place.name}/{name}: can't be mapped ({error}). "
                 f"`milldam verify {self._place.name}` checks the store."
             ) from None
+
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        name = f"{shard.name}.bin"
+        index = self.open_index(shard)
+        beside = self.open_spans(shard), self._open_labels(shard)
+        if shard.tokens == 0:
+            return _MappedShard(np.empty(0, self._dtype), index, _size(shard), *beside)
+        tokens = self._map(name, shard.bin, self._dtype)
         if len(tokens) != shard.tokens:
             found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
             raise StoreError(f"{self._place.name}/{name}: {found}. Make it again.")
-        return _MappedShard(tokens, index, _size(shard))
+        return _MappedShard(tokens, index, _size(shard), *beside)
 
 
 class Store:
@@ -193,11 +219,39 @@ class Store:
     def __getitem__(self, number: int | slice) -> TokenArray | list[TokenArray]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
+        shard, within = self._at(number)
+        return shard.document(within)
+
+    def _at(self, number: int) -> tuple[_MappedShard, int]:
+        """The shard of a document, and its number there."""
         wanted = number + len(self) if number < 0 else number
         if not 0 <= wanted < len(self):
             raise IndexError(f"document {number} of a store of {len(self):,} documents")
         k = bisect.bisect_right(self._ends, wanted)
-        return self._mapped.map(k).document(wanted - (self._ends[k - 1] if k else 0))
+        return self._mapped.map(k), wanted - (self._ends[k - 1] if k else 0)
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether it says which tokens are trained on: a store of conversations."""
+        return self.manifest.chat is not None
+
+    def spans(self, number: int) -> Int64s:
+        """The trained stretches of a document: (n, 2), half-open token positions within it."""
+        shard, within = self._at(number)
+        if shard.spans is None:
+            raise StoreError(
+                f"{self.name}: does not say which tokens are trained on: all of them are. Stores of conversations do: "
+                "`milldam tokenize --chat`."
+            )
+        begin, end = shard.index.extent(within)
+        return shard.spans.document(within, end - begin)
+
+    def label(self, number: int) -> int:
+        """The label of a document, such as 1 for an answer that is wanted and 0 for one that is not."""
+        shard, within = self._at(number)
+        if shard.labels is None:
+            raise StoreError(f"{self.name}: its documents have no labels. Records with a field `label` give some.")
+        return int(shard.labels[within])
 
     def __iter__(self) -> Iterator[TokenArray]:
         for k, shard in enumerate(self.shards):
@@ -274,7 +328,7 @@ def parse_tokenizer(data: bytes, path: str) -> Tokenizer:
 
 
 def _size(shard: Shard) -> int:
-    return int(shard.bin["bytes"] + shard.idx["bytes"])
+    return sum(int(file["bytes"]) for file in shard.files.values())
 
 
 def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:

@@ -1,4 +1,4 @@
-"""What is special to shards of tokens: ids in the vocabulary, indexes that cover the tokens.
+"""What is special to shards of tokens: ids in the vocabulary, indexes that cover the tokens, stretches within them.
 
 Reads every file once, in blocks: constant memory. At an address, one index at a time is a temporary file.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,14 @@ from milldam.errors import StoreError
 from milldam.stores.place import BLOCK_BYTES, Place
 from milldam.stores.tokens.format import BLOCK_DOCUMENTS, Index
 from milldam.stores.tokens.manifest import Manifest, Shard
+from milldam.stores.tokens.spans import SpanTable
 from milldam.stores.verify import wrong_bytes, wrong_size
 
 
 def problems(place: Place, manifest: Manifest) -> Iterator[str]:
     # Equal shards share their files.
     for shard in {shard.name: shard for shard in manifest.shards}.values():
-        names = (f"{shard.name}.bin", shard.bin), (f"{shard.name}.idx", shard.idx)
+        names = [(f"{shard.name}.{ending}", record) for ending, record in shard.files.items()]
         found = [problem for one in names if (problem := wrong_size(place, *one)) is not None]
         yield from found or _contents(place, manifest, shard)
 
@@ -34,6 +36,10 @@ def _contents(place: Place, manifest: Manifest, shard: Shard) -> Iterator[str]:
     if problem is not None:
         yield problem
     yield from _index(place, f"{shard.name}.idx", shard, manifest.dtype)
+    if manifest.chat is not None and shard.spans is None:
+        yield f"{place.name}/{shard.name}.spans: missing: the store has conversations"
+    if shard.labels is not None:
+        yield from _labels(place, f"{shard.name}.labels", shard, shard.labels)
 
 
 class _Ids:
@@ -68,7 +74,34 @@ def _index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator[str]:
             yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
         if not bool(np.all(index.documents[1:] > index.documents[:-1])):
             yield f"{path}: a document without a sequence"
-        yield from verify_arrays(str(path), index, shard.documents, shard.tokens)
+        found = list(verify_arrays(str(path), index, shard.documents, shard.tokens))
+        yield from found
+        if shard.spans is not None and not found:
+            yield from _spans(place, shard, shard.spans, index)
+
+
+def _spans(place: Place, shard: Shard, record: dict[str, Any], index: Index) -> Iterator[str]:
+    name = f"{shard.name}.spans"
+    with place.spooled(name) as file:
+        problem = wrong_bytes(place, name, record, blocks=iter(lambda: file.read(BLOCK_BYTES), b""))
+        if problem is not None:
+            yield problem
+            return
+        try:
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            table = SpanTable.parse(memoryview(buffer), shard.documents, f"{place.name}/{name}")
+        except (StoreError, ValueError) as error:
+            yield str(error)
+            return
+        yield from table.problems(index.length_blocks())
+
+
+def _labels(place: Place, name: str, shard: Shard, record: dict[str, Any]) -> Iterator[str]:
+    problem = wrong_bytes(place, name, record)
+    if problem is not None:
+        yield problem
+    elif record["bytes"] != shard.documents:
+        yield f"{place.name}/{name}: {record['bytes']:,} labels of {shard.documents:,} documents"
 
 
 def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Iterator[str]:

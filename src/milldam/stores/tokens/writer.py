@@ -1,7 +1,8 @@
 """Tokens and document lengths in, one shard on disk out.
 
 Memory does not grow with the shard: tokens go straight to the file, lengths to a temporary file from which
-the index is streamed. Nothing appears under its final name before `commit`.
+the index is streamed; the stretches that are trained on, where there are some, likewise. Nothing appears under its
+final name before `commit`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
 from milldam.stores.tokens.format import IndexCounts, Int64s, count_sequences, write_index
-from milldam.stores.tokens.manifest import Shard
+from milldam.stores.tokens.manifest import SHARD_FILES, Shard
+from milldam.stores.tokens.spans import SpanFiles, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,23 @@ class Tokens:
     """The last piece is not the end of its document: the next batch goes on with it."""
     positions: Int64s | None = None
     """Which of the texts that were encoded each piece comes from."""
+    spans: Spans | None = None
+    """What is trained on of each document; none is open then."""
 
     def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:
         """The pieces of a mask."""
         if keep.all():
             return self
         positions = None if self.positions is None else self.positions[keep]
-        return Tokens(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep], self.open, positions)
+        spans = None if self.spans is None else self.spans.only(keep)
+        return Tokens(self.flat[np.repeat(keep, self.lengths)], self.lengths[keep], self.open, positions, spans)
 
 
 class ShardWriter:
-    """Writes a pair of files, `SPLIT-CONTENT.bin` and `.idx`, into a folder; use it as a context manager."""
+    """Writes a pair of files, `SPLIT-CONTENT.bin` and `.idx`, into a folder; use it as a context manager.
+
+    Where documents come with stretches, all of them do, and `.spans` (and `.labels`) lie beside the two.
+    """
 
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
         self.split, self.dtype = split, dtype
@@ -50,6 +58,7 @@ class ShardWriter:
         self._folder = folder
         self._sequences = 0
         self._open_length = 0
+        self._spans: SpanFiles | None = None
         self._bin = NewFile(folder / f"{split}.bin")
         with explain_os_errors(folder / f"{split}.idx"):
             self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
@@ -65,6 +74,11 @@ class ShardWriter:
         if tokens.open:
             self._open_length = int(lengths[-1])
             lengths = lengths[:-1]
+        if tokens.spans is not None:
+            assert not tokens.open and len(tokens.spans.counts) == len(lengths)
+            self._spans = self._spans or SpanFiles(self._folder, self.split)
+            self._spans.append(tokens.spans)
+        assert self._spans is None or tokens.spans is not None
         self.documents += len(lengths)
         self._sequences += count_sequences(lengths)
         with explain_os_errors(self._bin.path):
@@ -87,16 +101,23 @@ class ShardWriter:
         self._open_length = 0
 
     def commit(self) -> Shard:
-        """Make both files durable under their names, the index last."""
-        with NewFile(self._folder / f"{self.split}.idx") as new:
+        """Make all files durable under their names, the index last."""
+        with contextlib.ExitStack() as stack:
+            new = stack.enter_context(NewFile(self._folder / f"{self.split}.idx"))
             counts = IndexCounts(self._sequences, self.documents)
             with explain_os_errors(new.path):
                 self._lengths.flush()
             write_index(new, self._lengths, self.dtype, counts)
-            name, bin_record, idx_record = commit_pair(self.split, self._bin, new)
-        self._lengths.close()
+            beside = {} if self._spans is None else self._spans.write(stack)
+            name, records = commit_shard(self.split, {"bin": self._bin, "idx": new} | beside)
+        self._close()
         counted = (self.documents, self.tokens, self.text_bytes, self.characters)
-        return Shard(name, self.split, *counted, bin_record, idx_record)
+        return Shard(name, self.split, *counted, **records)
+
+    def _close(self) -> None:
+        self._lengths.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -106,12 +127,13 @@ class ShardWriter:
     ) -> None:
         # On a full disk even closing may fail; that must not hide what went wrong before.
         with contextlib.suppress(OSError):
-            self._lengths.close()
+            self._close()
         self._bin.__exit__(kind, error, trace)
 
 
-def commit_pair(split: str, tokens: NewFile, index: NewFile) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Make the files of a shard durable, the index last; its name, and the records of both."""
-    name = shard_name(split, tokens.record, index.record)
-    bin_record, idx_record = commit_together({f"{name}.bin": tokens, f"{name}.idx": index}).values()
-    return name, bin_record, idx_record
+def commit_shard(split: str, files: dict[str, NewFile]) -> tuple[str, dict[str, Any]]:
+    """Make the files of a shard, by how their names end, durable, the index last; its name, and the record of each."""
+    name = shard_name(split, *(files[ending].record for ending in SHARD_FILES if ending in files))
+    order = sorted(files, key=lambda ending: ending == "idx")
+    commit_together({f"{name}.{ending}": files[ending] for ending in order})
+    return name, {ending: new.record for ending, new in files.items()}

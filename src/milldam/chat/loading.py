@@ -1,0 +1,164 @@
+"""Where a chat template comes from: a file of the user's, or the files beside a tokenizer, as models ship them.
+
+    chat_template.jinja                    the template
+    additional_chat_templates/NAME.jinja   others, by name
+    tokenizer_config.json                  `chat_template`: a text, or a list of named ones; and the special tokens
+    special_tokens_map.json                more special tokens
+    chat_template.json                     as some processors have it
+
+Without a name, `default` is taken, and `tool_use` for conversations with tools where there is one: transformers' rule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milldam.errors import ConfigError, InputError, did_you_mean
+from milldam.input_files import nearby
+from milldam.tokenizers.loading import hub_file
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+_CONFIG, _JINJA, _MORE = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
+_FILES = (_JINJA, _CONFIG, "special_tokens_map.json", "chat_template.json")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """The text of a template, and what it may name."""
+
+    text: str
+    origin: str
+    tool_text: str | None = None
+    """For conversations with tools, if it is another one."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Special tokens (bos_token, eos_token, ...) and what the user sets."""
+
+
+def find_template(
+    tokenizer: str,
+    *,
+    template: str | None = None,
+    name: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> TemplateSource:
+    """The user's template, else that of the tokenizer; ConfigError or InputError if there is none."""
+    beside = _files_beside(tokenizer)
+    tokens = _special_tokens(beside)
+    given = tokens | dict(variables or {})
+    if template is not None:
+        path = Path(template).expanduser()
+        if not path.exists():
+            raise InputError(f"{template}: no such chat template.{nearby(template)}")
+        named = _templates_in(_files_beside(template)) if path.is_dir() else _templates_of(path)
+        return _chosen(named, name, template, given)
+    named = _templates_in(beside)
+    if not named:
+        raise ConfigError(
+            f"{tokenizer}: the tokenizer comes without a chat template (no {_JINJA}, no chat_template in {_CONFIG}). "
+            "Give one: chat.template, a Jinja file."
+        )
+    return _chosen(named, name, tokenizer, given)
+
+
+def _chosen(named: dict[str, str], name: str | None, origin: str, variables: dict[str, Any]) -> TemplateSource:
+    if name is not None:
+        if name not in named:
+            raise ConfigError(
+                f'{origin}: no chat template "{name}"; there are {_listed(named)}.{did_you_mean(name, named)}'
+            )
+        return TemplateSource(named[name], f"{origin} ({name})", None, variables)
+    if DEFAULT not in named:
+        if len(named) > 1:
+            raise ConfigError(f"{origin}: which chat template? There are {_listed(named)}. Set chat.template_name.")
+        return TemplateSource(next(iter(named.values())), origin, None, variables)
+    return TemplateSource(named[DEFAULT], origin, named.get(TOOL_USE), variables)
+
+
+def _listed(named: Mapping[str, str]) -> str:
+    return ", ".join(sorted(named)) or "none"
+
+
+def _files_beside(tokenizer: str) -> dict[str, Path]:
+    """Those files of a tokenizer that are there, by name."""
+    path = Path(tokenizer).expanduser()
+    if path.exists():
+        folder = path if path.is_dir() else path.parent
+        found = {file: folder / file for file in _FILES if (folder / file).is_file()}
+        for more in sorted((folder / _MORE).glob("*.jinja")):
+            found[f"{_MORE}/{more.name}"] = more
+        return found
+    found = {}
+    for file in _FILES:
+        try:
+            found[file] = hub_file(tokenizer, file)
+        except ConnectionError:
+            break  # what is cached has to do
+        except (OSError, ValueError, ImportError):
+            continue
+    return found
+
+
+def _templates_in(files: Mapping[str, Path]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for file in ("chat_template.json", _CONFIG):
+        if file in files:
+            found |= _in_config(_object(files[file]))
+    for file, path in files.items():
+        if file.startswith(_MORE):
+            found[path.stem] = _text(path)
+    if _JINJA in files:
+        found[DEFAULT] = _text(files[_JINJA])
+    return found
+
+
+def _templates_of(path: Path) -> dict[str, str]:
+    if path.suffix != ".json":
+        return {DEFAULT: _text(path)}
+    found = _in_config(_object(path))
+    if not found:
+        raise InputError(f"{path}: no chat_template in it.")
+    return found
+
+
+def _in_config(config: dict[str, Any]) -> dict[str, str]:
+    value = config.get("chat_template")
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    if isinstance(value, dict):
+        return {str(name): text for name, text in value.items() if isinstance(text, str)}
+    named = value if isinstance(value, list) else []
+    return {
+        str(one["name"]): one["template"]
+        for one in named
+        if isinstance(one, dict) and isinstance(one.get("template"), str) and "name" in one
+    }
+
+
+def _special_tokens(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Every `..._token` that has a text, as transformers gives them to a template."""
+    found: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", _CONFIG):
+        for name, value in (_object(files[file]) if file in files else {}).items():
+            token = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(token, str):
+                found[name] = token
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read ({error}).") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read as a chat template ({error}).") from None

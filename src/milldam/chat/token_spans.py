@@ -1,0 +1,186 @@
+"""Stretches of bytes of texts -> stretches of their tokens.
+
+For byte-level BPE a token is as many bytes of the text as its letters: the tokens of a stretch are looked up in the
+running sum of a table by id, a whole batch at once. That holds for a text only if it is proven: its tokens have as many
+bytes as it has, and the tokenizer's normalizer leaves it as it is. Other texts, and those of other tokenizers (Unigram,
+WordPiece), are encoded again by HF tokenizers, which says where each token lies.
+
+Borders within a token follow transformers' rule: a stretch reaches from the token that holds its first character to the
+first token that holds its last one. Where no token holds it (WordPiece drops white space), the tokens within count;
+transformers would go on to the end of the text, or leave the stretch out.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.errors import InputError
+from milldam.text.arrays import text_offsets
+
+Ids = npt.NDArray[np.uint32]
+Int64s = npt.NDArray[np.int64]
+
+_CONTINUES, _CONTINUATION = 0xC0, 0x80
+"""Of a byte that goes on with a character, the first two bits are 10."""
+
+
+class TokenSpans:
+    """Finds the tokens of stretches of bytes, for one tokenizer."""
+
+    def __init__(self, tokenizer_json: str, huggingface: Any) -> None:
+        self._huggingface = huggingface
+        content = json.loads(tokenizer_json)
+        self._bytes_of_id = _bytes_of_ids(content)
+        normalizer = content.get("normalizer")
+        self._normalizer = normalizer.get("type") if normalizer else None
+
+    def find(
+        self, ids: Ids, id_offsets: Int64s, texts: pa.LargeStringArray, stretches: Int64s, offsets: Int64s
+    ) -> tuple[Int64s, Int64s]:
+        """Stretches of bytes of each text, in order -> stretches of its tokens, those that touch as one.
+
+        ids: flat, those of text i from id_offsets[i] to id_offsets[i + 1]; stretches: (n, 2), those of text i from
+        offsets[i] to offsets[i + 1]. -> The same for tokens: (m, 2), and offsets.
+        """
+        places = text_offsets(texts)
+        owner = np.repeat(np.arange(len(texts)), np.diff(offsets))
+        spans = np.zeros_like(stretches)
+        proven = np.zeros(len(texts), bool)
+        if self._bytes_of_id is not None and len(texts):
+            # ends: (ids + 1,): how many bytes lie before each token.
+            ends = np.concatenate(([0], np.cumsum(self._bytes_of_id[ids], dtype=np.int64)))
+            proven = self._proven(ends[id_offsets], texts, places)
+            data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+            here = proven[owner]
+            spans[here] = _by_bytes(ends, id_offsets, data, places, stretches[here], owner[here])
+        for number in np.flatnonzero(~proven).tolist():
+            mine = slice(int(offsets[number]), int(offsets[number + 1]))
+            count = int(id_offsets[number + 1] - id_offsets[number])
+            spans[mine] = self._by_offsets(texts[number].as_py(), count, stretches[mine])
+        return _joined(spans, owner, len(texts))
+
+    def _proven(self, begins: Int64s, texts: pa.LargeStringArray, places: Int64s) -> npt.NDArray[np.bool_]:
+        """Whose tokens are their bytes, one after the other."""
+        proven: npt.NDArray[np.bool_] = np.diff(begins) == np.diff(places)
+        if self._normalizer is not None:
+            for number in np.flatnonzero(proven).tolist():
+                proven[number] = self._is_normal(texts[number].as_py())
+        return proven
+
+    def _is_normal(self, text: str) -> bool:
+        if self._normalizer in ("NFC", "NFD", "NFKC", "NFKD"):
+            return text.isascii() or unicodedata.is_normalized(self._normalizer, text)
+        return bool(self._huggingface.normalizer.normalize_str(text) == text)
+
+    def _by_offsets(self, text: str, count: int, stretches: Int64s) -> Int64s:
+        """Where HF's encoder says that they are. (n, 2)"""
+        encoded = self._huggingface.encode(text, add_special_tokens=False)
+        if len(encoded.ids) != count:
+            raise InputError(
+                f"The tokenizer gives {len(encoded.ids)} tokens where {count} were written: what is trained on can't "
+                f"be told for {text[:60]!r}."
+            )
+        places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+        found = [_tokens_within(places, begin, end) for begin, end in _in_characters(text, stretches)]
+        return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _by_bytes(
+    ends: Int64s, id_offsets: Int64s, data: npt.NDArray[np.uint8], places: Int64s, stretches: Int64s, owner: Int64s
+) -> Int64s:
+    """Tokens within their text. ends: (ids + 1,); stretches, owner: (n, 2), (n,)"""
+    last = places[owner] + stretches[:, 1] - 1
+    for _ in range(3):
+        # To the first byte of the last character.
+        last -= (data[last] & _CONTINUES) == _CONTINUATION
+    base = ends[id_offsets[owner]]
+    first_byte = base + stretches[:, 0]
+    last_byte = base + last - places[owner]
+    tokens = np.searchsorted(ends, np.stack([first_byte, last_byte], 1), side="right") - 1
+    spans: Int64s = tokens - id_offsets[owner][:, None]
+    spans[:, 1] += 1
+    return spans
+
+
+def _bytes_of_ids(content: dict[str, Any]) -> Int64s | None:
+    """How many bytes of text each id is; None for what is no byte-level BPE."""
+    model = content.get("model") or {}
+    vocab = model.get("vocab")
+    if model.get("type") != "BPE" or not isinstance(vocab, dict) or not _is_byte_level(content.get("pre_tokenizer")):
+        return None
+    letters = set(_byte_letters())
+    if not letters <= vocab.keys():
+        # Some byte would be unknown, or left out.
+        return None
+    added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
+    table = np.zeros(1 + max([*vocab.values(), *added], default=0), np.int64)
+    for token, number in vocab.items():
+        if number not in added:
+            if not letters.issuperset(token):
+                return None
+            table[number] = len(token)
+    for number, token in added.items():
+        table[number] = len(token.encode())
+    return table
+
+
+def _is_byte_level(step: dict[str, Any] | None) -> bool:
+    if step is None:
+        return False
+    if step.get("type") == "Sequence":
+        return any(_is_byte_level(one) for one in step.get("pretokenizers", ()))
+    return step.get("type") == "ByteLevel"
+
+
+def _byte_letters() -> Iterator[str]:
+    """The 256 letters by which byte-level tokenizers write bytes."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = 0
+    for byte in range(256):
+        yield chr(byte if byte in printable else 256 + others)
+        others += byte not in printable
+
+
+def _in_characters(text: str, stretches: Int64s) -> list[tuple[int, int]]:
+    if text.isascii():
+        return [(begin, end) for begin, end in stretches.tolist()]
+    data = text.encode()
+    found, at, characters = [], 0, 0
+    for begin, end in stretches.tolist():
+        start = characters + len(data[at:begin].decode())
+        characters = start + len(data[begin:end].decode())
+        at = end
+        found.append((start, characters))
+    return found
+
+
+def _tokens_within(places: Int64s, begin: int, end: int) -> tuple[int, int]:
+    """From the token that holds character `begin` to the one that holds `end - 1`; else those within. (0, 0): none."""
+    begins, ends = places[:, 0], places[:, 1]
+    within = np.flatnonzero((begins < end) & (ends > begin) & (ends > begins))
+    if not within.size:
+        return 0, 0
+    holds_last = np.flatnonzero((begins <= end - 1) & (ends > end - 1))
+    last = holds_last[0] if holds_last.size else within[-1]
+    return int(within[0]), int(last) + 1
+
+
+def _joined(spans: Int64s, owner: Int64s, texts: int) -> tuple[Int64s, Int64s]:
+    """Those that touch as one, empty ones left out. -> (m, 2), offsets: (texts + 1,)"""
+    there = spans[:, 1] > spans[:, 0]
+    spans, owner = spans[there], owner[there]
+    if not len(spans):
+        return spans, np.zeros(texts + 1, np.int64)
+    begins_anew = np.ones(len(spans), bool)
+    begins_anew[1:] = (owner[1:] != owner[:-1]) | (spans[1:, 0] > spans[:-1, 1])
+    first = np.flatnonzero(begins_anew)
+    last = np.append(first[1:], len(spans)) - 1
+    counts = np.bincount(owner[first], minlength=texts)
+    return np.stack([spans[first, 0], spans[last, 1]], 1), np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

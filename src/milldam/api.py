@@ -16,6 +16,7 @@ from milldam.stores.kinds import TOKENS, store_kind
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from milldam.chat.rules import ChatForm
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
     from milldam.formats.foreign import ForeignFile
     from milldam.qa import FeatureStore
@@ -122,6 +123,10 @@ def tokenize(
     special_text: SpecialText = "special",
     invalid_utf8: InvalidUtf8 = "reject",
     strict: bool = False,
+    chat: bool | Mapping[str, object] = False,
+    chat_template: str | Path | None = None,
+    chat_form: ChatForm | None = None,
+    train_on: str | Sequence[str] | None = None,
     limit: int | None = None,
     shard_size: str | int | None = None,
     memory: str | int | None = None,
@@ -134,7 +139,7 @@ def tokenize(
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
     Resumes what was begun; a store that is up to date is opened as it is. `memory` limits what the job takes on top of
-    what the program holds already.
+    what the program holds already. `chat`: records are conversations; a dict says more, as `chat` of a configuration.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2", memory="512MB")   # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)

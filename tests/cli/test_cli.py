@@ -631,7 +631,8 @@ def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-ENDING = "import atexit, sys; atexit.register(print, 'the end'); from milldam.cli import main; main()"
+MAIN = "from milldam.cli import main; main()"
+ENDING = f"import atexit, sys; atexit.register(print, 'the end'); {MAIN}"
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(0.2,)).start();"
 
 
@@ -646,6 +647,6 @@ def test_a_command_that_ends_at_once_has_said_everything(thread: str) -> None:
 
 def test_a_reader_that_has_gone_is_no_error() -> None:
     """As `head` does."""
-    shell = f"set -o pipefail; {shlex.quote(sys.executable)} -c {shlex.quote(ENDING)} --help | head -n 1"
+    shell = f"set -o pipefail; {shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} --help | head -n 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
     assert "Traceback" not in done.stderr and done.stdout.startswith("Usage")

@@ -182,3 +182,19 @@ class DiesLoading:
     def start(self) -> Work:
         os.kill(os.getpid(), self.number)
         raise AssertionError("not reached")
+
+
+@dataclass(frozen=True)
+class Multiplies:
+    """Multiplies matrices with numpy, loaded before; reports the threads of its process then."""
+
+    def start(self) -> Work:
+        import numpy as np
+
+        matrix = np.ones((600, 600))
+
+        def work(assignment: Any, report: Report) -> None:
+            assert (matrix @ matrix)[0, 0] == 600
+            report(PART, len(os.listdir("/proc/self/task")))
+
+        return work

@@ -208,15 +208,14 @@ def test_the_script_of_every_job(job: Case, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_every_job_on_ray(tmp_path: Path) -> None:
-    """On a cluster of two nodes: the bytes of this machine."""
+@pytest.mark.parametrize("name", ["import", "export of a folder", "export of a file"])
+def test_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
+    """On a cluster of two nodes: the bytes of this machine. The other jobs are in test_ray_jobs.py."""
     pytest.importorskip("ray")
     from tests.kit.ray_clusters import two_nodes
 
+    job = JOBS[name](tmp_path)
+    run_milldam(*job.to("local"), "--quiet")
     with two_nodes() as cluster:
-        for name, make in JOBS.items():
-            (tmp_path / name).mkdir()
-            job = make(tmp_path / name)
-            run_milldam(*job.to("local"), "--quiet")
-            run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
-            assert job.made("ray") == job.made("local"), name
+        run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
+    assert job.made("ray") == job.made("local")

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.kit.jobs import wait_until
-from tests.kit.worker_tasks import DiesLoading, KillsServer, Square, Started
+from tests.kit.worker_tasks import DiesLoading, KillsServer, Multiplies, Square, Started
 from tests.run.test_executors import run, values, workers_left
 
 from milldam.errors import WorkerError
@@ -87,6 +87,16 @@ def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
     executor.expect(["numpy", "pyarrow"])
     executor.close()
     assert executor.pids == [] and workers_left() == []
+
+
+@linux
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
+    """It was loaded without any, so that it could be forked."""
+    executor = LocalExecutor(1, threads, keep=True)
+    assert values(run(executor, Multiplies(), 2)) == [threads, threads]
+    assert len(executor.pids) == 1  # it was forked
+    executor.close()
 
 
 @linux

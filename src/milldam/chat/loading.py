@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ class TemplateSource:
     """For conversations with tools, if it is another one."""
     variables: dict[str, Any] = field(default_factory=dict)
     """Special tokens (bos_token, eos_token, ...) and what the user sets."""
+    date: datetime | None = None
+    """What a template that writes the date is given; None: now."""
+
+    @property
+    def writes_date(self) -> bool:
+        return "strftime_now" in self.text + (self.tool_text or "")
 
 
 def find_template(

@@ -99,7 +99,7 @@ class Renderer:
                 done.numbers.append(number)
                 done.prompts.append(prompt)
                 done.labels.append(side.conversation.label)
-                self._count(done.counts, side)
+                self.count(done.counts, side.conversation, side.text, side.stretches)
         done.stretches = np.array(pairs, np.int64).reshape(-1, 2)
         done.offsets = np.array(ends, np.int64)
         return done
@@ -125,15 +125,15 @@ class Renderer:
             raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
         return _Side(rendering.text, stretches, conversation)
 
-    def _count(self, counts: Counter[str], side: _Side) -> None:
-        messages = side.conversation.messages
+    def count(self, counts: Counter[str], conversation: Conversation, text: str, stretches: Sequence[Stretch]) -> None:
+        """Add a conversation to the counts of RenderedBatch."""
         counts["conversations"] += 1
-        counts["turns"] += len(messages)
-        for message in messages:
+        counts["turns"] += len(conversation.messages)
+        for message in conversation.messages:
             counts[f"turns_{message['role']}"] += 1
-        counts["characters"] += len(side.text)
-        counts["trained_characters"] += sum(end - begin for begin, end in side.stretches)
-        if self._special is not None and any(map(self._special.search, _contents(messages))):
+        counts["characters"] += len(text)
+        counts["trained_characters"] += sum(end - begin for begin, end in stretches)
+        if self._special is not None and any(map(self._special.search, _contents(conversation.messages))):
             counts["special_tokens_in_content"] += 1
 
 
@@ -141,7 +141,7 @@ class _Template:
     """A template, its masks, and the form in which it takes messages."""
 
     def __init__(self, text: str, source: TemplateSource, rule: TrainOn) -> None:
-        self.template = ChatTemplate(text, source.variables)
+        self.template = ChatTemplate(text, source.variables, source.date)
         self._masks = Masks(self.template, rule)
         self._in_parts = not self._writes([{"role": "user", "content": "Aq7"}], "Aq7") and self._writes(
             [{"role": "user", "content": _parts("Aq7")}], "Aq7"

@@ -21,6 +21,12 @@ from milldam.errors import ConfigError
 
 _LOOP, _TURN, _LOOP_END = "__loop", "__turn", "__loop_end"
 
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What a template's own mistakes raise."""
+
 Message = dict[str, Any]
 Stretch = tuple[int, int]
 
@@ -44,11 +50,12 @@ class ChatTemplate:
     '<user>Hello'
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None, date: datetime | None = None) -> None:
+        """`date`: what `strftime_now` gives; None: the time at which the template is made."""
         self.source = source
         self._variables = {"documents": None} | dict(variables or {})
         self._track = _Track()
-        environment = _Sandbox(self._track)
+        environment = _Sandbox(self._track, date)
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(_Marking().visit(tree))
@@ -77,11 +84,8 @@ class ChatTemplate:
                 track.advance(len(chunk))
         except TemplateRefusedError:
             raise
-        except (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            said = getattr(error, "message", None) or str(error) or type(error).__name__
-            raise TemplateRefusedError(f"{said}"[:300]) from None
-        except (AttributeError, MemoryError) as error:
-            raise TemplateRefusedError((str(error) or "out of memory")[:300]) from None
+        except _FAILURES as error:
+            raise TemplateRefusedError(_words_of(error)) from None
         text = "".join(parts)
         return Rendering(text, track.generated_in(text), track.turns())
 
@@ -167,13 +171,13 @@ class _Generation(jinja2.ext.Extension):
 class _Sandbox(BoundedSandbox):
     """What transformers offers a template."""
 
-    def __init__(self, track: _Track) -> None:
+    def __init__(self, track: _Track, date: datetime | None) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.track, self.tagged = track, False
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(form),
+            "strftime_now": (date or datetime.now()).strftime,
             _LOOP: track.loop,
             _TURN: track.turn,
             _LOOP_END: track.loop_end,
@@ -200,6 +204,13 @@ def _to_json(
 ) -> str:
     """As transformers writes it: HTML is not escaped."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _words_of(error: BaseException) -> str:
+    said = str(getattr(error, "message", None) or error or type(error).__name__)[:300]
+    if said.endswith("_token' is undefined"):
+        said += ": the tokenizer's files name none; set it as a variable of the template"
+    return said
 
 
 def _raise(message: str) -> str:

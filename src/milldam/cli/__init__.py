@@ -19,6 +19,7 @@ import click
 
 from milldam import __version__
 from milldam.cli.cache import cache
+from milldam.cli.chat_check import chat_check
 from milldam.cli.completion import completion
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
@@ -115,8 +116,8 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    cache, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess, pull, push,
-    qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
+    cache, chat_check, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess,
+    pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -115,6 +115,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     ]
     lines += [f"Encoder: {plan.encoder} ({plan.encoder_note})"] if plan.encoder else []
     lines[2:2] = column_lines(plan.text_columns)
+    lines[2:2] = [f"Conversations: {plan.conversations}"] if plan.conversations else []
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:

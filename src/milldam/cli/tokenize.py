@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from milldam.chat.rules import ChatForm
 from milldam.cli.options import choice, job_options, text_options
 from milldam.cli.running import JobCommand, Request
 from milldam.config.fields import Encoder, SpecialText
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
     help="The text of a special token inside a document: the special token, as HF has it, or plain text. "
     "[default: special]",
 )
+@click.option("--chat", is_flag=True, help="Records are conversations: by a chat template, with what is trained on.")
+@click.option("--chat-template", metavar="FILE", help="A Jinja file. [default: the tokenizer's chat template]")
+@click.option("--chat-form", type=choice(ChatForm), help="How conversations lie in records. [default: auto]")
+@click.option(
+    "--train-on",
+    metavar="WHAT",
+    help="assistant, last, all, a role, or the field of a message that says so. [default: assistant]",
+)
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
     "--encoder",
@@ -57,6 +66,7 @@ def tokenize(
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/
     milldam tokenize books/ -o books.milldam --tokenizer qwen2.5/tokenizer.json --memory 512MB
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
+    milldam tokenize chat.jsonl --chat -o chat.milldam --tokenizer qwen2.5/
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 

@@ -8,11 +8,13 @@ made from other settings is never taken for this job's. Memory, workers and exec
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from annotated_types import Ge, Le, MinLen
 
+from milldam.chat.rules import ChatRules
 from milldam.config.fields import (
     SETTINGS,
     AtLeastOne,
@@ -135,6 +137,8 @@ class Config:
     validation: str | DataSet | tuple[str | DataSet, ...] = ()
     """Data sets that become the split val: used whole, cleaned, but neither filtered nor deduplicated. Dedup drops
     training documents that equal one of theirs."""
+    chat: ChatRules | None = None
+    """Records are conversations: how they become texts, and what of them is trained on."""
     clean: Literal["off", "default"] | CleanRules = "default"
     """How texts are cleaned."""
     invalid_utf8: InvalidUtf8 = "drop"
@@ -190,7 +194,12 @@ class Config:
 
     @property
     def tokenizer_rules(self) -> TokenizerRules:
-        return TokenizerRules(path=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+        rules = TokenizerRules(path=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+        if self.chat is None:
+            return rules
+        # A template writes what begins and ends a conversation.
+        bos, eos = ("none" if token == "auto" else token for token in (rules.bos, rules.eos))
+        return replace(rules, bos=bos, eos=eos)
 
     @property
     def clean_rules(self) -> CleanRules | None:
@@ -251,7 +260,7 @@ class Config:
             "splits": self.splits,
             "seed": self.seed,
             "limit": self.limit,
-        }
+        } | ({} if self.chat is None else {"chat": asdict(self.chat)})
 
 
 def _data_sets(given: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
@@ -291,6 +300,8 @@ def _check(config: Config) -> None:
     _check_splits(config)
     _check_limit(config)
     _check_rules(config)
+    if config.chat is not None:
+        _check_chat(config, config.chat)
     if config.executor == "local" and config.address is not None:
         raise ConfigError(Setting("address"), ": goes with ", Setting("executor", "ray"), ".")
     if config.packing_rules is not None and config.seq_len is None:
@@ -340,6 +351,27 @@ def _check_rules(config: Config) -> None:
         if least is not None and most is not None and least > most:
             said = f": {least:,} is more than max_{kind} {most:,}: nothing would be left."
             raise ConfigError(Setting(f"filters.min_{kind}"), said)
+
+
+def _check_chat(config: Config, chat: ChatRules) -> None:
+    if config.counts_tokens:
+        exact = next(iter(config.split_tokens), None)
+        name = f"splits.{exact}{TOKENS_SUFFIX}" if exact is not None else "datasets.0.max_tokens"
+        said = ": would cut a conversation to make the number exact. Use shares, or max_documents."
+        raise ConfigError(Setting(name), said)
+    if config.tokenizer_rules.special_text == "plain":
+        said = ": plain would take the template's special tokens for text. Leave it out."
+        raise ConfigError(Setting("tokenizer.special_text"), said)
+    if config.packing_rules is not None and config.packing_rules.write:
+        said = ": rows that are written do not say what is trained on. Leave it out: conversations are packed when the "
+        raise ConfigError(Setting("packing.write"), f"{said}store is read.")
+    if not chat.train_on:
+        raise ConfigError(Setting("chat.train_on"), ": no role is named. Nothing would be trained on.")
+    if chat.date is not None:
+        try:
+            date.fromisoformat(chat.date)
+        except ValueError:
+            raise ConfigError(Setting("chat.date"), f": {chat.date!r} is no date such as 2026-01-31.") from None
 
 
 def _check_splits(config: Config) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
 _OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
+_OF_CHAT = {"chat_form": "form", "chat_template": "template", "train_on": "train_on"}
 
 
 def tokenize_settings(
@@ -23,6 +24,11 @@ def tokenize_settings(
     chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
     data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
     rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
+    of_chat = {key: chosen.pop(name) for name, key in _OF_CHAT.items() if name in chosen}
+    chat = chosen.pop("chat", None)
+    if of_chat or chat:
+        # Any of them says that the records are conversations.
+        chosen["chat"] = {**(chat if isinstance(chat, Mapping) else {}), **of_chat}
     paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     return {
         "datasets": {"path": paths, **data_set},

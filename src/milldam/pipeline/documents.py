@@ -1,7 +1,8 @@
 """A unit -> its cleaned documents, numbered: what both passes over the input begin with.
 
 A document's row is its position among the readable documents of its unit, from 0; so (unit, row) names it in both
-passes. Holds one batch; a document larger than a batch comes in parts.
+passes. Holds one batch; a document larger than a batch comes in parts. A conversation is a document that comes whole,
+with what is trained on beside its text.
 
 What a worker is given: a unit, and what both passes need to know of its data set.
 """
@@ -12,6 +13,7 @@ import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,11 @@ from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from milldam.chat.reading import ChatBatch, ChatRecipe, Sides
+
 READ_AHEAD = 4
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
@@ -37,7 +44,7 @@ def _no_texts() -> pa.LargeStringArray:
     return pa.array([], pa.large_string())
 
 
-_Read = tuple[Batch | None, list[Reject]]
+_Read = tuple["Batch | ChatBatch | None", list[Reject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,32 @@ class Documents:
     rejects: list[Reject] = field(default_factory=list)
     batch: int = 0
     """Which batch of the unit it was, from 1; what comes after the last counts as one more."""
+    sides: Sides | None = None
+    """Of conversations: what is trained on."""
+    prompts: pa.LargeStringArray | None = None
+    """Of conversations: what was asked, where duplicates or splits go by that."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of conversations: turns, by role, and more."""
 
     @property
     def bytes(self) -> bytes:
         """The text of a part."""
         return bytes(self.texts[0].as_buffer())
+
+    def within(self, first: int, stop: int) -> Documents:
+        """Conversations: those with rows from `first` up to `stop`."""
+        assert self.sides is not None
+        rows = self.first_row + np.arange(len(self.texts))
+        keep = (rows >= first) & (rows < stop)
+        if keep.all():
+            return self
+        mask, verdicts = pa.array(keep), Verdicts(int(np.count_nonzero(keep)))
+        verdicts.reasons, verdicts.codes = self.verdicts.reasons, self.verdicts.codes[keep]
+        prompts = None if self.prompts is None else self.prompts.filter(mask)
+        texts, row = self.texts.filter(mask), max(first, self.first_row)
+        return replace(
+            self, texts=texts, verdicts=verdicts, first_row=row, sides=self.sides.only(keep), prompts=prompts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +97,7 @@ class Reading:
     """What to read of a unit, and how."""
 
     unit: Unit
-    rules: TextRules
+    rules: SetRules
     clean: CleanRules | None
     rows: tuple[int, int] | None = None
     """Only the documents from, up to; None: all."""
@@ -85,12 +113,18 @@ class Reading:
         return replace(documents, rejects=[]) if told else documents
 
 
+def _is_chat(batch: Batch | ChatBatch) -> TypeIs[ChatBatch]:
+    return not isinstance(batch, Batch)
+
+
 class UnitReader:
     """Iterate over it once; `batches` and `seconds` tell how far it is and what took how long."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self.unit = reading, reading.unit
-        self._cleaner = Cleaner(reading.clean) if reading.clean is not None else None
+        chat = reading.rules.chat
+        # What is said in conversations is cleaned before they are texts.
+        self._cleaner = Cleaner(reading.clean) if reading.clean is not None and chat is None else None
         self._row = 0
         self._inside = False
         self.batches = 0
@@ -106,12 +140,11 @@ class UnitReader:
                 return
             self.batches += 1
             if self.batches > self._reading.skip_batches:
-                documents = replace(
-                    self._documents(batch), bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches
-                )
+                documents = self._conversations(batch) if _is_chat(batch) else self._documents(batch)
+                documents = replace(documents, bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches)
                 yield self._reading.without_told_rejects(documents)
             else:
-                self._row += 0 if batch.open else len(batch.texts)
+                self._row += 0 if not _is_chat(batch) and batch.open else len(batch.texts)
             if stop is not None and self._row >= stop and not self._inside:
                 return
 
@@ -128,7 +161,16 @@ class UnitReader:
     def _read(self) -> Iterator[_Read]:
         """Each batch with what was rejected on the way to it; at the end None with the last rejects."""
         rejects: list[Reject] = []
-        for batch in read_unit(self._reading.unit, self._reading.rules, rejects.append, self._reading.spool):
+        reading = self._reading
+        batches: Iterator[Batch | ChatBatch]
+        if reading.rules.chat is None:
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool)
+        else:
+            from milldam.chat.reading import ConversationReader
+
+            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool)
+            batches = reader.read(reading.unit, rejects.append)
+        for batch in batches:
             yield batch, rejects.copy()
             rejects.clear()
         yield None, rejects
@@ -142,6 +184,17 @@ class UnitReader:
         if batch.open or (self._inside and len(batch.texts)):
             return self._part(batch)
         return self._whole(batch.texts)
+
+    def _conversations(self, batch: ChatBatch) -> Documents:
+        row, self._row = self._row, self._row + len(batch.texts)
+        verdicts, recipe = batch.verdicts, self._reading.rules.chat
+        empty = np.diff(text_offsets(batch.texts)) == 0
+        if empty.any():
+            verdicts.drop(empty, EMPTY)
+        asked = recipe is not None and (recipe.dedup_on_prompt or recipe.group_by_prompt)
+        prompts = batch.prompts if asked else None
+        documents = Documents(batch.texts, verdicts, row, sides=batch.sides, prompts=prompts, counts=batch.counts)
+        return documents if self._reading.rows is None else documents.within(*self._reading.rows)
 
     def _part(self, batch: Batch) -> Documents:
         assert len(batch.texts) == 1
@@ -208,6 +261,13 @@ class SetRules:
     weight: float = 1.0
     split: str | None = None
     """The split that all its documents make up, whatever they are; None: splits and filters as for any other."""
+    chat: ChatRecipe | None = None
+    """Its records are conversations."""
+
+    def compared(self, documents: Documents) -> pa.LargeStringArray:
+        """What makes documents duplicates of each other."""
+        by_prompt = self.chat is not None and self.chat.dedup_on_prompt and documents.prompts is not None
+        return documents.prompts if by_prompt else documents.texts
 
     def share(self, copy: int) -> float:
         """The share of the documents that is in a repetition."""

@@ -242,7 +242,7 @@ def measure(config: Config, prepared: Prepared, units: list[Unit], encoder_name:
     samples = Samples(Sample())
     for unit in units:
         (slice,) = unit.slices
-        reading = Reading(unit, prepared.sets[unit.dataset].text, config.clean_rules)
+        reading = Reading(unit, prepared.sets[unit.dataset], config.clean_rules)
         head, whole = working.on_head(UnitReader(reading), limit)
         size = slice.size * _packed_ratio(slice)
         times = 1.0 if whole else _times(slice, head, size)
@@ -365,7 +365,7 @@ class CountTask:
     def _count(self, assignment: Assignment, report: Report) -> None:
         unit = assignment.unit
         count = 0
-        for documents in UnitReader(Reading(unit, self.sets[unit.dataset].text, None, spool=self.spool)):
+        for documents in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
             count += len(documents.texts) if documents.last else 0
         told = {"counts": {"documents": count, "input_bytes": unit.size}, "seconds": {}}
         report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})

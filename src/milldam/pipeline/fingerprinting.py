@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
@@ -25,6 +26,7 @@ from milldam.pipeline.text_cache import CacheWriter, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Mask
 
@@ -56,13 +58,15 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
+        if task.clean is not None:
+            Cleaner(task.clean)  # what a user's function loads is there before workers are forked
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         task, unit = self._task, assignment.unit
         reader = UnitReader(
             Reading(
                 unit,
-                task.sets[unit.dataset].text,
+                task.sets[unit.dataset],
                 task.clean,
                 rows=assignment.rows,
                 spool=str(task.out / RUN_FOLDER),
@@ -80,7 +84,8 @@ class UnitFingerprinter:
             exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
             # The hashes are committed last.
-            files = _UnitWork(reader, [exact] if near is None else [near, exact], cache, sample, report).run()
+            kinds: list[_Exact | _Near] = [exact] if near is None else [near, exact]
+            files = _UnitWork(reader, kinds, cache, sample, report, task.sets[unit.dataset]).run()
         below = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
         report(PART, Record(assignment.key, files=below))
 
@@ -91,8 +96,8 @@ class _Exact:
     def __init__(self, fingerprinter: Fingerprinter, writer: FingerprintWriter) -> None:
         self._fingerprinter, self._writer = fingerprinter, writer
 
-    def add(self, documents: Documents, wanted: Mask) -> None:
-        self._writer.add(self._fingerprinter.hash(documents.texts), documents.first_row, wanted)
+    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
+        self._writer.add(self._fingerprinter.hash(texts), first_row, wanted)
 
     def feed(self, documents: Documents) -> None:
         self._fingerprinter.feed(documents.bytes)
@@ -116,8 +121,8 @@ class _Near:
             some = min(_SKIPPED_AT_ONCE, skipped_rows - start)
             writer.add(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8))
 
-    def add(self, documents: Documents, wanted: Mask) -> None:
-        signatures = self._hasher.signatures(documents.texts)
+    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
+        signatures = self._hasher.signatures(texts)
         signatures[~wanted] = NO_WORDS
         self._writer.add(signatures)
 
@@ -143,7 +148,9 @@ class _UnitWork:
         cache: CacheWriter | None,
         sample: tuple[Chooser, float],
         report: Report,
+        rules: SetRules,
     ) -> None:
+        self._rules = rules
         self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
         self._chooser, self._share = sample
         self._unit, self._bytes_read = reader.unit, 0
@@ -188,7 +195,7 @@ class _UnitWork:
         elif documents.part:
             kind.feed(documents)
         elif len(documents.texts):
-            kind.add(documents, wanted)
+            kind.add(self._rules.compared(documents), documents.first_row, wanted)
 
     def _send_progress(self) -> None:
         self._reported = time.monotonic()

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -145,6 +145,7 @@ class Finish:
             sources=gathered.counts.tallies(self.config),
             inexact_cuts=gathered.inexact_cuts,
             damaged_files=damage.files,
+            chat=prepared.chat_facts(gathered.chat),
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
@@ -326,7 +327,8 @@ class Counts:
         counts, lost = self._counts[facts["dataset"]], self._lost[facts["dataset"]]
         counts[READ] += facts["read"]
         for shard in facts["shards"]:
-            counts["documents"] += shard["documents"]
+            # A record is a document, or a pair of them.
+            counts["documents"] += shard["documents"] // facts.get("sides", 1)
             counts["tokens"] += shard["tokens"]
         for stage, reasons in facts["dropped"].items():
             for reason, count in reasons.items():
@@ -344,6 +346,8 @@ class Gathered:
     shards: ShardSpool
     counts: Counts
     inexact_cuts: int = 0
+    chat: Counter[str] = field(default_factory=Counter)
+    """Of conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +369,7 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
         for _, record in (made.arranged or made.records).in_plan_order():
             gathered.counts.add(record.facts)
             gathered.inexact_cuts += record.facts["inexact_cuts"]
+            gathered.chat += Counter(record.facts.get("chat", {}))
             yield from (Shard(**shard) for shard in record.facts["shards"])
 
     gathered.shards.fill(shards())

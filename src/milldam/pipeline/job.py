@@ -199,6 +199,7 @@ class TokenJob:
             stages=self._stage_names(pieces),
             pieces=pieces,
             left_out=prepared.left_out,
+            conversations=prepared.conversations,
             text_columns=text_columns(prepared.identity.settings),
             fitting=fitting,
         )

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.config.settings import VAL, Config, DataSet
 from milldam.errors import InputError
@@ -20,7 +23,7 @@ from milldam.files import hash_bytes
 from milldam.filters.judging import Filters
 from milldam.input_files import LeftOut
 from milldam.memory import release
-from milldam.pipeline.documents import SetRules
+from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.remote import default_folder
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
@@ -30,7 +33,7 @@ from milldam.sources.columns import find_text_column
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.reading import read_unit, slice_file
+from milldam.sources.reading import slice_file
 from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
@@ -38,6 +41,11 @@ from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice
 from milldam.tokenizers.special import SpecialTokens
+
+if TYPE_CHECKING:
+    from milldam.chat.loading import TemplateSource
+    from milldam.chat.reading import ChatRecipe
+    from milldam.chat.rules import ChatRules
 
 SAMPLE_BYTES = 64 << 10
 _FILES_SAMPLED = 3
@@ -104,6 +112,21 @@ class Prepared:
         from milldam.dedup.fingerprints import partition_count
 
         return partition_count(self.identity.input["bytes"])
+
+    @property
+    def conversations(self) -> str:
+        """The forms of conversations, and how they become texts; empty: there are none."""
+        recipes = [source.rules.chat for source in self.sources if source.rules.chat is not None]
+        forms = "; ".join(dict.fromkeys(str(one.form) for one in recipes))
+        return f"{forms}, by {recipes[0].template.origin}" if recipes else ""
+
+    def chat_facts(self, counts: Counter[str]) -> dict[str, Any] | None:
+        """What a store tells of its conversations; None: it has none."""
+        recipe = self.sources[-1].rules.chat
+        if recipe is None:
+            return None
+        known = dict.fromkeys(("conversations", "turns", "trained_tokens"), 0)
+        return {"form": recipe.form.name, "pairs": recipe.sides == 2} | known | dict(counts)
 
     def units(self, folder: RunFolder) -> Iterator[Unit]:
         """Every unit in plan order."""
@@ -175,11 +198,47 @@ class Preparation:
         rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
         slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
         before = len(config.validation_sets)
+        split = VAL if number < before else None
+        if config.chat is not None:
+            chat = self._recipe(config.chat, slices)
+            return Source(
+                SetRules(rules, given.weight, split, chat), self._resolved[number][0].rows, given.max_documents
+            )
         place = f"validation.{number}" if number < before else f"datasets.{number - before}"
         column = find_text_column(slices, given.text_column, str(self._folder.folder), f"{place}.text_column")
-        split = VAL if number < before else None
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
+
+    def _recipe(self, rules: ChatRules, slices: Iterator[Slice]) -> ChatRecipe:
+        from milldam.chat.masks import train_on
+        from milldam.chat.reading import ChatRecipe, find_form
+
+        return ChatRecipe(
+            form=find_form(slices, rules.form, rules.columns, str(self._folder.folder)),
+            template=self._template(rules),
+            train_on=train_on(rules.train_on, turn_end=rules.turn_end),
+            clean=self._config.clean_rules,
+            dedup_on_prompt=rules.dedup_on == "prompt",
+            group_by_prompt=rules.group_by == "prompt",
+            max_tokens=rules.max_tokens,
+            too_long=rules.too_long,
+        )
+
+    def _template(self, rules: ChatRules) -> TemplateSource:
+        from milldam.chat.loading import find_template
+        from milldam.chat.template import ChatTemplate
+
+        found = find_template(
+            self._config.tokenizer_rules.path,
+            template=rules.template,
+            name=rules.template_name,
+            variables=rules.variables,
+        )
+        day = datetime.fromisoformat(rules.date) if rules.date is not None else datetime.now()
+        found = dataclasses.replace(found, date=datetime(day.year, day.month, day.day))
+        for text in filter(None, (found.text, found.tool_text)):
+            ChatTemplate(text)  # what can't be read is found here
+        return found
 
     def _read_tokenizer(self) -> TokenizerText:
         rules = self._config.tokenizer_rules
@@ -208,7 +267,7 @@ class Preparation:
             tokenizer_hash=tokenizer_hash,
             question=question,
             known=known,
-            sources=sources,
+            sources=tuple(_with_special_tokens(one, known.json) for one in sources),
             shard_size=shard_size,
             identity=Identity(settled | self._settings(sources), input_identity, text.name),
             left_out=str(self.left_out),
@@ -218,6 +277,8 @@ class Preparation:
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:
         """The configuration's settings, with what "auto" stands for settled, so that it is compared as what it is."""
         settings = self._config.settings()
+        if self._config.chat is not None:
+            settings["chat"] |= _chat_settings(sources)
         columns = [source.rules.text.text_column for source in sources]
         for one, column in zip(settings["validation"] + settings["datasets"], columns, strict=True):
             one["text_column"] = column
@@ -239,13 +300,41 @@ class Preparation:
             if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
             head = Unit(0, (Slice(file.path, file.format, file.compression),))
-            for batch in read_unit(head, lenient, lambda reject: None, str(self._folder.folder)):
-                for text in batch.texts:
+            rules = dataclasses.replace(source.rules, text=lenient)
+            for documents in UnitReader(Reading(head, rules, None, spool=str(self._folder.folder))):
+                for text in documents.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
                     size += len(texts[-1])
                     if size > SAMPLE_BYTES:
                         return texts
         return texts
+
+
+def _with_special_tokens(source: Source, tokenizer_json: str) -> Source:
+    """Of conversations: so that those which hold the text of one can be counted."""
+    if source.rules.chat is None:
+        return source
+    tokens = tuple(token["content"] for token in json.loads(tokenizer_json).get("added_tokens") or ())
+    chat = dataclasses.replace(source.rules.chat, special_tokens=tokens)
+    return dataclasses.replace(source, rules=dataclasses.replace(source.rules, chat=chat))
+
+
+def _chat_settings(sources: tuple[Source, ...]) -> dict[str, Any]:
+    """What is found out of conversations and changes the result: the template by its content, the forms by name."""
+    recipes = [source.rules.chat for source in sources if source.rules.chat is not None]
+    kinds = {(one.sides, one.form.labelled) for one in recipes}
+    if len(kinds) > 1:
+        names = ", ".join(dict.fromkeys(str(one.form) for one in recipes))
+        raise InputError(f"Data sets of pairs, with labels and without go into stores of their own; here are {names}.")
+    template = recipes[0].template
+    texts = [template.text] if template.tool_text is None else [template.text, template.tool_text]
+    forms = [{"name": one.form.name, "columns": dict(one.form.columns), "label": one.form.labelled} for one in recipes]
+    return {
+        "form": forms,
+        "template": hash_bytes("\0".join(texts).encode()),
+        "variables": template.variables,
+        "date": template.date.date().isoformat() if template.date is not None and template.writes_date else None,
+    }
 
 
 def wanted_rows(source: Source, total: int) -> tuple[int, int]:

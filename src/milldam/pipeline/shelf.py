@@ -6,19 +6,22 @@ on each (see arranging.py): key, bytes and characters of its text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from milldam.files import NewFile
 from milldam.run.records import Files
 from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 from milldam.stores.tokens.writer import Tokens
+from milldam.text.arrays import text_offsets
 
 STAGED = "_staged"
 """No split can have this name."""
@@ -46,6 +49,12 @@ class Facts:
             self.characters[positions],
             self.rows[positions],
         )
+
+    def of_sides(self, texts: pa.LargeStringArray, count: int) -> Facts:
+        """Those of the `count` texts that each text is made of."""
+        each = self.at(np.repeat(np.arange(len(self.keys)), count))
+        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        return replace(each, text_bytes=np.diff(text_offsets(texts)), characters=characters)
 
     def as_table(self) -> npt.NDArray[Any]:
         table = np.empty(len(self.keys), dtype=FACTS)

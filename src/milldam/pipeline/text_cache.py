@@ -81,6 +81,9 @@ def _describe(documents: Documents) -> dict[str, Any]:
     }
     if documents.rejects:
         told["rejects"] = [asdict(reject) for reject in documents.rejects]
+    if documents.sides is not None:
+        prompts = None if documents.prompts is None else documents.prompts.to_pylist()
+        told |= {"sides": documents.sides.as_json(), "prompts": prompts, "counts": documents.counts}
     if verdicts.reasons:
         told |= {"reasons": verdicts.reasons, "codes": verdicts.codes.tolist()}
     return told
@@ -123,6 +126,12 @@ class CachedReader:
         if "codes" in told:
             verdicts.reasons, verdicts.codes = told.pop("reasons"), np.array(told.pop("codes"), dtype=np.int16)
         rejects = [Reject(**reject) for reject in told.pop("rejects", [])]
+        if "sides" in told:
+            from milldam.chat.reading import Sides
+
+            prompts = told.pop("prompts")
+            told["sides"] = Sides.from_json(told["sides"])
+            told["prompts"] = None if prompts is None else pa.array(prompts, pa.large_string())
         return Documents(texts, verdicts, rejects=rejects, **told)
 
     def _read_parts(self, file: IO[bytes], header: bytes) -> tuple[tuple[int, int, int], list[bytes]]:

@@ -75,7 +75,7 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
     chooser = Chooser(config.seed, HEAD_BYTES)
     taken = 0
     for unit in units:
-        for documents in UnitReader(Reading(unit, sources[unit.dataset].rules.text, config.clean_rules)):
+        for documents in UnitReader(Reading(unit, sources[unit.dataset].rules, config.clean_rules)):
             texts = documents.texts.filter(pa.array(below(chooser.sample_keys(documents.texts), share)))
             taken += byte_count(texts)
             if len(texts):

@@ -38,6 +38,7 @@ from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import READ, STAGES
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
+from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
@@ -45,9 +46,14 @@ from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncod
 from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:
+    from milldam.chat.reading import ChatRecipe, Sides
+    from milldam.chat.token_spans import TokenSpans
     from milldam.dedup.drops import DropSet
+    from milldam.pipeline.chat_encoding import ChatEncoder
 
 NOT_SAMPLED = "not_sampled"
+_COUNTED = ("special_tokens_in_content",)
+"""Of what is known of conversations before any is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,10 @@ class UnitTokenizer:
         encoder = self._make(task.encoder, tokenizer_json)
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        preload_rules(task.selection.filters, task.selection.clean)
+        self._finder: TokenSpans | None = None
+        if any(one.chat is not None for one in task.sets):
+            self._finder = _load_chat(tokenizer_json)
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
@@ -121,14 +131,38 @@ class UnitTokenizer:
         return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
-        encoder = DocumentEncoder(self._encoder, self._task.special, self._task.dtype, bare=self._bare)
+        recipe = self._task.sets[assignment.unit.dataset].chat
+        special = self._task.special if recipe is None else SpecialTokens(None, None)
+        encoder = DocumentEncoder(self._encoder, special, self._task.dtype, bare=self._bare)
         judge = _Judge(self._task, assignment.unit)
-        with _UnitWork(self._task, assignment, judge, encoder, report) as work:
+        chat = None if recipe is None else self._chat_encoder(recipe, encoder)
+        with _UnitWork(self._task, assignment, judge, encoder, report, chat) as work:
             work.run()
         texts = self._task.texts_of(assignment)
         # Not while a repetition of the unit may want them.
         if texts is not None and self._task.sets[assignment.unit.dataset].weight <= 1:
             texts.unlink(missing_ok=True)
+
+    def _chat_encoder(self, recipe: ChatRecipe, encoder: DocumentEncoder) -> ChatEncoder:
+        from milldam.pipeline.chat_encoding import ChatEncoder
+
+        assert self._finder is not None
+        return ChatEncoder(recipe, encoder, self._finder, self._task.special)
+
+
+def _load_chat(tokenizer_json: str) -> TokenSpans:
+    """What conversations need, where workers forked later share it."""
+    from milldam.chat.token_spans import TokenSpans
+    from milldam.pipeline.chat_encoding import HuggingFace
+
+    return TokenSpans(tokenizer_json, HuggingFace(tokenizer_json))
+
+
+def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
+    """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
+    Filters(filters)
+    if clean is not None:
+        Cleaner(clean)
 
 
 class _Judge:
@@ -190,11 +224,13 @@ class _Judge:
     def _book(self, stage: str, verdicts: Verdicts, before: Counter[str]) -> None:
         self.dropped[stage] += verdicts.counts() - before
 
-    def facts(self, texts: pa.LargeStringArray, rows: Any) -> Facts:
+    def facts(self, texts: pa.LargeStringArray, rows: Any, grouped: pa.LargeStringArray | None = None) -> Facts:
+        """`grouped`: what decides on splits, where it is not the texts."""
         sizes = np.diff(text_offsets(texts))
         characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
         keyed = self._staged or (self._shares and self._whole_split is None)
-        keys = self._chooser.split_keys(texts) if keyed else np.zeros(len(texts), dtype=np.uint64)
+        by = texts if grouped is None else grouped
+        keys = self._chooser.split_keys(by) if keyed else np.zeros(len(texts), dtype=np.uint64)
         return Facts(self._split_numbers(keys), keys, sizes, characters, rows)
 
     def _split_numbers(self, keys: Any) -> Any:
@@ -214,6 +250,29 @@ class _Judge:
         if of.indexed_run is not None:
             return {"duplicate_of": {"run": self._seen_by[of.indexed_run]}}
         return {"duplicate_of": {"unit": of.unit, "row": of.row} if of.unit is not None else None}
+
+
+@dataclass(slots=True)
+class _Records:
+    """What comes with the texts of conversations that are not encoded yet."""
+
+    sides: Sides
+    grouped: pa.LargeStringArray | None
+
+    @classmethod
+    def of(cls, documents: Documents, keep: Any, *, group_by_prompt: bool) -> _Records | None:
+        if documents.sides is None:
+            return None
+        prompts = documents.prompts if group_by_prompt else None
+        grouped = None if prompts is None else prompts.filter(pa.array(keep))
+        return cls(documents.sides.only(keep), grouped)
+
+    def take(self, records: int) -> tuple[Sides, pa.LargeStringArray | None]:
+        """What is beside the first ones, which are encoded now."""
+        first = np.arange(len(self.sides.cuts)) < records
+        taken = self.sides.only(first), None if self.grouped is None else self.grouped[:records]
+        self.sides, self.grouped = self.sides.only(~first), None if self.grouped is None else self.grouped[records:]
+        return taken
 
 
 @dataclass(slots=True)
@@ -249,14 +308,25 @@ class _UnitWork:
     """One unit on its way through the stages."""
 
     def __init__(
-        self, task: TokenizeTask, assignment: Assignment, judge: _Judge, encoder: DocumentEncoder, report: Report
+        self,
+        task: TokenizeTask,
+        assignment: Assignment,
+        judge: _Judge,
+        encoder: DocumentEncoder,
+        report: Report,
+        chat: ChatEncoder | None = None,
     ) -> None:
-        self._task, self._given, self._judge = task, assignment, judge
+        self._task, self._given, self._judge, self._chat = task, assignment, judge, chat
+        recipe = task.sets[assignment.unit.dataset].chat
+        self._sides = 1 if recipe is None else recipe.sides
+        """Documents a record."""
+        self._group_by_prompt = recipe is not None and recipe.group_by_prompt
+        self._chat_counts: Counter[str] = Counter()
         self._encoder, self._report = encoder, report
         self._part = assignment.parts
         reading = Reading(
             assignment.unit,
-            task.sets[assignment.unit.dataset].text,
+            task.sets[assignment.unit.dataset],
             task.selection.clean,
             rows=assignment.rows,
             skip_batches=assignment.batches,
@@ -321,6 +391,7 @@ class _UnitWork:
         started = time.perf_counter()
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
+        self._chat_counts += Counter({name: documents.counts.get(name, 0) for name in _COUNTED})
         self._judge.judge(texts, verdicts, documents.first_row)
         keep = verdicts.keep
         if not keep.all():
@@ -329,8 +400,12 @@ class _UnitWork:
             texts = texts.filter(pa.array(keep))
         self._seconds["filter"] += time.perf_counter() - started
         rows = documents.first_row + np.flatnonzero(keep)
+        records = _Records.of(documents, keep, group_by_prompt=self._group_by_prompt)
         for some in self._within_limit(texts):
-            self._encode(some, rows[: len(some)])
+            if records is None:
+                self._encode(some, rows[: len(some)])
+            else:
+                self._encode_conversations(some, rows[: len(some)], *records.take(len(some)))
             rows = rows[len(some) :]
         # What lies behind the limit counts as not read.
         self._read -= len(rows)
@@ -350,7 +425,8 @@ class _UnitWork:
     def _within_limit(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """As many documents as may still be taken; those that turn out empty make room for others."""
         while len(texts) and not self._enough():
-            taken = len(texts) if self._given.documents is None else self._given.documents - self._documents
+            limit = self._given.documents
+            taken = len(texts) if limit is None else (limit - self._documents) // self._sides
             yield texts[:taken]
             texts = texts[taken:]
 
@@ -364,6 +440,36 @@ class _UnitWork:
             started = time.perf_counter()
             self._seconds["write"] += started - encoded
         self._seconds["encode"] += time.perf_counter() - started
+
+    def _encode_conversations(
+        self, texts: pa.LargeStringArray, rows: Any, sides: Sides, grouped: pa.LargeStringArray | None
+    ) -> None:
+        assert self._chat is not None
+        started = time.perf_counter()
+        encoded = self._chat.encode(texts, sides)
+        verdicts, keep = encoded.verdicts, encoded.verdicts.keep
+        self._judge.dropped["encode"] += verdicts.counts()
+        longest = encoded.tokens.lengths.reshape(-1, sides.count).max(axis=1, initial=0)
+        verdicts.merge(self._judge.judge_tokens(longest[keep]), keep)
+        keep = verdicts.keep
+        if not keep.all() and self._dropped is not None:
+            self._set_aside(texts, verdicts, rows)
+        both = np.repeat(keep, sides.count)
+        tokens = self._chat.finished(encoded.tokens.only(both))
+        facts = self._judge.facts(texts, rows, grouped).of_sides(sides.texts(texts), sides.count)
+        facts = facts.at(np.flatnonzero(both))
+        assert tokens.spans is not None
+        self._chat_counts += encoded.counts + Counter(
+            conversations=len(tokens.lengths),
+            turns=int(sides.turns[both].sum()),
+            trained_tokens=tokens.spans.trained_tokens,
+        )
+        encoded_at = time.perf_counter()
+        self._seconds["encode"] += encoded_at - started
+        if len(tokens.lengths):
+            self._shelf.add(tokens, facts)
+        self._book(len(tokens.lengths), len(tokens.flat), facts)
+        self._seconds["write"] += time.perf_counter() - encoded_at
 
     def _take(self, tokens: Tokens, facts: Facts, texts: pa.LargeStringArray) -> None:
         assert tokens.positions is not None
@@ -490,7 +596,7 @@ class _UnitWork:
     # ---- records ----
 
     def _enough(self) -> bool:
-        return self._given.documents is not None and self._documents >= self._given.documents
+        return self._given.documents is not None and self._documents + self._sides > self._given.documents
 
     def _commit(self, *, last: bool) -> None:
         started = time.perf_counter()
@@ -505,6 +611,7 @@ class _UnitWork:
         self._part, self._read = self._part + 1, 0
         self._judge.dropped = {stage: Counter() for stage in STAGES}
         self._encoder.dropped.clear()
+        self._chat_counts.clear()
         self._open_part()
 
     def _record(self, shards: list[dict[str, Any]], *, last: bool) -> Record:
@@ -518,6 +625,8 @@ class _UnitWork:
             "dataset": self._given.unit.dataset,
             "inexact_cuts": self._encoder.take_inexact_cuts(),
         }
+        if self._chat is not None:
+            facts |= {"chat": dict(self._chat_counts), "sides": self._sides}
         counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens", "text_bytes")}
         return Record(self._given.key, self._part, last, counts=counts, facts=facts)
 

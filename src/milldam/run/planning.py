@@ -45,6 +45,8 @@ class WorkPlan:
     """Text that was tokenized before."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
+    conversations: str = ""
+    """The form of the records, and how they become texts; empty: they are none."""
     text_columns: dict[str, str | None] = field(default_factory=dict)
     """The field that is read, by data set; None: plain text."""
     changes: tuple[str, ...] = ()

@@ -12,9 +12,11 @@ starts every worker as a program of its own, which loads for itself. So it is wh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -32,6 +34,9 @@ from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
+ONE_THREAD = "01"
+"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
+_SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 
 
@@ -53,6 +58,7 @@ class _Server:
         """Number of a worker -> its process."""
         self._work: Work | None = None
         self._inherited = Inherited()
+        self._threads = 1
         self._ended, self._bell = socket.socketpair()
         for end in (self._ended, self._bell):
             end.setblocking(False)
@@ -104,7 +110,7 @@ class _Server:
         release()
         # The collector would write to every object there is, and so give each worker a copy of its own.
         gc.freeze()
-        self._inherited = Inherited(usage().anonymous, loading.workers)
+        self._inherited, self._threads = Inherited(usage().anonymous, loading.workers), loading.threads
         self._control.send((LOADED, self._inherited.anonymous))
 
     def _fork(self, number: int, handle: int) -> None:
@@ -135,6 +141,7 @@ class _Server:
                 os.execv(sys.executable, program)
             die_with(parent)
             inherit(self._inherited)
+            _let_blas_use(self._threads)
             with contextlib.suppress(*GONE):
                 serve(Connection(handle), self._work)
             code = 0
@@ -169,6 +176,17 @@ class _Server:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
             os.waitpid(pid, 0)
+
+
+def _let_blas_use(threads: int) -> None:
+    """numpy's library was loaded for one thread, so that none ran before the fork; a worker may use its share."""
+    if threads == 1 or "numpy" not in sys.modules or os.environ.get("OPENBLAS_NUM_THREADS") != ONE_THREAD:
+        return
+    paths = set(re.findall(r"/\S*openblas\S*", Path("/proc/self/maps").read_text()))
+    for library in map(ctypes.CDLL, paths):
+        for name in _SET_BLAS_THREADS:
+            if hasattr(library, name):
+                getattr(library, name)(threads)
 
 
 def _left_open(before: set[str]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from milldam.errors import Setting, WorkerError
 from milldam.memory import Inherited
-from milldam.run.server import CAN_FORK
+from milldam.run.server import CAN_FORK, ONE_THREAD
 from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Task
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ RETRIES = 1
 _STDERR = 2
 """Where what a user's function prints goes: standard output is for results."""
 _FAREWELL_SECONDS = 10.0
-_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": ONE_THREAD, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads when they are imported: where a thread runs, nothing is forked."""
 ADVICE = (
     "Every finished unit is safe. Run the same command again; if it was memory, with fewer ",
@@ -151,7 +151,7 @@ class Servers:
     def __init__(self, task: Task, threads: int, workers: int, kept: ServerProcess | None) -> None:
         """`workers`: how many share what is loaded."""
         self._environment = _environment(threads)
-        self._loading = Loading(task, self._environment, workers)
+        self._loading = Loading(task, self._environment, workers, threads)
         self._all = [] if kept is None else [kept]
         self._current: ServerProcess | None = None
         self._failed_starts = 0

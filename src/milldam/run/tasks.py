@@ -44,6 +44,8 @@ class Loading:
     task: Task
     environment: dict[str, str]
     workers: int
+    threads: int
+    """Of each worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,12 @@ class _Lines:
     def parsed(self, block: Block, parse: Callable[[bytes], Value]) -> list[Value]:
         """What `parse` makes of each line; those of which it makes nothing are rejected."""
         values: list[Value] = []
-        for number, line in lines_of(block):
+        lines = block.data.split(b"\n")
+        for number, line in enumerate(lines, start=block.line):
+            if not line.strip():
+                if self._reading.places.lines and number < block.line + len(lines) - 1:
+                    self._reading.places.skip(len(values))
+                continue
             try:
                 values.append(parse(line))
             except MalformedError as error:
@@ -219,7 +224,11 @@ class _Records:
         for part in parts:
             giant.add(part.removesuffix(b"\n"))
             del part
-        ready = [giant.whole()]
+        try:
+            ready = [giant.whole()]
+        except MalformedError as error:
+            self._lines.reject(block, block.line, error)
+            return
         del giant
         yield self._giant(block, ready)
 

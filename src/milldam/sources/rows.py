@@ -69,6 +69,8 @@ class Places:
 
     before: int = 0
     """Rows that are read and passed over before the unit begins."""
+    lines: bool = False
+    """Blank lines count: numbers of rows are those of lines."""
     _marks: list[_Mark] = field(default_factory=list)
     _read: int = 0
 

@@ -1,0 +1,292 @@
+"""A unit of files -> batches of conversations as texts, with what is trained on.
+
+Rows are read as any other (sources), made conversations (forms), cleaned message by message, and rendered. What is no
+conversation, what a template refuses and what can't be proven is rejected with its file and line. Holds one batch: some
+megabytes of records. A record larger than `MOST_BYTES` is rejected as `too_large`.
+
+A record is one entry; a pair of answers is one record with two sides, so that nothing can part them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, recognise
+from milldam.chat.loading import TemplateSource
+from milldam.chat.masks import TrainOn
+from milldam.chat.rendering import RenderedBatch, Renderer
+from milldam.errors import InputError
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
+from milldam.sources.reading import FileReader
+from milldam.sources.rows import Places, Rows, from_records, row_count, row_sizes
+from milldam.sources.units import Slice, Unit
+from milldam.text.arrays import text_offsets
+from milldam.text.cleaning import Cleaner
+from milldam.text.rules import CleanRules
+from milldam.text.verdicts import Verdicts
+
+MOST_BYTES = 8 << 20
+"""Of a record as it lies in its file."""
+TOO_LARGE = "too_large"
+_ROWS_SEEN = 100
+_JSON = ("jsonl", "json")
+_SAID = ("content", "reasoning_content", "thinking", "reasoning")
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRecipe:
+    """What makes texts of the records of a data set; it pickles."""
+
+    form: Form
+    template: TemplateSource
+    train_on: TrainOn
+    clean: CleanRules | None = None
+    special_tokens: tuple[str, ...] = ()
+    dedup_on_prompt: bool = False
+    group_by_prompt: bool = False
+    max_tokens: int | None = None
+    too_long: str = "drop"
+
+    @property
+    def sides(self) -> int:
+        """Texts a record."""
+        return 2 if self.form.name == "preference" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What comes with the texts of some records: where their sides end, and what of them is trained on."""
+
+    count: int
+    """Sides of a record: 1, or 2 where it is a pair."""
+    cuts: Int64s
+    """Bytes of the first side of each record."""
+    stretches: Int64s
+    """(stretches, 2): bytes of a side, from and to, that are trained on."""
+    counts: Int64s
+    """Stretches of each side."""
+    turns: Int64s
+    """Messages of each side."""
+    labels: npt.NDArray[np.uint8] | None = None
+    """A label a record."""
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Sides:
+        """Those of the records of a mask."""
+        if keep.all():
+            return self
+        both = np.repeat(keep, self.count)
+        labels = None if self.labels is None else self.labels[keep]
+        stretches = self.stretches[np.repeat(both, self.counts)]
+        return Sides(self.count, self.cuts[keep], stretches, self.counts[both], self.turns[both], labels)
+
+    def texts(self, records: pa.LargeStringArray) -> pa.LargeStringArray:
+        """The text of each side, of the texts of the records."""
+        if self.count == 1:
+            return records
+        offsets = text_offsets(records)
+        both = np.empty(2 * len(records) + 1, dtype=np.int64)
+        both[::2] = offsets
+        both[1::2] = offsets[:-1] + self.cuts
+        return pa.LargeStringArray.from_buffers(2 * len(records), pa.py_buffer(both), records.buffers()[2])
+
+    @property
+    def offsets(self) -> Int64s:
+        """(sides + 1,): where the stretches of each begin."""
+        return np.concatenate(([0], np.cumsum(self.counts)))
+
+    def as_json(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, name).ravel().tolist() for name in ("cuts", "stretches", "counts", "turns")}
+        return {"count": self.count, **arrays, "labels": None if self.labels is None else self.labels.tolist()}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Sides:
+        arrays = [np.array(told[name], dtype=np.int64) for name in ("cuts", "stretches", "counts", "turns")]
+        labels = None if told["labels"] is None else np.array(told["labels"], dtype=np.uint8)
+        cuts, stretches, counts, turns = arrays
+        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatBatch:
+    """Records in input order."""
+
+    texts: pa.LargeStringArray
+    """A text a record; the sides of a pair end to end."""
+    sides: Sides
+    verdicts: Verdicts
+    prompts: pa.LargeStringArray
+    """What was asked, a text a record."""
+    bytes_read: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of what was rendered."""
+
+
+class ConversationReader:
+    """One for each unit."""
+
+    def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None) -> None:
+        self._recipe, self._rules, self._spool = recipe, rules, spool
+        self._renderer = Renderer(recipe.template, recipe.train_on, special_tokens=recipe.special_tokens)
+        self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
+
+    def read(self, unit: Unit, on_reject: OnReject) -> Iterator[ChatBatch]:
+        for slice in unit.slices:
+            yield from self._read_slice(slice, on_reject)
+
+    def _read_slice(self, slice: Slice, on_reject: OnReject) -> Iterator[ChatBatch]:
+        places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
+        files = FileReader(self._rules, None, self._spool or "")
+        # Other formats hold rows of any size anyway: they are looked at below.
+        room = _Room() if slice.format in _JSON else None
+        first = 0
+        for rows in files.rows([slice], on_reject, places, room):
+            batch = _Records(slice, places, first, rows, reading)
+            first += row_count(rows)
+            del rows
+            yield self._batch(batch)
+            places.forget(first)
+
+    def _batch(self, records: _Records) -> ChatBatch:
+        conversations, numbers = [], []
+        for number, record in records:
+            try:
+                conversations.append(self._recipe.form.conversation(record))
+                numbers.append(number)
+            except BadRowError as error:
+                records.reject(number, error.reason, str(error))
+        dropped = self._clean(conversations)
+        done = self._renderer.render(conversations)
+        for refused in done.rejects:
+            records.reject(numbers[refused.number], refused.reason, refused.message)
+        return replace(_as_batch(done, conversations, dropped, self._recipe.sides), bytes_read=records.size)
+
+    def _clean(self, conversations: list[Conversation | Pair]) -> dict[int, str]:
+        """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
+        if self._cleaner is None:
+            return {}
+        places = [
+            (number, message, name)
+            for number, one in enumerate(conversations)
+            for message in _messages(one)
+            for name in _SAID
+            if isinstance(message.get(name), str)
+        ]
+        verdicts = Verdicts(len(places))
+        texts = pa.array([message[name] for _, message, name in places], pa.large_string())
+        cleaned = self._cleaner.clean(texts, verdicts)
+        for (_, message, name), text in zip(places, cleaned.to_pylist(), strict=True):
+            message[name] = text
+        wrong = np.flatnonzero(~verdicts.keep).tolist()
+        return {places[at][0]: str(verdicts.reason(at)) for at in reversed(wrong)}
+
+
+class _Room:
+    """What may be held of one record."""
+
+    format = "python"
+
+    def fits(self, needed: float) -> bool:
+        return needed <= MOST_BYTES
+
+    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> Any:
+        return MalformedError(TOO_LARGE, _too_large(size))
+
+
+def _too_large(size: int) -> str:
+    return f"{size:,} bytes: a conversation has at most {MOST_BYTES:,}"
+
+
+class _Records:
+    """The records of a batch, and where each is from."""
+
+    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
+        self._slice, self._places, self._first, self._reading = slice, places, first, reading
+        self._sizes = row_sizes(rows)
+        self._rows = from_records(rows.to_pylist()) if not isinstance(rows, dict) else rows
+        self.size = int(self._sizes.sum())
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        names = list(self._rows)
+        for number, values in enumerate(zip(*self._rows.values(), strict=True)):
+            if self._sizes[number] > MOST_BYTES:
+                self.reject(number, TOO_LARGE, _too_large(int(self._sizes[number])))
+            else:
+                yield number, dict(zip(names, values, strict=True))
+
+    def reject(self, number: int, reason: str, detail: str) -> None:
+        place = self._places.of(self._first + number, self._first + number + 1)[0]
+        at = {"line": place.first + 1} if self._slice.format == "jsonl" else {"row": place.first}
+        record = {name: values[number] for name, values in self._rows.items() if values[number] is not None}
+        shown = json.dumps(record, ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
+        self._reading.reject(Reject(self._slice.path, reason, detail, shown, origin=place.origin, **at))
+
+
+def _messages(one: Conversation | Pair) -> list[Message]:
+    return one.chosen.messages + one.rejected.messages if isinstance(one, Pair) else one.messages
+
+
+def _as_batch(
+    done: RenderedBatch, conversations: Sequence[Conversation | Pair], dropped: dict[int, str], sides: int
+) -> ChatBatch:
+    both = pa.array(done.texts, pa.large_string())
+    offsets = text_offsets(both)
+    records = len(done.texts) // sides
+    texts = pa.LargeStringArray.from_buffers(records, pa.py_buffer(offsets[::sides].copy()), both.buffers()[2])
+    verdicts = Verdicts(records)
+    numbers = done.numbers[::sides]
+    for position, number in enumerate(numbers):
+        if number in dropped:
+            verdicts.drop_one(position, dropped[number])
+    prompts = [prompt or text for prompt, text in zip(done.prompts, done.texts, strict=True)][::sides]
+    told = done.labels[::sides]
+    labels = None if not told or told[0] is None else np.array(told, dtype=np.uint8)
+    turns = [len(side) for number in numbers for side in _sides_of(conversations[number])]
+    sides_of = Sides(
+        sides,
+        np.diff(offsets)[::sides],
+        done.stretches,
+        np.diff(done.offsets),
+        np.array(turns, dtype=np.int64),
+        labels,
+    )
+    return ChatBatch(texts, sides_of, verdicts, pa.array(prompts, pa.large_string()), counts=dict(done.counts))
+
+
+def _sides_of(one: Conversation | Pair) -> tuple[list[Message], ...]:
+    return (one.chosen.messages, one.rejected.messages) if isinstance(one, Pair) else (one.messages,)
+
+
+def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:
+    """The form of the first rows of a data set; InputError if it is none of ours."""
+    path = ""
+    for slice in slices:
+        path = slice.path
+        rows = _first_rows(slice, spool)
+        if rows:
+            try:
+                return recognise(rows, form=form, columns=columns)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+    raise InputError(f"{path}: no record in it tells the form of the conversations. Set chat.form.")
+
+
+def _first_rows(slice: Slice, spool: str) -> list[dict[str, Any]]:
+    if slice.format in _JSON:
+        from milldam.sources.jsonl import first_records
+
+        return first_records(slice, _ROWS_SEEN, outlines=False)
+    rows = FileReader(TextRules(invalid_utf8="replace"), None, spool).rows([slice], lambda _: None, Places(), None)
+    some = next(iter(rows), None)
+    if some is None:
+        return []
+    found = some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN).to_pydict()
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)][:_ROWS_SEEN]

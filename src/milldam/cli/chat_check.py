@@ -1,0 +1,189 @@
+"""`milldam chat-check`: what a chat template would make of conversations, before anything is written."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from milldam.cli.naming import visible
+from milldam.cli.options import json_option
+from milldam.errors import ConfigError
+from milldam.markup import counted
+
+if TYPE_CHECKING:
+    from milldam.chat.checking import ChatCheck
+
+_TRAINED = "black on color(114)"
+_MARKS = "⟦", "⟧"
+"""Around what is trained on where there are no colours."""
+_MOST = 5
+
+
+@click.command("chat-check")
+@click.argument("template")
+@click.argument("data", nargs=-1, required=True)
+@click.option("--tokenizer", help="Its special tokens are the template's variables. [default: what lies by TEMPLATE]")
+@click.option("--template-name", metavar="NAME", help="Which template, where there are several.")
+@click.option(
+    "--train-on", default="assistant", show_default=True, help="assistant, last, all, roles, or a weight field."
+)
+@click.option("--turn-end/--no-turn-end", default=True, show_default=True, help="Train on what ends a turn.")
+@click.option("--form", default="auto", show_default=True, help="The form of the rows.")
+@click.option("--column", "columns", multiple=True, metavar="NAME=COLUMN", help="What a column is called.")
+@click.option("--variable", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the template.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="ROWS", help="Only the first rows. [default: all]")
+@click.option("--characters", default=2000, show_default=True, help="Shown of the first conversation.")
+@json_option
+def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
+    """Show what TEMPLATE makes of the conversations in DATA, what would be trained on, and what is refused.
+
+    TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or data sets. Nothing is
+    written. Exits with 1 if no conversation can be used.
+
+    \b
+    milldam chat-check template.jinja chat.jsonl --tokenizer Qwen/Qwen2.5-0.5B
+    milldam chat-check model/ chat.parquet --train-on last --limit 1000
+    """
+    from milldam.chat.checking import CheckRules, check_chat
+    from milldam.chat.masks import train_on
+
+    words = options["train_on"].split(",")
+    rule = train_on(words[0] if len(words) == 1 else words, turn_end=options["turn_end"])
+    rules = CheckRules(rule, options["form"], _named(options["columns"], "column"), options["limit"])
+    source, special = _template_of(template, options)
+    check = check_chat(data, source, rules, special_tokens=special)
+    if options["as_json"]:
+        click.echo(json.dumps(_as_dict(check), ensure_ascii=False))
+    else:
+        _show_first(check, options["characters"])
+        for line in _lines(check):
+            click.echo(visible(line))
+    if not check.proven:
+        raise click.exceptions.Exit(1)
+
+
+def _template_of(template: str, options: dict[str, Any]) -> tuple[Any, Sequence[str]]:
+    from pathlib import Path
+
+    from milldam.chat.loading import find_template
+    from milldam.tokenizers.loading import load_tokenizer
+
+    tokenizer, special = options["tokenizer"], []
+    if tokenizer is not None:
+        added = load_tokenizer(tokenizer).huggingface.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special]
+    variables = {name: _value(text) for name, text in _named(options["variables"], "variable").items()}
+    is_here = Path(template).expanduser().exists()
+    source = find_template(
+        tokenizer if tokenizer is not None and is_here else template,
+        template=template if is_here else None,
+        name=options["template_name"],
+        variables=variables,
+    )
+    return source, special
+
+
+def _named(pairs: Sequence[str], option: str) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--{option} {pair}: write NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _show_first(check: ChatCheck, characters: int) -> None:
+    """The first conversation, with colours or marks around what is trained on."""
+    if check.first is None:
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text, stretches = check.first
+    console = Console(highlight=False, soft_wrap=True)
+    marks = ("", "") if console.is_terminal and not console.no_color else _MARKS
+    shown, at = Text(), 0
+    for begin, end in stretches:
+        if begin >= characters:
+            break
+        shown.append(visible(text[at:begin]))
+        shown.append(
+            f"{marks[0]}{visible(text[begin : min(end, characters)])}{marks[1]}", _TRAINED if not marks[0] else ""
+        )
+        at = end
+    if at < characters:
+        shown.append(visible(text[at:characters]))
+    console.print(
+        "── the first conversation; trained on is what is " + ("coloured ──" if not marks[0] else "in ⟦ ⟧ ──")
+    )
+    console.print(shown)
+    if len(text) > characters:
+        console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")
+
+
+def _lines(check: ChatCheck) -> list[str]:
+    counts = check.counts
+    how = (
+        "taken from the template's {% generation %} tags"
+        if check.tagged
+        else "derived, and proven for each conversation"
+    )
+    roles = ", ".join(f"{counts[key]:,} {key[6:]}" for key in sorted(counts) if key.startswith("turns_"))
+    lines = [
+        "── in sum ──",
+        f"form             {check.form}",
+        f"rows             {check.rows:,}",
+        f"usable           {check.proven:,} ({check.proven / max(1, check.rows):.1%})",
+        f"what is trained  {how}",
+        f"trained share    {check.trained_share:.1%} of {counted(counts['characters'], 'character')}",
+        f"turns            {counts['turns']:,} ({roles})",
+        *_parts("not trained      ", "header of a trained turn", check.headers),
+        *_parts("trained, before  ", "content of a message", check.leads),
+        *_parts("trained, behind  ", "content of a message", check.ends),
+    ]
+    if counts["special_tokens_in_content"]:
+        said = counted(counts["special_tokens_in_content"], "conversation")
+        lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+    for reason, refused in sorted(check.refused.items(), key=lambda item: -item[1].count):
+        lines.append(f"refused          {refused.count:,} {reason}, first {refused.first}")
+        lines += [f"                   {count:,} x {message}" for message, count in refused.messages.most_common(_MOST)]
+    return lines
+
+
+def _parts(name: str, of: str, found: Counter[str]) -> list[str]:
+    shown = [f"{count:,} x {text!r}" for text, count in found.most_common(_MOST)]
+    if len(found) > _MOST:
+        shown.append(f"and {len(found) - _MOST:,} others")
+    return [f"{name}{', '.join(shown)} ({of})"] if shown else []
+
+
+def _as_dict(check: ChatCheck) -> dict[str, Any]:
+    text, stretches = check.first or ("", [])
+    return {
+        "form": check.form.name,
+        "tagged": check.tagged,
+        "rows": check.rows,
+        "usable": check.proven,
+        "trained_share": round(check.trained_share, 6),
+        "counts": dict(sorted(check.counts.items())),
+        "headers": dict(check.headers.most_common(_MOST)),
+        "leads": dict(check.leads.most_common(_MOST)),
+        "ends": dict(check.ends.most_common(_MOST)),
+        "refused": {
+            reason: {"count": one.count, "first": one.first, "messages": dict(one.messages.most_common(_MOST))}
+            for reason, one in check.refused.items()
+        },
+        "first": {"text": text, "trained": stretches},
+    }

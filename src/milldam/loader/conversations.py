@@ -145,10 +145,13 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
         group = self.rules.length_groups
         return order if group is None else LengthGrouped(order, len(self), seed, group, self._longest_of)
 
+    def lengths(self, numbers: Int64s) -> Int64s:
+        """(samples, documents of each): how many tokens they have."""
+        return self._extents(self._numbering.documents(numbers))[1].reshape(-1, self._documents_each)
+
     def _longest_of(self, numbers: Int64s) -> Int64s:
         """The tokens of each sample, of its longer document."""
-        lengths = self._extents(self._numbering.documents(numbers))[1]
-        longest: Int64s = lengths.reshape(-1, self._documents_each).max(axis=1)
+        longest: Int64s = self.lengths(numbers).max(axis=1)
         return longest
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -190,6 +193,20 @@ class Conversations(WholeDocuments[Conversation, ConversationBatch]):
     @cached_property
     def _labels(self) -> Labels | None:
         return Labels(self._stream, self._documents) if self._stream.has_labels else None
+
+    def labels_of(self, numbers: Int64s) -> Bools:
+        """The label of each document, of data that has some."""
+        assert self._labels is not None
+        return self._labels.find(self._numbering.documents(numbers))
+
+    def flat(self, numbers: Int64s) -> tuple[Array, Bools, Int64s]:
+        """Documents end to end without padding: tokens, which of them are trained on, and how many each has."""
+        documents = self._numbering.documents(numbers)
+        begins, lengths = self._extents(documents)
+        tokens = self._reader.runs(begins, lengths)
+        trained = np.empty(len(tokens), np.bool_)
+        self._losses(documents, lengths).write(lengths.cumsum() - lengths, trained)
+        return tokens, trained, lengths
 
     def read(
         self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: ConversationBatch | None = None

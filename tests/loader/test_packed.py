@@ -22,11 +22,11 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 from milldam.errors import ConfigError, MismatchError, ResourceError, StoreError
 from milldam.files import NewFile
-from milldam.loader import packed
 from milldam.loader.boundaries import Documents, document_lengths
 from milldam.loader.order import Stretches
 from milldam.loader.packed import PackedRows, RowRules
 from milldam.loader.row_index import RowSource
+from milldam.loader.row_pieces import RowFinder
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
@@ -528,7 +528,7 @@ def test_batches_are_the_rows_of_their_order_read_one_by_one(
     numbers = rows._order(True, 3).numbers(np.arange(2 * len(rows))).tolist()
     expected = [{name: array.tolist() for name, array in rows[number].items()} for number in numbers]
     found: list[dict[str, Any]] = []
-    with patch.object(packed, "_PIECES_AT_ONCE", together):
+    with patch.object(RowFinder, "pieces_at_once", together):
         for batch in rows.batches(batch_size, seed=3, epochs=2, copy=copy):
             check_cu_seqlens(batch)
             found += [{name: batch[name][row].tolist() for name in PER_TOKEN} for row in range(len(batch["labels"]))]

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     "--tokenizer", metavar="NAME", help="What made the tokens: a folder, a file or a Hub name. [default: none]"
 )
 @click.option("--column", metavar="NAME", help="The column with the ids. [default: input_ids or tokens]")
+@click.option(
+    "--masks",
+    metavar="NAME",
+    help="The column that says what is trained on, or none. [default: labels, assistant_masks or completion_mask]",
+)
 @click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents behind this id.")
 @click.option("--bos", type=int, metavar="ID", help="The same, cut before this id, as llm.c has it.")
 @click.option("--dtype", metavar="DTYPE", help="Of .bin files and columns of bytes. [default: uint16]")

@@ -5,6 +5,7 @@ foreign      a file as training sees it where it lies
 flat         what npy, nanogpt and megatron have in common: one large file of tokens
 rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow
+masks        the columns that say what is trained on
 samples      what mds and litdata have in common: a file of samples
 reading      a file to import, and what is said of it
 documents    blocks of tokens -> documents -> shards
@@ -127,6 +128,7 @@ def import_tokens(
     format: str | None = None,
     tokenizer: str | Path | None = None,
     column: str | None = None,
+    masks: str | None = None,
     eos: int | None = None,
     bos: int | None = None,
     dtype: str | None = None,
@@ -145,6 +147,8 @@ def import_tokens(
                  Parquet, MDS, litdata; the kind shows in the files, or say it with format="hf"
     tokenizer    what made the tokens; it is copied into the store, and ids are checked against it
     column       the column with the ids; default input_ids or tokens
+    masks        the column that says what is trained on: labels that are -100 elsewhere, or a mask of zeros and ones;
+                 default labels, assistant_masks or completion_mask, when there is one; "none": leave it out
     eos          an id that ends documents: all rows are joined and cut behind each; default: a row is a document
     bos          an id that begins documents, as end-of-text does in files of llm.c: the same, cut before each
     dtype        of a .bin file that does not say it, or of MDS columns of bytes; default uint16
@@ -167,7 +171,15 @@ def import_tokens(
     from milldam.loader.stores import Store
 
     given: dict[str, object] = {"source": source, "out": out, "format": format}
-    given |= {"tokenizer": tokenizer, "column": column, "eos": eos, "bos": bos, "dtype": dtype, "split": split}
+    given |= {
+        "tokenizer": tokenizer,
+        "column": column,
+        "masks": masks,
+        "eos": eos,
+        "bos": bos,
+        "dtype": dtype,
+        "split": split,
+    }
     given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
     given |= {"executor": executor, "address": address, "overwrite": overwrite}
     run_import(checked_settings(ImportSettings, given))

@@ -19,6 +19,7 @@ import numpy as np
 from milldam.errors import InputError, Setting
 from milldam.files import stays_in_folder
 from milldam.formats import load_format
+from milldam.stores.tokens.spans import Spans
 from milldam.stores.tokens.writer import Tokens
 
 USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids")
@@ -41,6 +42,8 @@ class ReadRules:
     dtype: str | None
     scratch: Path
     """A folder for what has to be decompressed."""
+    masks: str | None = None
+    """The column that says what is trained on; "none": none is to; None: seen from the names."""
 
 
 def choose_column(names: list[str], asked: str | None, path: Path) -> str:
@@ -122,7 +125,7 @@ def cut_shards(
         taken = position.taken if number == position.file else 0
         blocks = load_format(files[number].format).read(files[number], rules)
         for tokens in _rows(blocks, taken) if border is None else _stream(blocks, taken, border):
-            flat, lengths = tokens.flat, tokens.lengths
+            flat, lengths, spans = tokens.flat, tokens.lengths, tokens.spans
             if not in_rows and not is_open and lengths[0] == 0:
                 # A border before which there is nothing.
                 lengths = lengths[1:]
@@ -136,11 +139,20 @@ def cut_shards(
                 is_open = tokens.open and not full
                 taken += (stop if full else closed) if in_rows else count
                 held = 0 if full else held + count
-                some = Tokens(flat[:count], lengths[:stop], open=is_open)
+                some = Tokens(flat[:count], lengths[:stop], open=is_open, spans=_spans_of(spans, 0, stop))
                 yield Block(some, files[number], full, Position(number, taken))
-                flat, lengths = flat[count:], lengths[stop:]
+                flat, lengths, spans = flat[count:], lengths[stop:], _spans_of(spans, stop, None)
     if is_open:
         yield Block(_NOTHING, files[-1], full=False, position=Position(len(files), 0))
+
+
+def _spans_of(spans: Spans | None, first: int, stop: int | None) -> Spans | None:
+    """Those of the documents [first, stop)."""
+    if spans is None:
+        return None
+    keep = np.zeros(len(spans.counts), np.bool_)
+    keep[first:stop] = True
+    return spans.only(keep)
 
 
 def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
@@ -152,7 +164,8 @@ def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
             continue
         if taken:
             begin = int(tokens.lengths[:taken].sum())
-            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open)
+            spans = _spans_of(tokens.spans, taken, None)
+            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open, spans=spans)
             taken = 0
         if len(tokens.lengths):
             yield tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,10 @@ from milldam.run.tasks import PART, Report, Work
 from milldam.stores.place import Folder
 
 RECORDS = "records.jsonl"
+_MASKED = ("hf", "parquet")
+"""Formats with columns for what is trained on."""
+
+log = logging.getLogger("milldam")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,9 @@ class ExportJob:
         format, out = load_format(settings.to), Path(settings.out)
         _check(format, store, out, settings)
         chosen = _chosen_part(format, store, out, settings)
+        if chosen.has_spans and settings.to not in _MASKED:
+            told = "has no place for what is trained on: all tokens look alike there. hf and parquet have"
+            log.warning(f"{chosen.name}: {settings.to} {told}.")
         dtype = _chosen_dtype(format.DTYPES, chosen, settings)
         self.place = Place(format, settings.to, chosen, out)
         self._settings, self._format = settings, format
@@ -221,8 +229,13 @@ class ExportJob:
     def _counts(self, made: list[dict[str, Any]]) -> dict[str, int]:
         if "seq_len" not in self._format.OPTIONS:
             return {}
+        rows, store, seq_len = sum(one["rows"] for one in made), self._export.store, self._export.seq_len
+        if store.has_spans and seq_len is not None and self._settings.to in _MASKED:
+            # Rows are padded; what is left out is what is too long for one.
+            parts = split_parts(store).values()
+            return {"rows": rows, "tokens_left_out": sum(part.packed(seq_len).too_long.tokens for part in parts)}
         kept = sum(one["tokens"] for one in made)
-        return {"rows": sum(one["rows"] for one in made), "tokens_left_out": self._export.store.tokens - kept}
+        return {"rows": rows, "tokens_left_out": store.tokens - kept}
 
     def up_to_date(self, session: Session, prepared: _Prepared) -> ExportSummary:
         """All was made before a kill; only its names are missing."""

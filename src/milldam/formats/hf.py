@@ -4,7 +4,8 @@
     state.json, dataset_info.json   written last: they make the folder a data set
 
 A store of several splits becomes a DatasetDict: a folder for each and `dataset_dict.json`. The column is a plain list
-of int32, as tokenizing with HF gives it, also where all rows are of one length. Read: such folders, and any Arrow file;
+of int32, as tokenizing with HF gives it, also where all rows are of one length. Of conversations also columns for what
+is trained on (`masks`). Read: such folders, and any Arrow file;
 they are mapped, batch after batch. Needs pyarrow, not datasets.
 """
 
@@ -17,10 +18,10 @@ from typing import Any
 from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
-from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
+from milldam.formats.columns import OFFSET_BYTES, batches, column_types, read_column, schema
 from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits
+from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".arrow", ".feather")
@@ -63,7 +64,7 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 
 
 def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, OFFSET_BYTES))
+    return row_files(export, RowFormat(_file_name, OFFSET_BYTES, masked=True))
 
 
 def write_file(writing: Writing) -> FileRecord:
@@ -77,15 +78,17 @@ def _file_name(number: int, files: int) -> str:
 def _write_batches(new: NewFile, rows: FileRows) -> None:
     import pyarrow as pa
 
-    with pa.ipc.new_stream(FileSink(new), schema(rows.dtype)) as writer:
+    with pa.ipc.new_stream(FileSink(new), schema(rows)) as writer:
         for batch in batches(rows):
             writer.write_batch(batch)
 
 
 def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:
     # "Sequence", not the newer "List": old and new versions of datasets read it.
-    value = {"dtype": export.dtype.name, "_type": "Value"}
-    features = {"input_ids": {"feature": value, "_type": "Sequence"}}
+    features: dict[str, Any] = {}
+    for name, (dtype, lists) in column_types(export, split_parts(export.store)[split]).items():
+        value = {"dtype": dtype.name, "_type": "Value"}
+        features[name] = {"feature": value, "_type": "Sequence"} if lists else value
     size, rows = (sum(one[what] for one in made) for what in ("bytes", "rows"))
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     told = {"name": split, "num_bytes": size, "num_examples": rows}

@@ -142,15 +142,17 @@ class ImportTask:
         part, told = given.part, Telling(report, given.unit.size)
         blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
         for block in blocks:
+            trained = 0
             with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
                 for filled in chain([block], blocks):
                     self._check(filled.tokens, filled.file)
                     writer.append(filled.tokens)
+                    trained += 0 if filled.tokens.spans is None else filled.tokens.spans.trained_tokens
                     _tell(told, filled.tokens)
                     block = filled
                     if filled.full:
                         break
-                report(PART, _record(given.key, part, writer.commit(), block.position))
+                report(PART, _record(given.key, part, writer.commit(), block.position, trained))
             part += 1
         told.tell()
         report(PART, Record(given.key, part))
@@ -164,9 +166,9 @@ class ImportTask:
             )
 
 
-def _record(key: str, part: int, shard: Shard, position: Position) -> Record:
-    outputs = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
-    facts = {"shards": [asdict(shard)], "position": asdict(position)}
+def _record(key: str, part: int, shard: Shard, position: Position, trained: int) -> Record:
+    outputs = {f"{shard.name}.{ending}": file for ending, file in shard.files.items()}
+    facts = {"shards": [asdict(shard)], "position": asdict(position)} | ({"trained": trained} if shard.spans else {})
     return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
 
 

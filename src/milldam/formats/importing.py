@@ -29,6 +29,7 @@ from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
+from milldam.formats.masks import MASK_COLUMNS
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
@@ -44,10 +45,11 @@ from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, ManifestText, Shard, Totals, totals_by_split
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
-OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
+SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
+OUTPUTS = (*SHARDS, "tokenizer.json")
 NO_TOKENIZER = "none"
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
@@ -65,6 +67,8 @@ class ImportSettings:
     """None: seen from the files."""
     tokenizer: str | None = None
     column: str | None = None
+    masks: str | None = None
+    """The column that says what is trained on; "none": none is to; None: seen from the names."""
     eos: Annotated[int, Ge(0)] | None = None
     bos: Annotated[int, Ge(0)] | None = None
     dtype: str | None = None
@@ -83,6 +87,9 @@ class ImportSettings:
         if self.eos is not None and self.bos is not None:
             told = ": documents are cut behind one id, or before one. Leave one out."
             raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
+        if self.masks not in (None, "none") and self.border is not None:
+            told = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
+            raise ConfigError(Setting("masks"), " and ", Setting("eos"), told)
         if self.split is not None and not stays_in_folder(self.split, hidden=False):
             raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
         if self.dtype is not None:
@@ -192,7 +199,7 @@ class ImportJob:
         units = units_of(files, joined=settings.border is not None)
         asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
         asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": tokenizer.facts["xxh3"]}
-        asked |= {} if settings.bos is None else {"bos": settings.bos}
+        asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
         identity = Identity({"import": asked}, self._input(session.folder, files, units), tokenizer.facts["name"])
         return _Prepared(identity, files, units, tokenizer)
 
@@ -224,7 +231,9 @@ class ImportJob:
     def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
         folder = session.folder
         keys, vocab_size = folder.units.keys(), prepared.tokenizer.vocab_size
-        rules = ReadRules(self._settings.column, self._settings.dtype, folder.folder)
+        # A stream that is cut at an id has no rows that a mask could belong to.
+        masks = self._settings.masks if self._settings.border is None else "none"
+        rules = ReadRules(self._settings.column, self._settings.dtype, folder.folder, masks)
         if vocab_size is None:
             scans = Records(folder.journal, SCANS, folder.out, keys)
             yield self._stage("scan", ScanTask(rules), folder, scans, plan)
@@ -282,11 +291,12 @@ class ImportJob:
             identity.settings,
             identity.input,
             shards=(),
+            chat=self._chat_facts(done.records),
         )
         summary = self._summary(folder, prepared, facts, shards.splits)
         shards.write(facts, folder.out)
         shards.remove()
-        sweep(folder.out, ("*.bin", "*.idx"), live_files(folder.out, TOKENS))
+        sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
         records = done.records
         summary = session.measured(
             replace(
@@ -300,6 +310,21 @@ class ImportJob:
         )
         summary.write(folder.folder)
         return summary
+
+    def _chat_facts(self, records: Records) -> dict[str, Any] | None:
+        """What is known of conversations, where a column said what is trained on."""
+        told = [record.facts for _, record in records.in_plan_order() if record.facts.get("shards")]
+        masked = sum("trained" in facts for facts in told)
+        if not masked:
+            return None
+        if masked < len(told):
+            raise InputError(
+                "Some files say what is trained on (", ", ".join(MASK_COLUMNS), ") and others don't. Import each kind "
+                "by itself, or use ", Setting("masks", "none"), ".",
+            )  # fmt: skip
+        documents = sum(shard["documents"] for facts in told for shard in facts["shards"])
+        trained = sum(facts["trained"] for facts in told)
+        return {"form": "tokens", "pairs": False, "conversations": documents, "turns": 0, "trained_tokens": trained}
 
     def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary:
         manifest = ManifestText.at(Folder(session.folder.out))

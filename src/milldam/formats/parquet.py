@@ -1,5 +1,7 @@
 """Parquet: rows of `input_ids` in `part-00000.parquet` ..., zstd, row groups of about a million tokens.
 
+Of conversations also columns for what is trained on (`masks`).
+
 Always a folder, also for a small store; of several splits a folder for each, which `datasets.load_dataset` takes for
 splits. pyarrow, DuckDB, Polars, Spark and `load_dataset("parquet", data_dir=...)` read it. `shard_size` counts the
 tokens before compression. Read: the column of any Parquet file, a few rows at a time.
@@ -26,7 +28,7 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 
 
 def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES))
+    return row_files(export, RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES, masked=True))
 
 
 def write_file(writing: Writing) -> FileRecord:
@@ -36,7 +38,7 @@ def write_file(writing: Writing) -> FileRecord:
 def _write_row_groups(new: NewFile, rows: FileRows) -> None:
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(FileSink(new), schema(rows.dtype), compression="zstd") as writer:
+    with pq.ParquetWriter(FileSink(new), schema(rows), compression="zstd") as writer:
         for batch in batches(rows):
             # A row group for each: nothing is held from one to the next.
             writer.write_batch(batch, row_group_size=max(1, batch.num_rows))

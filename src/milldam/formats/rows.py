@@ -20,6 +20,7 @@ import numpy as np
 from milldam.errors import ConfigError, Setting
 from milldam.files import NewFile, explain_os_errors
 from milldam.formats.flat import block_as, document_lengths, lengths_of
+from milldam.formats.masks import MaskedRows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
@@ -49,21 +50,26 @@ class RowFormat:
     """What a row takes besides its tokens, at most."""
     file_bytes: int | None = None
     """A file must be smaller than this."""
+    masked: bool = False
+    """It has columns for what is trained on."""
 
 
 class FileRows:
     """The rows of one file, in blocks."""
 
     def __init__(self, writing: Writing) -> None:
-        export, self.file = writing.export, writing.file
-        self.dtype, self.seq_len = export.dtype, export.seq_len
+        self.export, self.file, self.store = writing.export, writing.file, writing.store
+        self.dtype, self.seq_len = self.export.dtype, self.export.seq_len
         # Exactly the bytes that are asked for: nothing stays mapped, whatever the size of the store.
-        self._reader = open_reader(writing.store.stream(), "pread")
-        self.lengths = (
-            lengths_of(writing.store, self.file.first, self.file.rows)
-            if self.seq_len is None
-            else np.full(self.file.rows, self.seq_len, np.int64)
-        )
+        self._reader = open_reader(self.store.stream(), "pread")
+        if self.seq_len is not None:
+            self.lengths = np.full(self.file.rows, self.seq_len, np.int64)
+        elif self.file.documents_each > 1:
+            each = self.file.documents_each
+            documents = lengths_of(self.store, self.file.first * each, self.file.rows * each)
+            self.lengths = documents.reshape(-1, each).sum(axis=1)
+        else:
+            self.lengths = lengths_of(self.store, self.file.first, self.file.rows)
 
     def blocks(self) -> Iterator[tuple[int, Int64s]]:
         """(position, lengths) of whole rows: about a million tokens, or one row that has more."""
@@ -102,13 +108,19 @@ def row_files(export: Export, form: RowFormat) -> Iterator[OutputFile]:
     """The files of every split."""
     several, width = has_splits(export.store), export.store.dtype.itemsize
     for split, store in split_parts(export.store).items():
-        lengths = _row_lengths(store, export.seq_len)
+        masked = form.masked and store.has_spans
+        lengths = (
+            MaskedRows(store, export.seq_len, export.dtype).row_lengths()
+            if masked
+            else _row_lengths(store, export.seq_len)
+        )
+        each = 2 if masked and store.stream().pairs and export.seq_len is None else 1
         cut = list(_cut_files(lengths, export.dtype.itemsize, form, export.shard_size))
         first = start = 0
         for number, (rows, tokens) in enumerate(cut):
             name = form.file_name(number, len(cut))
             name = f"{split}/{name}" if several else name
-            yield OutputFile(name, split, tokens, tokens * width, start, rows, first)
+            yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
             first, start = first + rows, start + tokens
 
 

@@ -52,6 +52,8 @@ class OutputFile:
     rows: int = 0
     first: int = 0
     """Number of its first row in the split."""
+    documents_each: int = 1
+    """Documents of a row, where it has whole ones: two of a pair."""
 
     @property
     def key(self) -> str:

@@ -53,7 +53,7 @@ class Documents:
 
     def __init__(self, stream: TokenStream) -> None:
         self._held = stream.hold_indexes()
-        files = [_as_bytes(path) for path in require_documents(stream)]
+        files = [as_bytes(path) for path in require_documents(stream)]
         self._space, begins = map_side_by_side(files, 1)
         indexes = [_Places(self._space, int(at), file) for at, file in zip(begins, files, strict=True)]
         for index, file in zip(indexes, stream.files, strict=True):
@@ -73,6 +73,22 @@ class Documents:
         equal = bool(np.all(self._last_sequence == self._last_document))
         self._simple = equal and not any(file.empty_documents for file in stream.files)
         """Every document is one sequence, so the one's number is the other's."""
+
+    @property
+    def firsts(self) -> Int64s:
+        """(files + 1,): the first document of each file, and the end."""
+        return self._document_begins
+
+    def extents(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """Where documents begin in the stream, and their tokens."""
+        # Documents lie end to end, over the borders of files as well.
+        ends = np.full(len(documents), self._token_begins[-1])
+        followed = documents + 1 < len(self)
+        ends[followed] = self.begins(documents[followed] + 1)
+        begins = self.begins(documents)
+        if (ends < begins).any():
+            raise damaged_index(self._name)
+        return begins, ends - begins
 
     def __len__(self) -> int:
         """Documents in all files of the stream."""
@@ -156,12 +172,12 @@ def require_documents(stream: TokenStream) -> list[Path]:
     return found
 
 
-def _as_bytes(path: Path) -> TokenFile:
-    """An index file as a file of bytes, to be mapped."""
+def as_bytes(path: Path, what: str = "index", least: int = HEADER.size) -> TokenFile:
+    """A file beside the tokens as a file of bytes, to be mapped."""
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise StoreError(f"{path}: can't be read as an index ({error.strerror}).") from None
-    if size < HEADER.size:
-        raise StoreError(f"{path}: {size:,} bytes are no index. Make it again.")
+        raise StoreError(f"{path}: can't be read as an {what} ({error.strerror}).") from None
+    if size < least:
+        raise StoreError(f"{path}: {size:,} bytes are no {what}. Make it again.")
     return TokenFile(path, size)

@@ -31,6 +31,7 @@ from milldam.loader.reading import (
 from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
 from milldam.loader.samples import ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
+from milldam.loader.trained import Losses
 from milldam.loader.windows import Windows, read_windows
 
 log = logging.getLogger("milldam")
@@ -120,6 +121,9 @@ class _MixedRows(RowFinder):
 
     def __init__(self, sources: Sources, shifts: list[int]) -> None:
         self._sources, self._shifts = sources, shifts
+        rows: list[Any] = list(sources.sources)
+        self.pieces_at_once = min(source._rows.pieces_at_once for source in rows)
+        self._shifted = rows[0].rules.form == "shifted"
 
     def outline(self, numbers: Int64s) -> Outline:
         firsts, counts = np.empty((2, len(numbers)), np.int64)
@@ -137,6 +141,8 @@ class _MixedRows(RowFinder):
             own = source._rows.pieces(replace(rows[where], numbers=local))
             parts.append(replace(own, runs=replace(own.runs, starts=own.runs.starts + self._shifts[number])))
             placed.append(where)
+        if any(part.losses is not None for part in parts):
+            parts = [part.with_losses(shifted=self._shifted) for part in parts]
         return _in_order(parts, np.concatenate(placed).argsort())
 
 
@@ -152,6 +158,8 @@ def _in_order(parts: list[RowPieces], order: Int64s) -> RowPieces:
         return np.concatenate([getattr(part.runs, name) for part in parts])
 
     pieces, piece_counts = _stretches(joined("counts"), order)
+    of_each = [part.losses for part in parts if part.losses is not None]
+    losses = _losses_in_order(of_each, pieces) if of_each else None
     runs, run_counts = _stretches(joined_runs("counts"), order)
     return RowPieces(
         lengths=joined("lengths")[pieces],
@@ -161,7 +169,16 @@ def _in_order(parts: list[RowPieces], order: Int64s) -> RowPieces:
         padding=joined("padding")[order],
         pad_ids=joined("pad_ids")[order],
         runs=Runs(joined_runs("starts")[runs], joined_runs("lengths")[runs], run_counts),
+        losses=losses,
     )
+
+
+def _losses_in_order(parts: list[Losses], pieces: Int64s) -> Losses:
+    counts, begins, ends = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("counts", "begins", "ends")
+    )
+    which, sorted_counts = _stretches(counts, pieces)
+    return Losses(sorted_counts, begins[which], ends[which])
 
 
 def _stretches(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:

@@ -1,11 +1,14 @@
 """Packed rows: samples of seq_len tokens made of documents, or pieces of them, whose boundaries are kept.
 
 wrapped    row k is tokens [k * seq_len, (k + 1) * seq_len) of the stream: nothing is made before it is read
-best_fit   a document is cut only when it is longer than a row; what stays free is padded: see `row_index`
+best_fit   a document is cut only when it is longer than a row, or left out then; what stays free is padded: see
+           `row_index`
+
+Where the data says which tokens are trained on (conversations), all others have no loss: see `trained`.
 
 Which pieces rows are made of is looked up for thousands of them at once (`row_pieces`); a batch is then written by some
 two dozen numpy calls, whatever is in it. Holds the batch, and what was looked up: some 100 bytes for each of 65,536
-pieces, or for those of one batch where that has more.
+pieces, or for those of one batch where that has more; of conversations 8,192, and 16 bytes for each trained stretch.
 
 A batch is a dict. Each of these is (rows, seq_len):
 
@@ -14,7 +17,7 @@ labels         form="shifted": the next token of the same document, also where a
                form="hf": input_ids, since models of HF transformers shift by themselves; -100 where there is no loss
 position_ids   from 0 on in every piece
 document_ids   the number of the document (int64), -1 on padding: attention is between equal numbers
-loss_mask      False where the target lies in another document, and on padding
+loss_mask      False where the target lies in another document or is not trained on, and on padding
 
 And for attention over rows end to end: `cu_seqlens`, where pieces begin, and the end (int32; padding is a piece of its
 own), and `max_seqlen`, the longest of them. A row never holds two pieces of a document side by side.
@@ -23,19 +26,21 @@ own), and `max_seqlen`, the longest of them. A row never holds two pieces of a d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import require_documents
+from milldam.loader.boundaries import document_lengths, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, Way
+from milldam.loader.row_index import TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
 from milldam.loader.samples import ReadPart, StreamSamples, at_least
+from milldam.loader.trained import NO_LOSS, mark, mask_labels
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 
 if TYPE_CHECKING:
@@ -44,11 +49,7 @@ if TYPE_CHECKING:
 Strategy = Literal["wrapped", "best_fit"]
 LabelForm = Literal["shifted", "hf"]
 
-NO_LOSS = -100
-"""The label that losses of torch and HF leave out."""
 _LONGEST_ROW = 2**31 - 1
-_PIECES_AT_ONCE = 1 << 16
-"""Pieces of rows that are looked up together, unless one batch has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class RowRules:
     """wrapped: pad the last row instead of leaving its tokens out."""
     buffer: int = 10_000
     """best_fit: how many documents are looked at together."""
+    too_long: TooLong = "split"
+    """best_fit: what becomes of a document that is longer than a row."""
 
     def __post_init__(self) -> None:
         for name, rest in {"seq_len": f", up to {_LONGEST_ROW:,}", "buffer": " documents"}.items():
@@ -70,6 +73,10 @@ class RowRules:
             raise ConfigError(f'strategy: "{self.strategy}"; use wrapped or best_fit.')
         if self.form not in ("shifted", "hf"):
             raise ConfigError(f'form: "{self.form}"; use shifted or hf.')
+        if self.too_long not in get_args(TooLong):
+            raise ConfigError(f'too_long: "{self.too_long}"; use {", ".join(get_args(TooLong))}.')
+        if self.too_long != "split" and self.strategy == "wrapped":
+            raise ConfigError("too_long: wrapped rows cut documents wherever a row is full; leave it out.")
         if self.pad_last and self.strategy == "best_fit":
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
 
@@ -85,8 +92,30 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         require_documents(self._stream)
         if not self._stream.tokens:
             raise ConfigError(f"{self._stream.name}: has no tokens to make rows of.")
+        if rules.too_long in ("drop", "refuse"):
+            self._refuse_too_long()
         made_by = WrappedRows if rules.strategy == "wrapped" else BestFitRows
         self._rows: StreamRows = made_by(self._stream, rules)
+
+    @cached_property
+    def too_long(self) -> TooLongDocuments:
+        """The documents that are longer than a row."""
+        return count_too_long(document_lengths(self._stream), self.rules.seq_len)
+
+    def _refuse_too_long(self) -> None:
+        found = self.too_long
+        if found.documents == found.of_documents or (found.documents and self.rules.too_long == "refuse"):
+            raise ConfigError(f"{self._stream.name}: {self.told_too_long()}")
+
+    def told_too_long(self) -> str:
+        """How many documents are too long, and what to do."""
+        found, rules = self.too_long, self.rules
+        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[rules.too_long]
+        return (
+            f"{found.documents:,} of {found.of_documents:,} documents are longer than seq_len={rules.seq_len:,} and "
+            f"are {became} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use a longer seq_len, or "
+            "another too_long: drop, cut, split or refuse."
+        )
 
     @property
     def identity(self) -> State:
@@ -178,7 +207,7 @@ class RowReading:
 
     def _look_up(self, first: int, stop: int) -> _Found:
         """Look up the rows of a batch and of those that follow, as long as these are no more than so many pieces."""
-        most = int(self._pieces_before[first]) + _PIECES_AT_ONCE
+        most = int(self._pieces_before[first]) + self._rows.pieces_at_once
         rows = int(self._pieces_before.searchsorted(most, side="right")) - 1 - first
         size = stop - first
         self._first, self._stop = first, first + max(1, rows // size) * size
@@ -201,13 +230,19 @@ class _Found:
         """The first piece of each row, and the end."""
         self._longest: list[int] = np.maximum.reduceat(pieces.lengths, piece_at[:-1]).tolist()
         """The longest piece of each row."""
-        self._without, self._without_at = self._borders[:-1], self._piece_at
-        """Tokens without loss but for padding, and the first of each row among them."""
+        self._without, self._marks_at = self._borders[:-1], self._piece_at
+        """Tokens without loss but for padding, and the first of each row among them (or among `_losses`)."""
         if form.labels == "shifted":
             ends = ~pieces.goes_on
             self._without = self._borders[1:][ends] - 1
-            self._without_at = np.concatenate(([0], ends.cumsum()))[piece_at].tolist()
+            self._marks_at = np.concatenate(([0], ends.cumsum()))[piece_at].tolist()
         self._some_padding = bool(pieces.padding.any())
+        self._losses: tuple[Int64s, Int64s] | None = None
+        """Where stretches with a loss begin and end, where not all tokens are trained on."""
+        if pieces.losses is not None:
+            shift = self._borders[:-1].repeat(pieces.losses.counts)
+            self._losses = pieces.losses.begins + shift, pieces.losses.ends + shift
+            self._marks_at = np.concatenate(([0], pieces.losses.counts.cumsum()))[piece_at].tolist()
 
     def write(self, batch: dict[str, Any], first: int, stop: int) -> None:
         """The rows [first, stop), into the arrays of a batch."""
@@ -217,12 +252,17 @@ class _Found:
         lengths, borders = self._lengths[begin:end], self._borders[begin : end + 1] - before
         np.subtract(_counting(len(positions)), borders[:-1].repeat(lengths), out=positions, casting="unsafe")
         documents[:] = self._documents[begin:end].repeat(lengths)
-        without = self._without[self._without_at[first] : self._without_at[stop]] - before
-        labels[without] = NO_LOSS
-        mask.fill(True)
-        mask[without] = False
-        if self._some_padding:
-            self._mask_padding(batch, self._padding[first:stop])
+        mine = slice(self._marks_at[first], self._marks_at[stop])
+        if self._losses is not None:
+            mark(self._losses[0][mine] - before, self._losses[1][mine] - before, mask)
+            mask_labels(labels, mask)
+        else:
+            without = self._without[mine] - before
+            labels[without] = NO_LOSS
+            mask.fill(True)
+            mask[without] = False
+            if self._some_padding:
+                self._mask_padding(batch, self._padding[first:stop])
         batch["cu_seqlens"] = borders.astype(np.int32)
         batch["max_seqlen"] = max(self._longest[first:stop])
 

@@ -20,14 +20,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from milldam.errors import ResourceError, StoreError
 from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import document_lengths
+from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Rows
+from milldam.packing.pieces import Cutter, Pieces, Rows
 from milldam.packing.row_shards import IndexColumns
 from milldam.stores.tokens.format import Index
 
@@ -35,6 +38,10 @@ ALGORITHM = 1
 """Another number for every change of `best_fit_rows` that gives other rows."""
 _OFFSETS_IN_TOKENS = 1
 """The code of a dtype of one byte: offsets count tokens, whatever their size."""
+
+TooLong = Literal["drop", "cut", "split", "refuse"]
+"""What becomes of a document that is longer than a row: no row has it, one row has its begin, several rows have pieces
+of it, or it is an error."""
 
 log = logging.getLogger("milldam")
 
@@ -46,11 +53,14 @@ class RowSource:
     stream: TokenStream
     seq_len: int
     buffer: int
+    too_long: TooLong = "split"
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a file must agree with."""
         own = {"strategy": "best_fit", "algorithm": ALGORITHM, "seq_len": self.seq_len, "buffer": self.buffer}
+        if self.too_long != "split":
+            own["too_long"] = self.too_long
         return own | self.stream.identity
 
     def path_in(self, folder: Path) -> Path:
@@ -59,13 +69,50 @@ class RowSource:
         place = os.path.relpath(stream.files[0].path.parent, folder)
         # A cache of stores at addresses has them all in one folder.
         name = Path(stream.name).name if stream.origin is None else stream.fingerprint
-        key = _hash([place, name, stream.first, stream.stop, self.seq_len, self.buffer])
+        whole = [] if self.too_long == "split" else [self.too_long]
+        key = _hash([place, name, stream.first, stream.stop, self.seq_len, self.buffer, *whole])
         return folder / f"best_fit-{self.seq_len}-{key}-{_hash(self.facts)}.rows"
 
     def rows(self) -> Iterator[Rows]:
         """The rows themselves; pieces begin at positions of the stream's first token on."""
-        pieces = Cutter(self.seq_len, wrapped=False)(document_lengths(self.stream))
+        lengths = document_lengths(self.stream)
+        if self.too_long == "split":
+            pieces = Cutter(self.seq_len, wrapped=False)(lengths)
+        else:
+            pieces = _one_each(lengths, self.seq_len, cut=self.too_long == "cut")
         return best_fit_rows(pieces, self.seq_len, buffer=self.buffer)
+
+
+def _one_each(documents: Iterator[Int64s], seq_len: int, *, cut: bool) -> Iterator[Pieces]:
+    """A piece for each document: those that are too long are cut or left out."""
+    position = 0
+    for lengths in documents:
+        ends = position + lengths.cumsum()
+        position = int(ends[-1]) if len(ends) else position
+        pieces = Pieces(ends - lengths, np.minimum(lengths, seq_len))
+        yield pieces if cut else pieces[lengths <= seq_len]
+
+
+@dataclass(frozen=True, slots=True)
+class TooLongDocuments:
+    """What is known of the documents that are longer than a limit."""
+
+    documents: int = 0
+    tokens: int = 0
+    """All tokens of them."""
+    longest: int = 0
+    of_documents: int = 0
+    """How many documents there are."""
+
+
+def count_too_long(documents: Iterator[Int64s], most: int) -> TooLongDocuments:
+    """Those of more tokens than so many; a look at all lengths, some milliseconds for a million."""
+    count, tokens, longest, total = 0, 0, 0, 0
+    for lengths in documents:
+        long = lengths[lengths > most]
+        count, tokens, total = count + len(long), tokens + int(long.sum()), total + len(lengths)
+        longest = max(longest, int(long.max(initial=0)))
+    return TooLongDocuments(count, tokens, longest, total)
 
 
 def _hash(value: object) -> str:
@@ -128,7 +175,7 @@ def _make(source: RowSource, path: Path) -> Index:
     if made is None:
         raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
     rows, took = len(made.documents) - 1, perf_counter() - begun
-    fill = 100 * source.stream.tokens / (rows * source.seq_len)
+    fill = 100 * int(made.lengths.sum(dtype=np.int64)) / (rows * source.seq_len)
     log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", source.stream.name, rows, fill, took, path)
     return made
 

@@ -7,7 +7,7 @@ rows as are wanted at a time. Some dozens of numpy calls each, whatever the numb
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.loader.row_index import ALGORITHM, RowSource, open_row_index
 from milldam.loader.stream import TokenStream
+from milldam.loader.trained import Losses, TrainedTokens, Wanted, all_trained
 from milldam.loader.types import Bools, State
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 PADDING = -1
 """The document of padding."""
+_PIECES_AT_ONCE = 1 << 16
+_MASKED_PIECES_AT_ONCE = 1 << 13
+"""Each of these comes with the stretches that it is trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,22 @@ class RowPieces:
     pad_ids: Int64s
     """What each row is padded with."""
     runs: Runs
+    losses: Losses | None = None
+    """Where each piece has a loss; None: wherever its next token is known."""
+
+    def with_losses(self, *, shifted: bool) -> RowPieces:
+        """The same, with the losses of data that is trained on as a whole."""
+        if self.losses is not None:
+            return self
+        reach = np.where(self.documents == PADDING, 0, self.lengths - (shifted & ~self.goes_on))
+        return replace(self, losses=all_trained(self.lengths, reach, shifted=shifted))
 
 
 class RowFinder(ABC):
     """Looks up rows by number."""
+
+    pieces_at_once = _PIECES_AT_ONCE
+    """Pieces of rows that are looked up together, unless one batch has more."""
 
     @abstractmethod
     def outline(self, numbers: Int64s) -> Outline:
@@ -94,10 +110,27 @@ class StreamRows(RowFinder):
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         self._stream, self._row = stream, rules.seq_len
         self._shifted = rules.form == "shifted"
+        if stream.has_spans:
+            self.pieces_at_once = _MASKED_PIECES_AT_ONCE
 
     @cached_property
     def _documents(self) -> Documents:
         return Documents(self._stream)
+
+    @cached_property
+    def _trained(self) -> TrainedTokens | None:
+        return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
+
+    def _finished(self, rows: RowPieces, begins: Int64s) -> RowPieces:
+        """Rows with padding, and with losses where the data says what is trained on.
+
+        begins: (pieces,), where pieces begin in the stream
+        """
+        if self._trained is not None:
+            wanted = Wanted(rows.documents, begins - self._documents.begins(rows.documents), rows.lengths)
+            reach = rows.lengths - (self._shifted & ~rows.goes_on)
+            rows = replace(rows, losses=self._trained.losses(wanted, reach=reach, shifted=self._shifted))
+        return _with_padding(rows)
 
     def _pad_ids(self, rows: int) -> Int64s:
         return np.full(rows, self._stream.pad_id)
@@ -159,11 +192,11 @@ class WrappedRows(StreamRows):
         some = lengths > 0
         if not some.all():
             counts = np.add.reduceat(some, row_ends - counts, dtype=np.int64)
-            number, lengths, goes_on = number[some], lengths[some], goes_on[some]
+            number, lengths, goes_on, begins = number[some], lengths[some], goes_on[some], begins[some]
         runs = Runs(starts, np.minimum(behind + self._shifted, stop) - starts, np.ones_like(starts))
         padding = np.maximum(behind - stop, 0)
         found = RowPieces(lengths, number, goes_on, counts, padding, self._pad_ids(len(rows)), runs)
-        return _with_padding(found)
+        return self._finished(found, begins)
 
     def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         starts = self._starts(stretches.firsts)
@@ -176,8 +209,10 @@ class BestFitRows(StreamRows):
 
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         super().__init__(stream, rules)
-        self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer))
+        self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer, rules.too_long))
         self.identity = {"buffer": rules.buffer, "algorithm": ALGORITHM}
+        if rules.too_long != "split":
+            self.identity |= {"too_long": rules.too_long}
 
     def __len__(self) -> int:
         return len(self._index.documents) - 1
@@ -198,7 +233,7 @@ class BestFitRows(StreamRows):
         documents, goes_on = self._documents_of(begins, lengths)
         runs = Runs(begins, lengths + (goes_on & self._shifted), counts)
         found = RowPieces(lengths, documents, goes_on, counts, padding, self._pad_ids(len(rows)), runs)
-        return _with_padding(found)
+        return self._finished(found, begins)
 
     def _runs(self, rows: Outline) -> tuple[Int64s, Int64s]:
         """Begins and lengths of the pieces of rows."""
@@ -242,4 +277,9 @@ def _with_padding(rows: RowPieces) -> RowPieces:
     lengths[real], lengths[at] = rows.lengths, rows.padding[padded]
     documents[real], documents[at] = rows.documents, PADDING
     goes_on[real] = rows.goes_on
-    return RowPieces(lengths, documents, goes_on, counts, rows.padding, rows.pad_ids, rows.runs)
+    losses = rows.losses
+    if losses is not None:
+        with_loss = np.zeros(len(real), np.int64)
+        with_loss[real] = losses.counts
+        losses = replace(losses, counts=with_loss)
+    return RowPieces(lengths, documents, goes_on, counts, rows.padding, rows.pad_ids, rows.runs, losses)

@@ -17,7 +17,7 @@ class Store(reader.Store, Trainable):
     """Documents of tokens, by number, and what training needs of them.
 
     store[i], len(store), for document in store        documents, as views into the mapped files
-    store.windows(seq_len), .packed(seq_len), .streams(batch_size, seq_len)
+    store.windows(seq_len), .packed(seq_len), .streams(batch_size, seq_len), .conversations(), .pairs()
     store.split(train=0.9, val=...)                    disjoint parts by tokens
     """
 
@@ -43,12 +43,14 @@ class Store(reader.Store, Trainable):
             cache=self.place.rows,
             pad_id=self.manifest.tokenizer.get("eos") or 0,
             tokenizer=self.manifest.tokenizer.get("xxh3"),
+            pairs=self.manifest.chat is not None and self.manifest.chat["pairs"],
             origin=self.place.origin,
         )
 
     def _file(self, shard: Shard) -> TokenFile:
-        index = self.place.local(f"{shard.name}.idx", shard.idx)
-        return TokenFile(self.place.local(f"{shard.name}.bin", shard.bin), shard.tokens, index=index)
+        paths = {ending: self.place.local(f"{shard.name}.{ending}", file) for ending, file in shard.files.items()}
+        spans, labels = paths.get("spans"), paths.get("labels")
+        return TokenFile(paths["bin"], shard.tokens, index=paths["idx"], spans=spans, labels=labels)
 
     def named_part(self, name: str) -> Store:
         if self.split_name not in (None, name):

@@ -25,6 +25,10 @@ class TokenFile:
     first_byte: int = 0
     index: Path | None = None
     """Where its documents lie, when that is known."""
+    spans: Path | None = None
+    """Which tokens of its documents are trained on, when it says so."""
+    labels: Path | None = None
+    """A label for each of its documents."""
     empty_documents: bool = False
     """Documents may be empty, as Megatron's may: then their number does not tell whether each is one sequence."""
 
@@ -46,6 +50,8 @@ class TokenStream:
     pad_id: int = 0
     tokenizer: str | None = None
     """Names the tokenizer by content, where that is known: tokens of another one mean other words."""
+    pairs: bool = False
+    """Documents 2k and 2k + 1 are the chosen and the rejected one of a pair."""
     origin: Origin | None = field(default=None, repr=False)
     """What fetches the files when they are needed; None: they lie here."""
 
@@ -70,11 +76,22 @@ class TokenStream:
         )
         return sum(needed) * self.dtype.itemsize <= self.origin.cache_bytes
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether it says which tokens are trained on."""
+        return any(file.spans is not None for file in self.files)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether each document has a label."""
+        return any(file.labels is not None for file in self.files)
+
     def hold_indexes(self) -> object:
-        """Let the index files lie here while the result lives."""
+        """Let the files that lie beside the tokens be here while the result lives."""
         if self.origin is None:
             return None
-        return self.origin.hold([file.index for file in self.files if file.index is not None])
+        beside = (path for file in self.files for path in (file.index, file.spans, file.labels))
+        return self.origin.hold([path for path in beside if path is not None])
 
     @property
     def identity(self) -> dict[str, object]:

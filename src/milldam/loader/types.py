@@ -6,7 +6,7 @@ whoever asks for another `dtype` gets arrays of that one under these names.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,3 +47,36 @@ class PackedBatch(PackedRow):
 
     cu_seqlens: Int32s
     max_seqlen: int
+
+
+class Conversation(Labelled):
+    """A document as a whole."""
+
+    attention_mask: Int64s
+    document_ids: np.int64
+    label: NotRequired[np.bool_]
+
+
+class ConversationBatch(Labelled):
+    """Documents as a whole, padded to the longest."""
+
+    attention_mask: Int64s
+    document_ids: Int64s
+    label: NotRequired[Bools]
+
+
+class TokenizedPair(TypedDict):
+    """A preference pair, as TRL's trainers have it after tokenization."""
+
+    prompt_ids: Int64s
+    chosen_ids: Int64s
+    rejected_ids: Int64s
+
+
+class PairBatch(TypedDict):
+    """Preference pairs: all chosen documents, then all rejected ones."""
+
+    input_ids: Int64s
+    attention_mask: Int64s
+    completion_mask: Int64s
+    document_ids: Int64s

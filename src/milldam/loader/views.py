@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from numbers import Integral
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
+
+import numpy as np
 
 from milldam.errors import ConfigError
 from milldam.loader.reading import Way
@@ -19,7 +23,14 @@ from milldam.loader.types import Labelled, TokenPair
 from milldam.loader.windows import Form, WindowRules, Windows
 
 if TYPE_CHECKING:
+    from milldam.loader.conversations import Conversations, Pairs, WholeDocuments, WholeTooLong
     from milldam.loader.packed import LabelForm, PackedRows, Strategy
+    from milldam.loader.row_index import TooLong
+
+    WholeT = TypeVar("WholeT", bound=WholeDocuments[Any, Any])
+
+
+log = logging.getLogger("milldam")
 
 
 class WindowOptions(TypedDict, total=False):
@@ -36,11 +47,12 @@ class WindowOptions(TypedDict, total=False):
 class RowOptions(TypedDict, total=False):
     """Options of `packed`."""
 
-    strategy: Strategy
+    strategy: Strategy | None
     split: str | None
     form: LabelForm
     pad_last: bool
     buffer: int
+    too_long: TooLong | None
     read: Way
 
 
@@ -93,26 +105,31 @@ class Trainable(ABC):
         (array([1212, 318, ...]), array([318, 262, ...]))
         """
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
-        return Windows(self._chosen(split), rules, read)
+        return Windows(_unmasked(self._chosen(split), "windows"), rules, read)
 
     def packed(
         self,
         seq_len: int,
         *,
-        strategy: Strategy = "wrapped",
+        strategy: Strategy | None = None,
         split: str | None = None,
         form: LabelForm = "shifted",
         pad_last: bool = False,
         buffer: int = 10_000,
+        too_long: TooLong | None = None,
         read: Way = "auto",
     ) -> PackedRows:
         """Rows of seq_len tokens whose documents are kept apart, with all that attention and loss need for it.
 
-        strategy   wrapped: documents end to end, cut wherever a row is full;
-                   best_fit: cut only when longer than a row, and padded; its index is made once and kept
+        strategy   wrapped (default for text): documents end to end, cut wherever a row is full;
+                   best_fit (default for conversations): each document in one row, padded; its index is made once and
+                   kept
         form       shifted: labels[t] is the token behind input_ids[t]; hf: the same tokens, for models that shift
         pad_last   wrapped: pad the last row instead of leaving its tokens out
         buffer     best_fit: how many documents are looked at together
+        too_long   best_fit: what becomes of documents longer than a row. drop (default for conversations, with a
+                   warning): left out; cut: their begin fills a row; split (default for text): pieces in several rows;
+                   refuse: an error. How many there are: `rows.too_long`
 
         >>> batch = store.packed(2048).read(np.arange(16))    # doctest: +SKIP
         >>> batch["position_ids"].shape, batch["cu_seqlens"]  # doctest: +SKIP
@@ -121,30 +138,101 @@ class Trainable(ABC):
         # Only those who pack pay for its modules.
         from milldam.loader.packed import PackedRows, RowRules
 
-        rules = RowRules(seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer)
-        return PackedRows(self._chosen(split), rules, read)
+        data = self._chosen(split)
+        chat = data.stream().has_spans
+        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
+        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
+        rules = RowRules(
+            seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer, too_long=too_long
+        )
+        rows = PackedRows(data, rules, read)
+        if too_long in ("drop", "cut") and rows.too_long.documents:
+            log.warning(f"{data.stream().name}: {rows.told_too_long()}")
+        return rows
+
+    def conversations(
+        self,
+        *,
+        split: str | None = None,
+        max_tokens: int | None = None,
+        too_long: WholeTooLong = "drop",
+        form: LabelForm = "hf",
+        pad_to: int = 1,
+        length_groups: int | None = None,
+        read: Way = "auto",
+    ) -> Conversations:
+        """Documents one by one, batches padded to the longest in them, with an attention mask.
+
+        max_tokens      the longest document there may be
+        too_long        what becomes of longer ones. drop: left out, with a warning; cut: cut there; refuse: an error.
+                        How many there are: `conversations.too_long`
+        form            hf: labels[t] is input_ids[t] where that is trained on, else -100, for models that shift;
+                        shifted: the token behind
+        pad_to          pad batches to a multiple of so many tokens
+        length_groups   put so many samples of like length together, such as 8 times batch_size * world_size
+
+        >>> batch = next(store.conversations(length_groups=128).batches(16))      # doctest: +SKIP
+        >>> list(batch)                                                           # doctest: +SKIP
+        ['input_ids', 'attention_mask', 'labels', 'document_ids']
+        """
+        from milldam.loader.conversations import ConversationRules, Conversations
+
+        rules = ConversationRules(
+            max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups
+        )
+        return _warned(Conversations(self._chosen(split), rules, read))
+
+    def pairs(
+        self,
+        *,
+        split: str | None = None,
+        max_tokens: int | None = None,
+        too_long: WholeTooLong = "drop",
+        pad_to: int = 1,
+        length_groups: int | None = None,
+        read: Way = "auto",
+    ) -> Pairs:
+        """Preference pairs as TRL's DPOTrainer takes them; options as those of `conversations`, see `Pairs`.
+
+        >>> batch = next(store.pairs(max_tokens=2048).batches(8))                 # doctest: +SKIP
+        >>> batch["input_ids"].shape                          # the chosen ones first   # doctest: +SKIP
+        (16, 1311)
+        """
+        from milldam.loader.conversations import ConversationRules, Pairs
+
+        data = self._chosen(split)
+        if not data.stream().pairs:
+            raise ConfigError(
+                f"{data.stream().name}: is no store of pairs. Records with `chosen` and `rejected` give one: "
+                "`milldam tokenize --chat`."
+            )
+        rules = ConversationRules(max_tokens=max_tokens, too_long=too_long, pad_to=pad_to, length_groups=length_groups)
+        return _warned(Pairs(data, rules, read))
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
         """batch_size contiguous streams for models that carry state: row b goes on from batch to batch.
 
         >>> for x, y in store.streams(16, 128): ...           # doctest: +SKIP
         """
-        return Streams(self._chosen(split), batch_size, seq_len, read)
+        return Streams(_unmasked(self._chosen(split), "streams"), batch_size, seq_len, read)
 
     def split(self, **parts: float | int | EllipsisType) -> dict[str, Part]:
         """Disjoint parts by exact tokens, in the order given: a share (0.9), a number of tokens, or ... for the rest.
 
+        Of conversations each is in one part as a whole, and so are both of a pair: borders are moved back to where a
+        conversation begins.
+
         >>> store.split(train=0.9, val=...)                   # doctest: +SKIP
         {'train': Part(...: 945,211,110 tokens), 'val': Part(...: 105,023,457 tokens)}
         """
-        total = self.stream().tokens
-        sizes = _sizes(parts, total, self.stream().name)
-        made: dict[str, Part] = {}
-        first = 0
-        for name, size in sizes.items():
-            made[name] = Part(self, name, first, first + size)
-            first += size
-        return made
+        stream = self.stream()
+        sizes = _sizes(parts, stream.tokens, stream.name)
+        borders = [0, *accumulate(sizes.values())]
+        if stream.has_spans:
+            borders = _between_conversations(stream, borders)
+        return {
+            name: Part(self, name, first, stop) for name, (first, stop) in zip(sizes, pairwise(borders), strict=True)
+        }
 
     def _chosen(self, split: str | None) -> Trainable:
         return self if split is None else self.named_part(split)
@@ -171,6 +259,43 @@ class Part(Trainable):
     def __repr__(self) -> str:
         whole, name, first, stop = self._made_from
         return f"Part({whole.stream().name}, {name}: tokens {first:,} to {stop:,})"
+
+
+def _warned(samples: WholeT) -> WholeT:
+    """Samples, after a word about what is too long for them."""
+    if told := samples.told_too_long():
+        log.warning(f"{samples._stream.name}: {told}")
+    return samples
+
+
+def _unmasked(data: Trainable, verb: str) -> Trainable:
+    """Data whose samples know no documents, and so nothing of what is trained on."""
+    stream = data.stream()
+    if stream.has_spans:
+        log.warning(
+            f"{stream.name}: {verb} train on every token of its conversations. packed() and conversations() mask "
+            "what is not to be trained on."
+        )
+    return data
+
+
+def _between_conversations(stream: TokenStream, borders: list[int]) -> list[int]:
+    """Borders moved back to where a conversation begins, or a pair of them."""
+    from milldam.loader.boundaries import Documents
+
+    documents = Documents(stream)
+    inner = np.array(borders[1:], np.int64) + stream.first
+    found = documents.find(np.minimum(inner, stream.stop - 1))
+    if stream.pairs:
+        found -= found % 2
+    begins = documents.begins(found)
+    # What ends with the stream stays there.
+    moved = np.where(inner == stream.stop, inner, begins) - stream.first
+    moved_borders = [0, *moved.tolist()]
+    for first, stop in pairwise(moved_borders):
+        if stop <= first:
+            raise ConfigError(f"{stream.name}: split: a part would get no whole conversation. Give it more.")
+    return moved_borders
 
 
 def _sizes(parts: dict[str, float | int | EllipsisType], total: int, name: str) -> dict[str, int]:

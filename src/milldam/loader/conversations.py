@@ -1,0 +1,361 @@
+"""Conversations one by one, or in pairs: a sample is a document as a whole, a batch is padded to its longest.
+
+Labels are as HF has them: `labels[t]` is `input_ids[t]` where that token is trained on, else -100, and models shift by
+themselves; form="shifted": the token behind, for loops that do not shift. Of data that does not say what is trained on
+(text) all is. A batch is some three dozen numpy calls. Holds the batch, and 8 bytes for each document
+that is left out.
+
+A batch of conversations is a dict. Each of these is (rows, tokens of the longest):
+
+input_ids        tokens, then the data's pad id
+attention_mask   1, on padding 0
+labels           see above; -100 on padding
+
+And of each row: `document_ids`, the number of the document, and `label`, where documents have one (KTO).
+A batch of pairs: see `Pairs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError
+from milldam.loader.boundaries import Documents, require_documents
+from milldam.loader.length_groups import LengthGrouped
+from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import Way, ranges
+from milldam.loader.row_index import TooLongDocuments
+from milldam.loader.samples import StreamSamples, at_least
+from milldam.loader.stream import TokenStream
+from milldam.loader.trained import Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
+from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
+
+if TYPE_CHECKING:
+    from milldam.loader.packed import LabelForm
+    from milldam.loader.views import Trainable
+
+SampleT = TypeVar("SampleT")
+BatchT = TypeVar("BatchT")
+WholeTooLong = Literal["drop", "cut", "refuse"]
+_DOCUMENTS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRules:
+    max_tokens: int | None = None
+    """The longest document there may be; None: as long as it is."""
+    too_long: WholeTooLong = "drop"
+    """What becomes of longer ones; both of a pair share it."""
+    form: LabelForm = "hf"
+    pad_to: int = 1
+    """Batches are padded to a multiple of so many tokens."""
+    length_groups: int | None = None
+    """Put so many samples of like length together; None: do not."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "pad_to", "length_groups"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, at_least(name, getattr(self, name)))
+        if self.too_long not in get_args(WholeTooLong):
+            raise ConfigError(f'too_long: "{self.too_long}"; use {", ".join(get_args(WholeTooLong))}.')
+        if self.form not in ("shifted", "hf"):
+            raise ConfigError(f'form: "{self.form}"; use shifted or hf.')
+
+    @property
+    def facts(self) -> State:
+        """What decides which document has which number, and where it comes."""
+        return {"max_tokens": self.max_tokens, "too_long": self.too_long, "length_groups": self.length_groups}
+
+
+class WholeDocuments(StreamSamples[SampleT, BatchT]):
+    """Samples of one or two whole documents each."""
+
+    _signed = True
+    # Every batch has its own width.
+    _reusable = False
+    _kind: str
+    _documents_each = 1
+
+    def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
+        super().__init__(data.stream(), way)
+        self._data, self.rules = data, rules
+        require_documents(self._stream)
+        self._documents = Documents(self._stream)
+        self._numbering = _Numbering(self._stream, self._documents, rules, self._documents_each)
+        if not len(self):
+            raise ConfigError(
+                f"{self._stream.name}: has no documents to make samples of. {self.told_too_long()}".rstrip()
+            )
+
+    @property
+    def too_long(self) -> TooLongDocuments:
+        """The documents that are longer than `max_tokens`."""
+        return self._numbering.too_long
+
+    def told_too_long(self) -> str:
+        """How many documents are too long, and what becomes of them; empty when there are none."""
+        return self._numbering.told_too_long()
+
+    @property
+    def identity(self) -> State:
+        own: State = {"kind": self._kind, "samples": len(self)}
+        return own | self.rules.facts | self._stream.identity
+
+    @property
+    def sample_tokens(self) -> int:
+        """On average: samples differ."""
+        return max(1, self._stream.tokens // len(self))
+
+    def __len__(self) -> int:
+        return len(self._numbering)
+
+    @cached_property
+    def _trained(self) -> TrainedTokens | None:
+        return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
+
+    def _extents(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        begins, lengths = self._documents.extents(documents)
+        return begins, lengths if self.rules.max_tokens is None else np.minimum(lengths, self.rules.max_tokens)
+
+    def _padded(self, documents: Int64s, dtype: npt.DTypeLike) -> _Padded:
+        begins, lengths = self._extents(documents)
+        return _Padded(self._reader.runs(begins, lengths), lengths, self.rules.pad_to, self._stream.pad_id, dtype)
+
+    def _losses(self, documents: Int64s, lengths: Int64s) -> Losses:
+        shifted = self.rules.form == "shifted"
+        # Models that shift never look at the label of a row's first token; HF has one there all the same.
+        reach, first = lengths - shifted, int(shifted)
+        if self._trained is None:
+            return all_trained(lengths, reach, shifted=shifted, first=first)
+        wanted = Wanted(documents, np.zeros_like(documents), lengths)
+        return self._trained.losses(wanted, reach=reach, shifted=shifted, first=first)
+
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        return self._extents(self._numbering.documents(stretches.numbers))
+
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
+        order = super()._order(shuffle, seed)
+        group = self.rules.length_groups
+        return order if group is None else LengthGrouped(order, len(self), seed, group, self._longest_of)
+
+    def lengths(self, numbers: Int64s) -> Int64s:
+        """(samples, documents of each): how many tokens they have."""
+        return self._extents(self._numbering.documents(numbers))[1].reshape(-1, self._documents_each)
+
+    def _longest_of(self, numbers: Int64s) -> Int64s:
+        """The tokens of each sample, of its longer document."""
+        longest: Int64s = self.lengths(numbers).max(axis=1)
+        return longest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._data, self.rules, self._way)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._stream.name}: {len(self):,})"
+
+
+class _Padded:
+    """Documents as rows of one width."""
+
+    def __init__(self, tokens: Array, lengths: Int64s, multiple: int, pad_id: int, dtype: npt.DTypeLike) -> None:
+        self.lengths = lengths
+        self.width = max(1, -(-int(lengths.max(initial=0)) // multiple)) * multiple
+        self.rows_at = np.arange(len(lengths)) * self.width
+        self.where = ranges(self.rows_at, lengths)
+        """Where tokens lie when rows lie end to end."""
+        self.ids = np.full((len(lengths), self.width), pad_id, dtype)
+        self.ids.reshape(-1)[self.where] = tokens
+
+    @property
+    def attention_mask(self) -> Int64s:
+        mask = np.zeros(self.ids.shape, np.int64)
+        mask.reshape(-1)[self.where] = 1
+        return mask
+
+    def marked(self, losses: Losses) -> Bools:
+        mask = np.empty(self.ids.shape, np.bool_)
+        losses.write(self.rows_at, mask.reshape(-1))
+        return mask
+
+
+class Conversations(WholeDocuments[Conversation, ConversationBatch]):
+    """Documents one by one: `conversations[k]`, `len(conversations)`, `conversations.batches(16)`."""
+
+    _kind = "conversations"
+
+    @cached_property
+    def _labels(self) -> Labels | None:
+        return Labels(self._stream, self._documents) if self._stream.has_labels else None
+
+    def labels_of(self, numbers: Int64s) -> Bools:
+        """The label of each document, of data that has some."""
+        assert self._labels is not None
+        return self._labels.find(self._numbering.documents(numbers))
+
+    def flat(self, numbers: Int64s) -> tuple[Array, Bools, Int64s]:
+        """Documents end to end without padding: tokens, which of them are trained on, and how many each has."""
+        documents = self._numbering.documents(numbers)
+        begins, lengths = self._extents(documents)
+        tokens = self._reader.runs(begins, lengths)
+        trained = np.empty(len(tokens), np.bool_)
+        self._losses(documents, lengths).write(lengths.cumsum() - lengths, trained)
+        return tokens, trained, lengths
+
+    def read(
+        self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: ConversationBatch | None = None
+    ) -> ConversationBatch:
+        documents = self._numbering.documents(numbers)
+        padded = self._padded(documents, dtype)
+        labels = padded.ids.copy()
+        if self.rules.form == "shifted":
+            labels.reshape(-1)[:-1] = padded.ids.reshape(-1)[1:]
+        mask_labels(labels, padded.marked(self._losses(documents, padded.lengths)))
+        batch: ConversationBatch = {
+            "input_ids": padded.ids,
+            "attention_mask": padded.attention_mask,
+            "labels": labels,
+            "document_ids": documents,
+        }
+        if self._labels is not None:
+            batch["label"] = self._labels.find(documents)
+        return batch
+
+
+class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
+    """Preference pairs: `pairs[k]`, `len(pairs)`, `pairs.batches(16)`.
+
+    A pair is {"prompt_ids", "chosen_ids", "rejected_ids"}, as TRL's DPOTrainer has it after tokenization. A batch of n
+    pairs is what its collator makes of them: `input_ids`, `attention_mask` and `completion_mask`, each (2n, tokens of
+    the longest), the chosen ones in the first half; and `document_ids` (2n,).
+
+    The prompt ends where the first trained stretch begins that is not the same in both: earlier turns of the assistant,
+    which both share, belong to it. `completion_mask` is 1 where tokens behind it are trained on.
+    """
+
+    _kind = "pairs"
+    _documents_each = 2
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PairBatch | None = None) -> PairBatch:
+        # documents: (2n,), all chosen ones first
+        documents = self._numbering.documents(numbers).reshape(-1, 2).T.reshape(-1)
+        padded = self._padded(documents, dtype)
+        losses = self._losses(documents, padded.lengths)
+        mask = padded.marked(losses) & (np.arange(padded.width) >= self._prompts(padded, losses)[:, None])
+        return {
+            "input_ids": padded.ids,
+            "attention_mask": padded.attention_mask,
+            "completion_mask": mask.astype(np.int64),
+            "document_ids": documents,
+        }
+
+    def _prompts(self, padded: _Padded, losses: Losses) -> Int64s:
+        """Tokens of the prompt of each row, the same for both of a pair."""
+        shared = _shared(padded)
+        both = np.concatenate((shared, shared))
+        owners = np.arange(len(both)).repeat(losses.counts)
+        # Begins of stretches that go beyond what is shared; where there is none, all of the row is prompt.
+        begins = np.where(losses.ends > both[owners], losses.begins, padded.width)
+        first = padded.lengths.copy()
+        np.minimum.at(first, owners, begins)
+        of_pair = np.minimum(first.reshape(2, -1).min(axis=0), shared)
+        return np.concatenate((of_pair, of_pair))
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[TokenizedPair]:
+        wanted = np.array([self._number(number) for number in numbers], np.int64)
+        documents = self._numbering.documents(wanted).reshape(-1, 2).T.reshape(-1)
+        padded = self._padded(documents, np.int64)
+        prompts = self._prompts(padded, self._losses(documents, padded.lengths))
+        rows = [row[:length] for row, length in zip(padded.ids, padded.lengths, strict=True)]
+        half = len(wanted)
+        return [
+            {
+                "prompt_ids": chosen[:prompt],
+                "chosen_ids": chosen[prompt:],
+                "rejected_ids": rejected[prompt:],
+            }
+            for chosen, rejected, prompt in zip(rows[:half], rows[half:], prompts[:half].tolist(), strict=True)
+        ]
+
+
+def _shared(padded: _Padded) -> Int64s:
+    """How many tokens both of each pair begin with."""
+    chosen, rejected = padded.ids.reshape(2, -1, padded.width)
+    unlike = np.concatenate((chosen != rejected, np.ones((len(chosen), 1), np.bool_)), axis=1)
+    shared: Int64s = np.minimum(unlike.argmax(axis=1), padded.lengths.reshape(2, -1).min(axis=0))
+    return shared
+
+
+class _Numbering:
+    """Samples by number -> documents: all that a stream has as a whole, but for those that are left out."""
+
+    def __init__(self, stream: TokenStream, documents: Documents, rules: ConversationRules, each: int) -> None:
+        self._rules, self._each, self._name = rules, each, stream.name
+        self._first, stop = _whole_documents(stream, documents)
+        self._count = (stop - self._first) // each
+        self.too_long = TooLongDocuments(of_documents=stop - self._first)
+        self._left_out = np.empty(0, np.int64)
+        if each > 1 and (self._first % each or (stop - self._first) % each):
+            raise ConfigError(
+                f"{stream.name}: a pair is cut. Split it by `milldam.open(...).split(train=0.9, val=...)`."
+            )
+        if rules.max_tokens is not None:
+            self._find_too_long(documents, stop, rules.max_tokens)
+
+    def _find_too_long(self, documents: Documents, stop: int, most: int) -> None:
+        count, tokens, longest = 0, 0, 0
+        left_out: list[Int64s] = [np.empty(0, np.int64)]
+        for block, lengths in enumerate(_length_blocks(documents, self._first, stop)):
+            long = lengths > most
+            count, tokens = count + int(long.sum()), tokens + int(lengths[long].sum())
+            longest = max(longest, int(lengths.max(initial=0)))
+            samples = np.flatnonzero(long.reshape(-1, self._each).any(axis=1))
+            left_out.append(samples + block * _DOCUMENTS_AT_ONCE // self._each)
+        self.too_long = TooLongDocuments(count, tokens, longest if count else 0, stop - self._first)
+        if count and self._rules.too_long == "refuse":
+            raise ConfigError(f"{self._name}: {self.told_too_long()}")
+        if self._rules.too_long == "drop":
+            self._left_out = np.concatenate(left_out)
+
+    def told_too_long(self) -> str:
+        found, rules = self.too_long, self._rules
+        if not found.documents:
+            return ""
+        became = {"drop": "left out", "refuse": "refused", "cut": "cut there"}[rules.too_long]
+        pairs = ", with the pairs that they are of" if self._each > 1 and rules.too_long == "drop" else ""
+        return (
+            f"{found.documents:,} of {found.of_documents:,} documents are longer than max_tokens={rules.max_tokens:,} "
+            f"and are {became}{pairs} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use more "
+            "max_tokens, or another too_long: drop, cut or refuse."
+        )
+
+    def __len__(self) -> int:
+        return self._count - len(self._left_out)
+
+    def documents(self, numbers: Int64s) -> Int64s:
+        """(len(numbers) * each,): the documents of each sample, side by side."""
+        if len(self._left_out):
+            # Before the k-th that is left out, there are so many that are not.
+            numbers = numbers + (self._left_out - np.arange(len(self._left_out))).searchsorted(numbers, side="right")
+        return (numbers[:, None] * self._each + np.arange(self._each)).reshape(-1) + self._first
+
+
+def _whole_documents(stream: TokenStream, documents: Documents) -> tuple[int, int]:
+    """[first, stop): the documents that lie in a stream as a whole."""
+    first, last = documents.find(np.array([stream.first, stream.stop - 1])).tolist() if stream.tokens else (0, -1)
+    if stream.tokens:
+        begins, lengths = documents.extents(np.array([first, last]))
+        first += int(begins[0]) < stream.first
+        last -= int(begins[1] + lengths[1]) > stream.stop
+    return first, last + 1
+
+
+def _length_blocks(documents: Documents, first: int, stop: int) -> Iterator[Int64s]:
+    for begin in range(first, stop, _DOCUMENTS_AT_ONCE):
+        yield documents.extents(np.arange(begin, min(begin + _DOCUMENTS_AT_ONCE, stop)))[1]

@@ -1,11 +1,11 @@
 """Conversations to tokens with loss masks: milldam against the way TRL prepares them, on the same conversations.
 
-In: JSON lines with `messages` (shared/data/chat/messages.jsonl), grown by variation: every copy has a word of its own in
-each message, so that no cache is flattered. Out: conversations a second, CPU seconds and peak memory of the process tree, and
+In: JSON lines with `messages` (shared/data/chat/messages.jsonl), grown by variation: every copy has a word of its own
+in each message, so that no cache is flattered. Out: conversations a second, peak memory of the process tree, and
 whether ids and masks are equal on the conversations that both made.
 
-TRL's way is `datasets.map` of `apply_chat_template(..., return_assistant_tokens_mask=True)` in two processes; its packing
-comes on top and is not counted. It is given `--peer-count` conversations and compared by rate, since it is slow.
+TRL's way is `datasets.map` of `apply_chat_template(..., return_assistant_tokens_mask=True)` in two processes; its
+packing comes on top and is not counted. It is given `--peer-count` conversations and compared by rate: it is slow.
 
     python benchmarks/chat.py messages.jsonl --tokenizer qwen2.5/ --template qwen2_5_training.jinja --count 200000
 """
@@ -36,7 +36,7 @@ def rows(lines):
                                             return_assistant_tokens_mask=True)
 def prepare(lines):
     made = list(rows(lines))
-    return {"input_ids": [one["input_ids"] for one in made], "assistant_masks": [one["assistant_masks"] for one in made]}
+    return {name: [one[name] for one in made] for name in ("input_ids", "assistant_masks")}
 lines = load_dataset("text", data_files=data, split="train")
 begun = time.perf_counter()
 lines.map(prepare, batched=True, num_proc=2, remove_columns=["text"], load_from_cache_file=False).save_to_disk(out)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from milldam.errors import ConfigError
 
@@ -272,6 +273,35 @@ def process_tree(root: int | None = None) -> list[int]:
         return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
     except psutil.Error:
         return [root]
+
+
+class _MallocInfo(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    )  # fmt: skip
+
+
+def _load_mallinfo() -> Callable[[], Any] | None:
+    try:
+        mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):
+        return None
+    mallinfo2.restype = _MallocInfo
+    return mallinfo2
+
+
+_mallinfo = _load_mallinfo()
+
+
+def allocated() -> int | None:
+    """Bytes that malloc has handed out in this process; what it keeps is not in them. None: it does not tell."""
+    if _mallinfo is None:
+        return None
+    info = _mallinfo()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _load_malloc_trim() -> Callable[[int], int] | None:

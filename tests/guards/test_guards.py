@@ -123,7 +123,7 @@ def test_the_guard_reads_imports() -> None:
 
 def test_every_room_has_its_floor() -> None:
     """A new room must be given its place among the others, so that the rules below hold for it."""
-    known = {*GROUND, *STAGES, *ABOVE, "stores", "loader", "remote", "formats", ""}
+    known = {*GROUND, *STAGES, *ABOVE, "chat", "stores", "loader", "remote", "formats", ""}
     assert {room(name) for name in MODULES} == known
 
 
@@ -161,6 +161,11 @@ def test_stages_do_not_know_each_other_nor_what_is_above(name: str) -> None:
     assert offences({name}, allowed={*GROUND, *store}) == []
 
 
+def test_conversations_are_read_and_rendered_without_a_job() -> None:
+    """Rows come from sources, templates from beside tokenizers; neither settings nor a run are known."""
+    assert offences({"chat"}, allowed={*GROUND, "sources", "tokenizers"}) == []
+
+
 def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
     """Of the store, tokenizers use the type of their result and the format's types."""
     used = {one for name in MODULES if room(name) == "tokenizers" for one in imports_of(name, deferred=True)}
@@ -194,7 +199,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
     assert used <= known
 
 
-WORKER = {"documents", "fingerprinting", "text_cache", "tokenizing", "splitting", "shelf", "rejects"}
+WORKER = {"chat_encoding", "documents", "fingerprinting", "text_cache", "tokenizing", "splitting", "shelf", "rejects"}
 
 
 def test_what_runs_in_a_worker_knows_no_job() -> None:
@@ -209,7 +214,7 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
-    rules = {f"milldam.{room}.rules" for room in ("dedup", "filters", "packing", "text")}
+    rules = {f"milldam.{room}.rules" for room in ("chat", "dedup", "filters", "packing", "text")}
     used = imports_of("milldam.config.settings", deferred=True)
     assert used <= {"milldam.errors", "milldam.memory", "milldam.config.fields", *rules}
 
@@ -226,7 +231,7 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
     Other jobs have settings of their own: they use the types of fields and the check, nothing else.
     """
-    assert offences({"config"}, allowed={"errors", "memory", "dedup", "filters", "packing", "text"}) == []
+    assert offences({"config"}, allowed={"errors", "memory", "chat", "dedup", "filters", "packing", "text"}) == []
     reading = {name for name in MODULES if room(name) == "config"} - {
         "milldam.config", "milldam.config.settings", "milldam.config.fields", "milldam.config.checking",
     }  # fmt: skip

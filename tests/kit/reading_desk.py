@@ -31,6 +31,10 @@ hub_tokenizer_id: tokenizer/
 dataset_prepared_path: prepared
 datasets: [{path: corpus.jsonl, split: train, text_column: text}]
 """
+_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 _TRAIN = "import sys\nassert sys.argv[1:] == ['--lr', '1e-3']\n"
 
 
@@ -45,6 +49,7 @@ def lay_out(desk: Path) -> None:
     _lay_out_text(desk, texts)
     _lay_out_tables(desk, texts)
     _lay_out_questions(desk)
+    _lay_out_conversations(desk, texts)
     files = {"rules.py": _RULES, "lengths.py": _LENGTHS, "train.py": _TRAIN, "krill.yaml": _KRILL}
     for name, content in files.items():
         (desk / name).write_text(content)
@@ -69,6 +74,17 @@ def _lay_out_tables(desk: Path, texts: list[str]) -> None:
     for folder in ("crawl", "crawl/a"):
         (desk / folder).mkdir()
         pa.parquet.write_table(pa.table({"content": texts[:40]}), desk / folder / "part-0.parquet")
+
+
+def _lay_out_conversations(desk: Path, texts: list[str]) -> None:
+    said = [{"role": "user", "content": "Tell me something."}]
+    rows = [{"messages": [*said, {"role": "assistant", "content": text}]} for text in texts[:40]]
+    (desk / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    pa.parquet.write_table(pa.Table.from_pylist(rows), desk / "chat.parquet")
+    (desk / "template.jinja").write_text(_TEMPLATE, encoding="utf-8")
+    (desk / "model").mkdir()
+    shutil.copy(TOKENIZER, desk / "model")
+    (desk / "model/chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
 
 
 def _lay_out_questions(desk: Path) -> None:

@@ -252,6 +252,15 @@ def test_the_budget_decides_how_many_workers_fit() -> None:
     assert [fit_workers(Budget(size, "given"), parent, tokenizer, 8) for size in sizes] == [1, 2, 3, 8]
 
 
+def test_forked_workers_share_what_they_load() -> None:
+    """So a budget holds more of them; what each holds of its own counts for each."""
+    parent, loaded = 50 * MB, 34 * MB
+    budget = Budget(300 * MB, "given")
+    assert fit_workers(budget, parent, loaded, 8, forked=True) == 2
+    assert fit_workers(budget, parent, loaded, 8) == 1
+    assert fit_workers(budget, parent, loaded, 8, own_bytes=60 * MB, forked=True) == 1
+
+
 @given(parent=st.integers(10 * MB, 500 * MB), tokenizer=st.integers(0, 10**9), wanted=st.integers(1, 64))
 def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: int, wanted: int) -> None:
     """The size in the refusal is enough, and little more than the smallest that is."""

@@ -178,12 +178,13 @@ keep_arrow_lean()
 inner = make_encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False, threads=1)
 encoder = FrugalEncoder(inner, lambda: int(sys.argv[2]))
 rng = np.random.default_rng(0)
+texts = pa.array([b" ".join(np.char.mod(b"%d", rng.integers(10**5, 10**8, 60_000))) for _ in range(24)])
+texts = texts.cast(pa.large_string())
 release()
 Path("/proc/self/clear_refs").write_text("5")
 before = peak()
-for _ in range(24):
-    words = b" ".join(np.char.mod(b"%d", rng.integers(10**5, 10**8, 60_000)))
-    encoder.encode(pa.array([words], pa.large_binary()).cast(pa.large_string()))
+for number in range(len(texts)):
+    encoder.encode(texts[number : number + 1])
 print(peak() - before, encoder.renewals)
 """
 

@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from milldam.errors import ConfigError, MilldamError
 
-from milldam.errors import MilldamError
+try:
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+    from jinja2.visitor import NodeTransformer
+except ImportError:
+    raise ConfigError('Chat templates need jinja2: pip install "milldam[chat]".') from None
 
 MOST_STEPS = 1_000_000
 """Rounds of loops, calls and filters in one rendering."""
@@ -36,6 +39,7 @@ _LARGE = 100_000
 """No width or count is larger."""
 _NODE = 32
 """What an item of a list counts, besides its text."""
+_OF_DICTS = frozenset(dir(dict))
 _JOIN, _MADE, _STEP = "__join", "__made", "__step"
 
 _LEFT_OUT = ("wordwrap", "urlize", "xmlattr", "pprint", "random")
@@ -122,6 +126,8 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     def __init__(self, effort: Effort, **options: Any) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
         self.effort = effort
+        self.trusted: tuple[object, ...] = (self, effort)
+        """Whose methods are our own: what templates are given to call without knowing."""
         for name in _LEFT_OUT:
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
@@ -146,9 +152,17 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             raise TemplateRefusedError("the template raises a number to a large power")
         return super().call_binop(context, operator, left, right)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            # Jinja's answer, without asking for an attribute that a dict can't have.
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
-        self.effort.step()
         receiver = getattr(called, "__self__", None)
+        if receiver in self.trusted:
+            return called(*arguments)
+        self.effort.step()
         if receiver is None:
             # Jinja puts a function of its own in front of `str.format`.
             receiver = getattr(getattr(called, "__wrapped__", None), "__self__", None)

@@ -80,7 +80,7 @@ def _chosen(named: dict[str, str], name: str | None, origin: str, variables: dic
         return TemplateSource(named[name], f"{origin} ({name})", None, variables)
     if DEFAULT not in named:
         if len(named) > 1:
-            raise ConfigError(f"{origin}: which chat template? There are {_listed(named)}. Set chat.template_name.")
+            raise ConfigError(f"{origin}: which chat template? There are {_listed(named)}. Set chat.named_template.")
         return TemplateSource(next(iter(named.values())), origin, None, variables)
     return TemplateSource(named[DEFAULT], origin, named.get(TOOL_USE), variables)
 

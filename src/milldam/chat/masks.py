@@ -101,8 +101,10 @@ def _weight(message: Message, field: str) -> bool:
 class Masks:
     """Finds the trained stretches of conversations by one template."""
 
-    def __init__(self, template: ChatTemplate, rule: TrainOn) -> None:
+    def __init__(self, template: ChatTemplate, rule: TrainOn, *, in_parts: bool = False) -> None:
+        """`in_parts`: the template takes contents as lists of parts."""
         self._template, self._rule = template, rule
+        self._probing = _Probing(template, in_parts)
         self._headers: dict[tuple[str, str], _Header | str] = {}
 
     def find(
@@ -204,7 +206,7 @@ class Masks:
         known = self._headers.get(key)
         if known is None:
             try:
-                known = _probe(self._template, role, variables)
+                known = self._probing.header(role, variables)
             except (NotProvenError, TemplateRefusedError) as error:
                 known = str(error)
             if len(self._headers) < 1000:
@@ -239,23 +241,79 @@ class _ButEmpty(list[Any]):
         return True
 
 
-def _probe(template: ChatTemplate, role: str, variables: dict[str, Any]) -> _Header:
-    """Turns of a role with all kinds of things said in them -> what they have in common."""
-    plain: list[Message] = [{"role": role, "content": word} for word in (*_WORDS, "")]
-    odd: list[Message] = []
-    if role == ASSISTANT:
-        odd = [{"content": _WORDS[0], "reasoning_content": "Rx9"}, {"content": "", "tool_calls": _ButEmpty()}]
-    inner, last = _turns_of(template, plain, variables)
-    others = itertools.chain(*_turns_of(template, [{"role": role} | one for one in odd], variables))
-    if not (inner or last):
-        raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
-    text = _common_start([*inner, *last])
-    if role == ASSISTANT:
-        text = _before_answer(text, [*inner, *last, *others], _generation_prompt(template, variables))
-    elif not text.strip():
-        raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
-    tails = [_common_end([block[len(text) :] for block in blocks]) for blocks in (inner or last, last or inner)]
-    return _Header(text, tails[0], tails[1])
+@dataclass(frozen=True, slots=True)
+class _Probing:
+    """Asks a template what it writes around what is said."""
+
+    template: ChatTemplate
+    in_parts: bool
+
+    def header(self, role: str, variables: dict[str, Any]) -> _Header:
+        """Turns of a role with all kinds of things said in them -> what they have in common."""
+        plain = [self._says(role, word) for word in (*_WORDS, "")]
+        odd: list[Message] = []
+        if role == ASSISTANT:
+            thought, called = self._says(role, _WORDS[0]), self._says(role, "")
+            odd = [thought | {"reasoning_content": "Rx9"}, called | {"tool_calls": _ButEmpty()}]
+        inner, last = self._turns(plain, variables)
+        others = itertools.chain(*self._turns(odd, variables))
+        if not (inner or last):
+            raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
+        text = _common_start([*inner, *last])
+        if role == ASSISTANT:
+            text = _before_answer(text, [*inner, *last, *others], self._generation_prompt(variables))
+        elif not text.strip():
+            raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
+        tails = [_common_end([block[len(text) :] for block in blocks]) for blocks in (inner or last, last or inner)]
+        return _Header(text, tails[0], tails[1])
+
+    def _says(self, role: str, text: str) -> Message:
+        return {"role": role, "content": in_parts(text) if self.in_parts else text}
+
+    def _turns(self, said: Iterable[Message], variables: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """What is written for each message before another one, and as the last one."""
+        inner: list[str] = []
+        last: list[str] = []
+        for message in said:
+            for dialogue in self._dialogues(message):
+                number = next(n for n, one in enumerate(dialogue) if one is message)
+                try:
+                    rendering = self.template.render(dialogue, **variables)
+                except TemplateRefusedError:
+                    continue
+                if len(rendering.turns.get(number, ())) == 1:
+                    block = rendering.text[slice(*rendering.turns[number][0])]
+                    (last if number == len(dialogue) - 1 else inner).append(block)
+        return inner, last
+
+    def _dialogues(self, message: Message) -> list[list[Message]]:
+        """The message as the last one and before others, never as the first if others can be."""
+        # Each message an object of its own: positions are told by it.
+        ask, ask_again, answer, answer_again = (
+            self._says(role, text) for role, text in (("user", "q"), ("user", "q"), (ASSISTANT, "a"), (ASSISTANT, "a"))
+        )
+        if message["role"] == "user":
+            return [[ask, answer, message], [ask, answer, message, answer_again]]
+        if message["role"] in ("system", "developer"):
+            return [[message, ask]]
+        return [[ask, message], [ask, message, ask_again]]
+
+    def _generation_prompt(self, variables: dict[str, Any]) -> str:
+        """What the template writes where the assistant is to go on."""
+        ask = self._says("user", "q")
+        whole = self.template.render([ask, self._says(ASSISTANT, _WORDS[0])], **variables)
+        asked = self.template.render([ask], generation_prompt=True, **variables).text
+        if len(whole.turns.get(1, ())) != 1:
+            raise NotProvenError("the template does not go over messages one by one")
+        begin = whole.turns[1][0][0]
+        if asked[:begin] != whole.text[:begin]:
+            raise NotProvenError("the template writes a question in another way where it is to be answered")
+        return asked[begin:]
+
+
+def in_parts(text: str) -> list[dict[str, str]]:
+    """A content as a list of parts."""
+    return [{"type": "text", "text": text}]
 
 
 def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
@@ -272,49 +330,6 @@ def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
             "a template with {% generation %} tags would tell what is trained on"
         )
     return header
-
-
-def _turns_of(
-    template: ChatTemplate, said: Iterable[Message], variables: dict[str, Any]
-) -> tuple[list[str], list[str]]:
-    """What is written for each message before another one, and as the last one."""
-    inner: list[str] = []
-    last: list[str] = []
-    for message in said:
-        for dialogue in _dialogues(message):
-            number = next(n for n, one in enumerate(dialogue) if one is message)
-            try:
-                rendering = template.render(dialogue, **variables)
-            except TemplateRefusedError:
-                continue
-            if len(rendering.turns.get(number, ())) == 1:
-                block = rendering.text[slice(*rendering.turns[number][0])]
-                (last if number == len(dialogue) - 1 else inner).append(block)
-    return inner, last
-
-
-def _dialogues(message: Message) -> list[list[Message]]:
-    """The message as the last one and before others, never as the first if others can be."""
-    user, answer = {"role": "user", "content": "q"}, {"role": ASSISTANT, "content": "a"}
-    if message["role"] == "user":
-        return [[user, answer, message], [dict(user), dict(answer), message, {**answer}]]
-    if message["role"] in ("system", "developer"):
-        return [[message, user]]
-    return [[user, message], [dict(user), message, dict(user)]]
-
-
-def _generation_prompt(template: ChatTemplate, variables: dict[str, Any]) -> str:
-    """What the template writes where the assistant is to go on."""
-    user = {"role": "user", "content": "q"}
-    answer = {"role": ASSISTANT, "content": _WORDS[0]}
-    whole = template.render([user, answer], **variables)
-    asked = template.render([user], generation_prompt=True, **variables).text
-    if len(whole.turns.get(1, ())) != 1:
-        raise NotProvenError("the template does not go over messages one by one")
-    begin = whole.turns[1][0][0]
-    if asked[:begin] != whole.text[:begin]:
-        raise NotProvenError("the template writes a question that is to be answered in another way than one that is")
-    return asked[begin:]
 
 
 def _block(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
@@ -367,6 +382,8 @@ def _other(value: Any, *, all_keys: bool) -> Any:
             key: _other(one, all_keys=all_keys or key == "arguments") if key in said else one
             for key, one in value.items()
         }
+    if all_keys and isinstance(value, (int, float)):
+        return not value if isinstance(value, bool) else value + 1
     return value
 
 

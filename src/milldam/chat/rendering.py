@@ -19,7 +19,7 @@ import numpy.typing as npt
 from milldam.chat.bounds import TemplateRefusedError
 from milldam.chat.forms import BadRowError, Conversation, Message, Pair
 from milldam.chat.loading import TemplateSource
-from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn
+from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn, in_parts
 from milldam.chat.template import ChatTemplate, Rendering, Stretch
 
 Int64s = npt.NDArray[np.int64]
@@ -142,10 +142,10 @@ class _Template:
 
     def __init__(self, text: str, source: TemplateSource, rule: TrainOn) -> None:
         self.template = ChatTemplate(text, source.variables, source.date)
-        self._masks = Masks(self.template, rule)
         self._in_parts = not self._writes([{"role": "user", "content": "Aq7"}], "Aq7") and self._writes(
-            [{"role": "user", "content": _parts("Aq7")}], "Aq7"
+            [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )
+        self._masks = Masks(self.template, rule, in_parts=self._in_parts)
         call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
         asked: list[Message] = [
             {"role": "user", "content": "q"},
@@ -178,7 +178,7 @@ class _Template:
             messages = [_with_reasoning(message) for message in messages]
         if self._in_parts:
             messages = [
-                message | {"content": _parts(message["content"])}
+                message | {"content": in_parts(message["content"])}
                 if isinstance(message.get("content"), str)
                 else message
                 for message in messages
@@ -192,10 +192,6 @@ def _with_reasoning(message: Message) -> Message:
     """Under all names that templates have for it, as transformers gives it to them."""
     said = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if said is None else {"thinking": said} | message | {"reasoning_content": said}
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
 
 
 def _with_parsed_arguments(message: Message) -> Message:

@@ -20,7 +20,7 @@ class ChatRules:
     """What columns are called, such as {messages: dialogue}."""
     template: str | None = None
     """A Jinja file. Default: the chat template that the tokenizer comes with."""
-    template_name: str | None = None
+    named_template: str | None = None
     """Which one, where there are several by name."""
     variables: dict[str, Any] = field(default_factory=dict)
     """For the template, such as {enable_thinking: false}."""

@@ -174,6 +174,7 @@ class _Sandbox(BoundedSandbox):
     def __init__(self, track: _Track, date: datetime | None) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.track, self.tagged = track, False
+        self.trusted = (*self.trusted, track)
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,

@@ -83,7 +83,11 @@ def collect(store: Store) -> dict[str, Any]:
         "dropped": tally.reasons,
         "sources": [asdict(one) for one in manifest.sources],
         "damaged_files": manifest.damaged_files,
-    }
+    } | ({} if manifest.chat is None else {"chat": _of_chat(manifest.chat, store.manifest.tokens)})
+
+
+def _of_chat(chat: dict[str, Any], tokens: int) -> dict[str, Any]:
+    return chat | {"trained_share": round(chat["trained_tokens"] / max(1, tokens), 4)}
 
 
 def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str, float]:

@@ -305,7 +305,7 @@ class TokenJob:
             self._tokenize_task(folder, prepared, plan, dedup),
             takewhile(lambda _: not self._limit_reached(records), records.pending()),
             assign,
-            plan.fitting.tokenizers(plan.workers, plan.threads),
+            plan.fitting.tokenizers(plan.workers, plan.threads, plan.share_bytes),
             records.add,
             total=plan.units,
             done=records.complete,

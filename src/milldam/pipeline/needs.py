@@ -25,6 +25,7 @@ from milldam.run.planning import (
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
     SMALL_INPUT,
+    TABLE_BYTES,
     WORK_BYTES,
     WORKER_BYTES,
     fit_workers,
@@ -292,9 +293,14 @@ class Fitting:
         alone = self.fit(self.pool.overhead_bytes, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
 
-    def tokenizers(self, count: int, threads: int) -> Workers:
-        """Who encodes: `count`, or as many as the budget holds where each has to load for itself."""
-        return Workers(count, threads, here=self.one_process, alone=self.fit(self.loaded_bytes, count))
+    def tokenizers(self, count: int, threads: int, share_bytes: int) -> Workers:
+        """Who encodes: `count`, or as many as the budget holds where each has to load for itself.
+
+        A forked worker whose encoder has little room left is replaced: a new one has the encoder without its caches,
+        and shares it again, where renewing it would make a copy.
+        """
+        alone, most = self.fit(self.loaded_bytes, count), share_bytes - self.unpacking_bytes - TABLE_BYTES
+        return Workers(count, threads, here=self.one_process, alone=alone, worker_bytes=most)
 
     @property
     def cores(self) -> int:

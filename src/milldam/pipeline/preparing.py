@@ -231,7 +231,7 @@ class Preparation:
         found = find_template(
             self._config.tokenizer_rules.path,
             template=rules.template,
-            name=rules.template_name,
+            name=rules.named_template,
             variables=rules.variables,
         )
         day = datetime.fromisoformat(rules.date) if rules.date is not None else datetime.now()

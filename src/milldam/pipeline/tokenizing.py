@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.memory import allowance, usage
+from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.pipeline.shelf import STAGED, Facts, Shelf
@@ -123,6 +123,7 @@ class UnitTokenizer:
         self._finder: TokenSpans | None = None
         if any(one.chat is not None for one in task.sets):
             self._finder = _load_chat(tokenizer_json)
+        release()
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 

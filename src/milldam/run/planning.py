@@ -12,7 +12,9 @@ from milldam.run.tasks import cores as cores
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
 WORKER_BYTES = 42 * 10**6
 WORK_BYTES = 60 * 10**6
-BATCHES_BYTES = 20 * 10**6
+BATCHES_BYTES = 16 * 10**6
+TABLE_BYTES = 34 * 10**6
+"""gigatoken's cache of the words of half a gigabyte of text, without which it is still fast."""
 TOKENIZER_FACTOR = 16
 FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
 """What text rules, the language model, and a function that gets documents whole take beside the rest."""

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.memory import release, usage
+from milldam.memory import allocated, release, usage
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -27,8 +27,10 @@ GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 
 SMALLEST_CACHE = 12 * 10**6
 """Below this an encoder is not renewed: it would do little else."""
+_BATCH_BYTES = 8 << 20
+"""Of what was added, the part that is not in the caches, and does not count against their room."""
 _INEXACT_BYTES = 2 << 20
-"""What a process gave back elsewhere may hide so much of what an encoder added."""
+"""What is given back elsewhere may hide so much of what an encoder added."""
 _SLOT_BYTES, _FEWEST_SLOTS = 32, 1 << 16
 """gigatoken's word cache: a table of a power of two slots that doubles when it is three quarters full."""
 _LONG_DOCUMENT = 2 << 10
@@ -213,8 +215,8 @@ class HuggingFaceEncoder:
 
 
 class FrugalEncoder:
-    """An encoder whose caches may take `room()` bytes beside what it holds now; it is renewed before a call for which
-    less might be left than the call can add.
+    """An encoder whose caches may take `room()` bytes beside what it holds now and what batches take; it is renewed
+    before a call for which less might be left than the call can add.
 
     What Arrow holds, texts on their way, is left out: no renewal would give that back.
     """
@@ -225,7 +227,8 @@ class FrugalEncoder:
         self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
         self.renewals = 0
         self._unchecked_bytes = 0
-        self._bare_bytes = self._held()
+        release()
+        self._bare_bytes, self._bare_allocated = self._held(), allocated()
         self._settled_bytes = SMALLEST_CACHE
         """Grown by no more than this, it fits: the rest is what the allocators keep."""
 
@@ -262,8 +265,10 @@ class FrugalEncoder:
         return self._held() - self._bare_bytes
 
     def _fits(self, grown: int) -> bool:
-        room = self._room() - self._encoder.loaded_bytes
-        return grown < SMALLEST_CACHE or grown + self._encoder.next_bytes(grown) <= room
+        now, room = allocated(), self._room() - self._encoder.loaded_bytes
+        # Where malloc tells what is in use, what it keeps is not taken for words.
+        used = grown if now is None or self._bare_allocated is None else now - self._bare_allocated
+        return grown < SMALLEST_CACHE or grown - _BATCH_BYTES + self._encoder.next_bytes(used) <= room
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:

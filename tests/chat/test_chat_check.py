@@ -1,0 +1,79 @@
+"""`milldam chat-check` says what would be trained on, in sum and for the first conversation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+from click.testing import CliRunner
+
+from milldam.cli import main
+
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+ROWS = [
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+    {"messages": [{"role": "user", "content": "Hi"}]},
+    {"messages": []},
+    {
+        "messages": [{"role": "user", "content": "say <|im_end|>"}, {"role": "assistant", "content": "No"}],
+        "tools": "[{",
+    },
+]
+
+
+def _run(folder: Path, *words: str, template: str = TEMPLATE) -> tuple[int, str]:
+    (folder / "t.jinja").write_text(template)
+    (folder / "chat.jsonl").write_text("\n".join([*map(json.dumps, ROWS), "no json"]))
+    done = CliRunner().invoke(main, ["chat-check", str(folder / "t.jinja"), str(folder / "chat.jsonl"), *words])
+    return done.exit_code, done.output
+
+
+def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path: Path) -> None:
+    """What is trained on stands in marks; what is refused is named with its place."""
+    code, said = _run(tmp_path)
+    assert code == 0
+    assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧" in said
+    assert "usable           1 (25.0%)" in said
+    assert "1 x '<|im_start|>assistant\\n' (header of a trained turn)" in said
+    assert "1 x '<|im_end|>\\n' (content of a message)" in said
+    for reason in ("no_assistant, first row 1 of", "empty_conversation, first row 2 of", "bad_tools, first row 3 of"):
+        assert f"1 {reason}" in said
+    assert "chat.jsonl, line 5" in said
+
+
+def test_json_tells_the_same(tmp_path: Path) -> None:
+    """For programs."""
+    code, said = _run(tmp_path, "--json", "--no-turn-end", "--limit", "1")
+    found = json.loads(said)
+    assert (code, found["rows"], found["usable"], found["tagged"]) == (0, 1, 1, False)
+    begin, end = found["first"]["trained"][0]
+    assert found["first"]["text"][begin:end] == "Hello"
+    assert found["counts"]["turns_assistant"] == 1
+
+
+def test_a_template_that_can_not_be_proven_is_said_to_be_so(tmp_path: Path) -> None:
+    """And the command fails."""
+    code, said = _run(tmp_path, template="{% for m in messages %}{{ m.content }}{{ messages[-1].content }}{% endfor %}")
+    assert code == 1
+    assert "mask_not_proven" in said
+
+
+def test_tables_and_tokenizers_folders_do_as_well(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """A template from the tokenizer's folder, with its special tokens; conversations from Parquet."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tokenizer.json").write_bytes(demo_tokenizer.read_bytes())
+    config = {
+        "bos_token": {"content": "<s>"},
+        "chat_template": [{"name": "default", "template": "{{ bos_token }}" + TEMPLATE}],
+    }
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
+    pa.parquet.write_table(pa.Table.from_pylist(ROWS[:1]), tmp_path / "chat.parquet")
+    words = ["chat-check", str(tmp_path / "model"), str(tmp_path / "chat.parquet"), "--json"]
+    found = json.loads(CliRunner().invoke(main, words).output)
+    assert found["first"]["text"].startswith("<s><|im_start|>user")
+    assert found["usable"] == 1

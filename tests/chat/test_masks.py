@@ -1,0 +1,164 @@
+"""What is trained on without tags: proven, or refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from milldam.chat.masks import Masks, NothingToTrainError, NotProvenError, train_on
+from milldam.chat.template import ChatTemplate
+from milldam.errors import ConfigError
+
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "Uno."},
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": "Dos."},
+]
+
+
+def _trained(
+    template: str, messages: list[dict[str, Any]], words: Any = "assistant", *, turn_end: bool = True, **variables: Any
+) -> list[str]:
+    compiled = ChatTemplate(template)
+    rendering = compiled.render(messages, **variables)
+    found = Masks(compiled, train_on(words, turn_end=turn_end)).find(messages, None, rendering, variables)
+    return [rendering.text[begin:end] for begin, end in found]
+
+
+@pytest.mark.parametrize(
+    ("words", "trained"),
+    [
+        ("assistant", ["Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]),
+        ("last", ["Dos.<|im_end|>\n"]),
+        ("user", ["One?<|im_end|>\n", "Two?<|im_end|>\n"]),
+        (["system", "assistant"], ["Be brief.<|im_end|>\n", "Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]),
+        ("weight", ["Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]),
+    ],
+)
+def test_what_is_to_be_trained_on_is_found(words: Any, trained: list[str]) -> None:
+    """Roles, the last answer, or a field; behind the header, to the turn's end."""
+    assert _trained(CHATML, TALK, words) == trained
+
+
+def test_everything_is_everything() -> None:
+    """Headers too, as asked."""
+    assert _trained(CHATML, TALK, "all") == [ChatTemplate(CHATML).render(TALK).text]
+
+
+def test_the_end_of_a_turn_can_be_left_out() -> None:
+    """Of the last turn too, which may end in another way."""
+    assert _trained(CHATML, TALK, turn_end=False) == ["Uno.", "Dos."]
+    ends = CHATML.replace("<|im_end|>\n", "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}")
+    assert _trained(ends, TALK, turn_end=False) == ["Uno.", "Dos."]
+    assert _trained(ends, TALK) == ["Uno.<|end|>", "Dos.<|return|>"]
+
+
+def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
+    """Such as an end token."""
+    assert _trained(CHATML.replace("{% endif %}", "{% else %}<eos>{% endif %}"), TALK)[-1] == "Dos.<|im_end|>\n<eos>"
+
+
+def test_fields_of_messages_choose_among_answers() -> None:
+    """0 and 1; one that says neither is refused."""
+    some = [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]
+    assert _trained(CHATML, some, "weight") == ["Dos.<|im_end|>\n"]
+    with pytest.raises(NotProvenError, match=r"0\.5"):
+        _trained(CHATML, [*TALK[:2], TALK[2] | {"weight": 0.5}], "weight")
+
+
+def test_thinking_that_is_removed_from_earlier_turns_is_no_hindrance() -> None:
+    """What is written is what is trained on."""
+    template = CHATML.replace(
+        "{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1].lstrip() }}"
+    )
+    talk = [m | {"content": f"<think>hm</think> {m['content']}"} if m["role"] == "assistant" else m for m in TALK]
+    assert _trained(template, talk) == ["Uno.<|im_end|>\n", "<think>hm</think> Dos.<|im_end|>\n"]
+
+
+def test_a_template_whose_questions_end_with_the_header_trains_on_whole_turns() -> None:
+    """As Llama 2's does: nothing stands between [/INST] and what the model writes."""
+    template = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"  # noqa: E501
+    assert _trained(template, TALK[1:]) == [" Uno. </s>", " Dos. </s>"]
+
+
+def test_variables_of_a_conversation_have_headers_of_their_own() -> None:
+    """What a row's variables change in the header is seen."""
+    template = CHATML.replace("assistant\n{% endif", "{{ name or 'assistant' }}\n{% endif").replace(
+        "{{ m.role }}", "{{ name if name and m.role == 'assistant' else m.role }}"
+    )
+    assert _trained(template, TALK, name="bot") == ["Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]
+
+
+_ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n"
+_SAID = "{{ m.content }}"
+_LONG = "{% if messages | length > 3 %}"
+"""So that what a template is first asked does not show it."""
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (f"{_LONG}{{{{ messages[-1].content }}}}{{% endif %}}{CHATML}", "also written outside"),
+        (f"{_LONG}{{{{ messages[2].content[:1] }}}}{{% endif %}}{CHATML}", "also written outside"),
+        (
+            CHATML.replace(_SAID, _SAID + _LONG + "{{ messages[1].content }}{% endif %}"),
+            "holds what other messages say",
+        ),
+        (CHATML.replace(_SAID, _SAID + _LONG + "{{ messages[-1].content }}{% endif %}"), "also written outside"),
+        (CHATML.replace(_SAID, _LONG + "{% else %}" + _SAID + "{% endif %}"), "nothing that message 2 says"),
+        (
+            CHATML.replace("<|im_end|>", _LONG + "{% for n in messages %}{{ n.content }}{% endfor %}{% endif %}"),
+            "times",
+        ),
+        (CHATML.replace(_ASKED, "{% if true %}<|im_start|>assistant\n"), "begins another turn"),
+        (CHATML.replace(_ASKED, "{% if false %}"), "generation prompt"),
+        (CHATML.replace(_ASKED, f"{_ASKED}<think>\n"), "generation prompt"),
+        (CHATML.replace("{{ m.role }}", "{{ 'x' if messages | length > 3 else m.role }}"), "does not begin with"),
+        (CHATML + CHATML, "written 2 times"),
+        ("{% macro all() %}" + CHATML + "{% endmacro %}{{ all() }}", "written nowhere"),
+        ("{{ messages | map(attribute='content') | join }}", "written nowhere"),
+    ],
+)
+def test_what_can_not_be_proven_is_refused_with_the_reason(template: str, reason: str) -> None:
+    """Never all, never none without a word."""
+    with pytest.raises(NotProvenError, match=reason):
+        _trained(template, TALK)
+
+
+def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
+    """By a name of its own."""
+    with pytest.raises(NothingToTrainError):
+        _trained(CHATML, TALK[:2])
+    with pytest.raises(ConfigError):
+        train_on([])
+
+
+def test_tags_within_a_macro_are_refused() -> None:
+    """Transformers would put them in another place."""
+    from milldam.chat.bounds import TemplateRefusedError
+
+    template = (
+        "{% macro turn(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m) }}{% endfor %}"
+    )
+    with pytest.raises(TemplateRefusedError, match="macro"):
+        _trained(template, TALK)
+
+
+def test_tags_and_a_choice_of_answers_go_together() -> None:
+    """The last one, or those of a weight."""
+    tagged = CHATML.replace(
+        "{{ m.content }}<|im_end|>",
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}",
+    )
+    assert _trained(tagged, TALK) == ["Uno.<|im_end|>", "Dos.<|im_end|>"]
+    assert _trained(tagged, TALK, "last") == ["Dos.<|im_end|>"]
+    assert _trained(tagged, [*TALK[:4], TALK[4] | {"train": 0}], "train") == ["Uno.<|im_end|>"]

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from milldam.chat.forms import BadRowError, Conversation, Pair, recognise
+from milldam.chat.forms import BadRowError, Conversation, Pair, from_table, recognise
 from milldam.errors import ConfigError, InputError
 
 USER = {"role": "user", "content": "Hi"}
@@ -197,6 +198,19 @@ def test_a_label_is_ktos_only_if_it_is_true_or_false() -> None:
     with pytest.raises(BadRowError) as refused:
         form.conversation({"messages": [USER, ANSWER], "label": None})
     assert refused.value.reason == "bad_label"
+
+
+def test_tools_from_a_table_have_their_own_fields_alone() -> None:
+    """Arrow gives every tool and every call the fields of all others, as nulls."""
+    calls = [{"function": {"name": name, "arguments": given}} for name, given in (("f", {"a": 1}), ("g", {"b": "x"}))]
+    row = {
+        "messages": [USER, {"role": "assistant", "content": None, "tool_calls": calls}],
+        "tools": [TOOL | {"parameters": {"a": {"type": "int"}}}, TOOL | {"parameters": {"b": {"type": "str"}}}],
+    }
+    (read,) = from_table(pa.RecordBatch.from_pylist([row]))
+    assert _one(read).tools == _one(row).tools
+    assert [one["function"]["arguments"] for one in _one(read).messages[1]["tool_calls"]] == [{"a": 1}, {"b": "x"}]
+    assert _one(read).messages[1]["content"] is None
 
 
 def test_variables_of_a_row_reach_the_template() -> None:

@@ -88,8 +88,8 @@ def test_the_sides_of_a_pair_are_named(tmp_path: Path) -> None:
     out = _made(tmp_path, [pair])
     heads = [line for line in invoke("inspect", out).stdout.splitlines() if line.startswith("──")]
     assert "chosen side of pair 0" in heads[0] and "rejected side of pair 0" in heads[1]
-    found = json.loads(invoke("stats", out, "--json").stdout)["conversations"]
-    assert (found["form"], found["pairs"], found["count"]) == ("preference", 1, 2)
+    found = json.loads(invoke("stats", out, "--json").stdout)["chat"]
+    assert (found["form"], found["pairs"], found["conversations"]) == ("preference", 1, 2)
 
 
 def test_stats_tell_the_trained_share(store: Path) -> None:
@@ -97,8 +97,8 @@ def test_stats_tell_the_trained_share(store: Path) -> None:
     found = json.loads(invoke("stats", store, "--json").stdout)
     opened = milldam.open(store)
     trained = sum(end - begin for begin, end in opened.spans(0).tolist())
-    told = found["conversations"]
-    assert (told["count"], told["turns"], told["pairs"], told["trained_tokens"]) == (1, 4, 0, trained)
+    told = found["chat"]
+    assert (told["conversations"], told["turns"], told["pairs"], told["trained_tokens"]) == (1, 4, 0, trained)
     assert told["trained_share"] == pytest.approx(trained / opened.tokens, abs=1e-4)
     assert "  trained_share:" in invoke("stats", store).stdout
 

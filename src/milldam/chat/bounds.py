@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jinja2 import nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from milldam.errors import ConfigError, MilldamError
 
-from milldam.errors import MilldamError
+try:
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+    from jinja2.visitor import NodeTransformer
+except ImportError:
+    raise ConfigError('Chat templates need jinja2: pip install "milldam[chat]".') from None
 
 MOST_STEPS = 1_000_000
 """Rounds of loops, calls and filters in one rendering."""

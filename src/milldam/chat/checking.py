@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milldam.chat.forms import BadRowError, Conversation, Form, Pair, recognise
+from milldam.chat.forms import BadRowError, Conversation, Form, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import Renderer
@@ -163,5 +163,4 @@ def as_records(rows: Rows) -> list[dict[str, Any]]:
     """Rows -> a dict of plain values each."""
     if isinstance(rows, dict):
         return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-    records: list[dict[str, Any]] = rows.to_pylist()
-    return records
+    return from_table(rows)

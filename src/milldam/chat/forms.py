@@ -19,9 +19,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, InputError, MilldamError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -122,6 +125,27 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
         labelled = all(_is_label(row.get(label)) for row in rows if label)
     shown = tuple(column for name, column in named.items() if name != "label" or labelled)
     return Form(found, {name: name for name in COLUMNS} | dict(columns or {}) | named, shown, labelled)
+
+
+def from_table(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows of an Arrow table as dicts, without what only the table's type put into them.
+
+    In a table all tools have the fields of any, and so have all arguments: those of another tool are null. A template
+    would write them.
+    """
+    return [
+        {name: _without_nulls(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
+        for row in rows.to_pylist()
+    ]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if isinstance(value, dict):
+        # A content of null is a message's that calls tools.
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None or key == "content"}
+    return value
 
 
 _NEEDED = {

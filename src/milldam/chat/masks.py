@@ -382,6 +382,8 @@ def _other(value: Any, *, all_keys: bool) -> Any:
             key: _other(one, all_keys=all_keys or key == "arguments") if key in said else one
             for key, one in value.items()
         }
+    if all_keys and isinstance(value, (int, float)):
+        return not value if isinstance(value, bool) else value + 1
     return value
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, recognise
+from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer
@@ -195,7 +195,8 @@ class _Room:
     format = "python"
 
     def fits(self, needed: float) -> bool:
-        return needed <= MOST_BYTES
+        # Characters that take Python four bytes each make a text nine times as large while it is read.
+        return needed <= 9 * MOST_BYTES
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> Any:
         return MalformedError(TOO_LARGE, _too_large(size))
@@ -211,7 +212,7 @@ class _Records:
     def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
         self._slice, self._places, self._first, self._reading = slice, places, first, reading
         self._sizes = row_sizes(rows)
-        self._rows = from_records(rows.to_pylist()) if not isinstance(rows, dict) else rows
+        self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
         self.size = int(self._sizes.sum())
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:

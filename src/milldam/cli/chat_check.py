@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.naming import visible
-from milldam.cli.options import json_option
-from milldam.errors import ConfigError
+from milldam.cli.options import json_option, json_values, named_values
 from milldam.markup import counted
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
 
     words = options["train_on"].split(",")
     rule = train_on(words[0] if len(words) == 1 else words, turn_end=options["turn_end"])
-    rules = CheckRules(rule, options["form"], _named(options["columns"], "column"), options["limit"])
+    rules = CheckRules(rule, options["form"], named_values(options["columns"], "column"), options["limit"])
     source, special = _template_of(template, options)
     check = check_chat(data, source, rules, special_tokens=special)
     if options["as_json"]:
@@ -76,7 +75,7 @@ def _template_of(template: str, options: dict[str, Any]) -> tuple[Any, Sequence[
     if tokenizer is not None:
         added = load_tokenizer(tokenizer).huggingface.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special]
-    variables = {name: _value(text) for name, text in _named(options["variables"], "variable").items()}
+    variables = json_values(options["variables"], "variable")
     is_here = Path(template).expanduser().exists()
     source = find_template(
         tokenizer if tokenizer is not None and is_here else template,
@@ -85,23 +84,6 @@ def _template_of(template: str, options: dict[str, Any]) -> tuple[Any, Sequence[
         variables=variables,
     )
     return source, special
-
-
-def _named(pairs: Sequence[str], option: str) -> dict[str, str]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--{option} {pair}: write NAME=VALUE.")
-        found[name] = value
-    return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _show_first(check: ChatCheck, characters: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
 
 from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
+from milldam.errors import ConfigError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Add = Callable[[_Command], _Command]
@@ -28,6 +30,28 @@ def _together(*options: Add[Any]) -> Add[Any]:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """What was said; by identity, since 0 is a value, if a wrong one."""
     return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+
+
+def named_values(pairs: Sequence[str], option: str) -> dict[str, str]:
+    """What was given as NAME=VALUE, any number of times."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--{option} {pair}: write NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def json_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """The same; what is JSON (true, 3, "a") is taken as such, anything else as text."""
+    found: dict[str, Any] = {}
+    for name, text in named_values(pairs, option).items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def choice(kind: Any) -> click.Choice[str]:

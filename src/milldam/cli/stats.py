@@ -83,22 +83,13 @@ def collect(store: Store) -> dict[str, Any]:
         "dropped": tally.reasons,
         "sources": [asdict(one) for one in manifest.sources],
         "damaged_files": manifest.damaged_files,
-    } | ({} if manifest.chat is None else {"conversations": _of_conversations(manifest.chat, store)})
+    } | ({} if manifest.chat is None else {"chat": _of_chat(manifest.chat, manifest.tokens)})
 
 
-def _of_conversations(told: dict[str, Any], store: Store) -> dict[str, Any]:
-    """What the manifest says of them: nothing else is read."""
-    count, trained = told["conversations"], told["trained_tokens"]
-    return {
-        "form": told["form"],
-        "count": count,
-        "pairs": count // 2 if told["pairs"] else 0,
-        "turns": told["turns"],
-        "trained_tokens": trained,
-        "trained_share": round(trained / max(1, store.tokens), 4),
-        "truncated": told.get("truncated", 0),
-        "special_tokens_in_content": told.get("special_tokens_in_content", 0),
-    }
+def _of_chat(told: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """What the manifest says of conversations: nothing else is read."""
+    pairs = told["conversations"] // 2 if told["pairs"] else 0
+    return told | {"pairs": pairs, "trained_share": round(told["trained_tokens"] / max(1, tokens), 4)}
 
 
 def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str, float]:

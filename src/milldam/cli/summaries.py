@@ -92,8 +92,20 @@ def _text_lines(summary: TextSummary) -> list[str]:
         f"from {format_size(counts['text_bytes'])} of text, {counted(counts['characters'], 'character')}"
         f" ({ratio:.2f} characters a token)",
         *column_lines(summary.facts["text_columns"]),
+        *chat_lines(summary.facts.get("chat", {}), counts["tokens"]),
         f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['encoder']}",
     ]
+
+
+def chat_lines(chat: Mapping[str, Any], tokens: int) -> list[str]:
+    """What is known of conversations; none where there are none."""
+    if not chat:
+        return []
+    share = f"{chat['trained_tokens'] / max(1, tokens):.1%}"
+    what = counted(chat["conversations"], "conversation") + (" in pairs" if chat["pairs"] else "")
+    cut = f", {chat['truncated']:,} cut" if chat.get("truncated") else ""
+    turns, trained = counted(chat["turns"], "turn"), counted(chat["trained_tokens"], "token")
+    return [f"{what}, {turns}, {trained} trained on ({share}){cut}"]
 
 
 def _speed(summary: TextSummary) -> str:
@@ -109,7 +121,9 @@ def _document_lines(summary: TextSummary) -> list[str]:
     """What became of the records: lost, by stage and reason; kept, by source and split; packed."""
     facts, counts = summary.facts, summary.counts
     dropped, rejected = sum(summary.dropped.values()), sum(summary.rejected.values())
-    kept = f"{counts['documents']:,} kept, {dropped:,} dropped, {rejected:,} rejected"
+    # A record may be a pair of documents.
+    there = counts["documents"] // (2 if facts.get("chat", {}).get("pairs") else 1)
+    kept = f"{there:,} kept, {dropped:,} dropped, {rejected:,} rejected"
     lines = [f"Read {counted(counts['read'], 'record')}: {kept}"]
     lines += [f"  {stage['stage']}: {reason_list(stage['dropped'])}" for stage in facts["flow"] if stage["dropped"]]
     lines += source_lines(facts["sources"])
@@ -164,7 +178,9 @@ def source_lines(sources: Sequence[Tally]) -> list[str]:
 
 
 def _text_again(summary: TextSummary) -> list[str]:
-    return [*column_lines(summary.facts["text_columns"]), *_packing_lines(summary)]
+    facts = summary.facts
+    told = [*column_lines(facts["text_columns"]), *chat_lines(facts.get("chat", {}), summary.counts["tokens"])]
+    return [*told, *_packing_lines(summary)]
 
 
 # ---- map, qa ----

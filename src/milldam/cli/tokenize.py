@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from milldam.chat.rules import ChatForm
-from milldam.cli.options import choice, job_options, text_options
+from milldam.cli.options import choice, job_options, json_values, text_options
 from milldam.cli.running import JobCommand, Request
 from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
@@ -39,9 +39,16 @@ if TYPE_CHECKING:
 @click.option("--chat-template", metavar="FILE", help="A Jinja file. [default: the tokenizer's chat template]")
 @click.option("--chat-form", type=choice(ChatForm), help="How conversations lie in records. [default: auto]")
 @click.option(
+    "--chat-variable",
+    "chat_variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable of the template, such as bos_token or enable_thinking; any number of times.",
+)
+@click.option(
     "--train-on",
     metavar="WHAT",
-    help="assistant, last, all, a role, or the field of a message that says so. [default: assistant]",
+    help="assistant, last, all, roles with commas, or the field of a message that says so. [default: assistant]",
 )
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
@@ -70,6 +77,7 @@ def tokenize(
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
+    options |= _chat_options(options)
     if format == "npy":
         from milldam.pipeline.npy import npy_path, tokenize_to_npy
 
@@ -88,6 +96,16 @@ def tokenize(
 
     asked = Asked.of(tokenize_settings(*given), report=False)
     return Request(partial(run_asked, asked, partial(tokenize_config, *given)), array)
+
+
+def _chat_options(options: dict[str, Any]) -> dict[str, Any]:
+    """As the library takes them."""
+    roles = options["train_on"].split(",") if options["train_on"] else []
+    variables = json_values(options.pop("chat_variables"), "chat-variable")
+    return {
+        "chat": {"variables": variables} if variables else options["chat"],
+        "train_on": roles if len(roles) > 1 else options["train_on"],
+    }
 
 
 def _refuse_npy() -> NoReturn:

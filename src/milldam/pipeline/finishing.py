@@ -70,6 +70,8 @@ class TextFacts(TypedDict, total=False):
     """Documents and tokens of each."""
     text_columns: dict[str, str | None]
     """The field that was read, by data set; None: plain text."""
+    chat: dict[str, Any]
+    """Of conversations: pairs or not, turns, tokens that are trained on."""
     packing: dict[str, Any]
     """Figures of the rows, by split."""
     session_text_bytes: int
@@ -262,7 +264,23 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
     totals = Totals()
     for split in splits.values():
         totals.add(split)
-    tally, cuts = manifest.tally, manifest.inexact_cuts
+    tally, cuts, chat = manifest.tally, manifest.inexact_cuts, manifest.chat
+    warnings = [f"{counted(cuts, 'cut')} in giant documents could not be proved exact."] if cuts else []
+    if chat is not None and chat.get("special_tokens_in_content"):
+        said = counted(chat["special_tokens_in_content"], "conversation")
+        warnings.append(f"The text of a special token in what is said of {said} was taken for that token.")
+    facts: TextFacts = {
+        "encoder": manifest.encoder,
+        "inexact_cuts": cuts,
+        "damaged_files": manifest.damaged_files,
+        "flow": tally.flow(),
+        "sources": manifest.sources,
+        "splits": {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
+        "text_columns": text_columns(manifest.settings),
+        "packing": {},
+    }
+    if chat is not None:
+        facts["chat"] = chat
     return Summary(
         job="",
         out=str(out),
@@ -270,17 +288,8 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         counts=dataclasses.asdict(totals) | {READ: tally.read},
         rejected=tally.rejected,
         dropped=tally.reasons,
-        warnings=(f"{counted(cuts, 'cut')} in giant documents could not be proved exact.",) if cuts else (),
-        facts={
-            "encoder": manifest.encoder,
-            "inexact_cuts": cuts,
-            "damaged_files": manifest.damaged_files,
-            "flow": tally.flow(),
-            "sources": manifest.sources,
-            "splits": {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
-            "text_columns": text_columns(manifest.settings),
-            "packing": {},
-        },
+        warnings=tuple(warnings),
+        facts=facts,
     )
 
 

@@ -1,0 +1,435 @@
+"""Conversations through whole jobs: what is in the store, whoever made it, however often it was killed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.chat_jobs import (
+    expected,
+    found,
+    make_conversations,
+    rejects,
+    write_messages,
+    write_template,
+)
+from tests.kit.jobs import TOKENIZER, kill_group, recorded, run_here, run_milldam, started, store_bytes, wait_until
+
+import milldam
+from milldam.errors import ConfigError, InputError, StoreError
+
+FAMILIES = ("cohere", "deepseekv3", "gemma", "gemma3", "glm4moe", "llama3", "phi3", "qwen2_5", "qwen3")
+NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+
+
+def make(tmp_path: Path, path: Path, out: str = "out", **options: Any) -> milldam.Store:
+    chat = {"template": str(write_template(tmp_path))} | options.pop("chat", {})
+    return milldam.tokenize(path, tmp_path / out, tokenizer=TOKENIZER, chat=chat, **options)
+
+
+def preprocess(tmp_path: Path, path: Path, out: str = "out", **settings: Any) -> milldam.Store:
+    chat = {"template": str(write_template(tmp_path))} | settings.pop("chat", {})
+    base = {"datasets": str(path), "tokenizer": str(TOKENIZER), "out": str(tmp_path / out), "chat": chat}
+    return milldam.preprocess(base | settings)
+
+
+# ---- what is in the store ----
+
+
+def test_tokens_and_stretches_are_those_of_hf(tmp_path: Path) -> None:
+    """Each conversation gives the ids of its text, and its answers are the stretches; nothing is put around it."""
+    conversations = make_conversations(200)
+    store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", conversations))
+    assert found(store) == [expected(one) for one in conversations]
+    assert store.has_spans
+    chat = store.manifest.chat
+    assert chat is not None
+    trained = sum(end - begin for number in range(len(store)) for begin, end in store.spans(number))
+    assert (chat["form"], chat["pairs"], chat["conversations"]) == ("messages", False, 200)
+    assert (chat["turns"], chat["trained_tokens"]) == (sum(map(len, conversations)), trained)
+    run_here("verify", tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
+    shared_data: Path, tmp_path: Path, family: str
+) -> None:
+    """Golden ids and masks of a real family, through the command; what the template refuses is rejected by line."""
+    _make_golden(shared_data, tmp_path / "out", f"{family}_training")
+    wanted = _golden(shared_data, family)
+    assert {one["line"] - 1 for one in rejects(tmp_path / "out")} == {one["row"] for one in wanted if "error" in one}
+    kept = [one for one in wanted if "error" not in one]
+    assert _hashed(tmp_path / "out") == [(one["sha"], one["spans"]) for one in kept]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_template_without_tags_gives_the_same_or_refuses_by_name(
+    shared_data: Path, tmp_path: Path, family: str
+) -> None:
+    """Where its text is the same. Nothing differs in silence."""
+    done = _make_golden(shared_data, tmp_path / "out", family, code=None)
+    refused = {one["line"] - 1: one["reason"] for one in rejects(tmp_path / "out")}
+    assert set(refused.values()) <= {"template_refused", "mask_not_proven"}
+    wanted = _golden(shared_data, family)
+    if done.returncode:
+        assert len(refused) == len(wanted)
+        return
+    kept = [one for one in wanted if one["row"] not in refused]
+    made = _hashed(tmp_path / "out")
+    assert len(made) == len(kept)
+    same = [(at, one) for at, one in enumerate(kept) if one.get("plain_same")]
+    assert [made[at] for at, _ in same] == [(one["sha"], one["spans"]) for _, one in same]
+
+
+def _make_golden(shared_data: Path, out: Path, template: str, code: int | None = 0) -> Any:
+    config = {
+        "datasets": str(shared_data / "chat/messages.jsonl"),
+        "tokenizer": str(shared_data / "tokenizers/qwen2.5"),
+        "out": str(out),
+        "clean": "off",
+        "dedup": "off",
+        "chat": {"template": str(shared_data / f"chat/templates/{template}.jinja"), "variables": NAMED},
+    }
+    path = out.parent / "config.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return run_milldam("preprocess", path, "-q", code=code)
+
+
+def _golden(shared_data: Path, family: str) -> list[dict[str, Any]]:
+    with gzip.open(shared_data / f"chat/golden/{family}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _hashed(out: Path) -> list[tuple[str, list[list[int]]]]:
+    return [(hashlib.sha1(json.dumps(ids).encode()).hexdigest()[:16], spans) for ids, spans in found(milldam.open(out))]
+
+
+# ---- forms and formats ----
+
+
+def test_every_form_gives_the_same_conversations(tmp_path: Path) -> None:
+    """OpenAI's, ShareGPT's, Alpaca's, prompt and completion: the form is recognised."""
+    asked = [(f"Question {n}?", f"Answer {n}.") for n in range(30)]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "messages": [{"messages": [_said("user", q), _said("assistant", a)]} for q, a in asked],
+        "conversations": [
+            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in asked
+        ],
+        "instruction": [{"instruction": q, "input": "", "output": a} for q, a in asked],
+        "completion": [{"prompt": q, "completion": a} for q, a in asked],
+    }
+    for form, given in rows.items():
+        path = tmp_path / f"{form}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+        store = make(tmp_path, path, out=form)
+        assert found(store) == [expected([_said("user", q), _said("assistant", a)]) for q, a in asked]
+        assert store.manifest.chat is not None and store.manifest.chat["form"] == form
+
+
+def _said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet", "gz", "data set"])
+def test_every_format_gives_the_same_conversations(tmp_path: Path, kind: str) -> None:
+    """A JSON array, Parquet, compressed lines, a data set of HF: the same as JSON lines."""
+    conversations = make_conversations(60, seed=3)
+    rows = [{"messages": one} for one in conversations]
+    path = tmp_path / {"json": "chat.json", "parquet": "chat.parquet", "gz": "chat.jsonl.gz"}.get(kind, "saved")
+    if kind == "json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif kind == "gz":
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    else:
+        pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(path))
+    store = make(tmp_path, path)
+    assert found(store) == [expected(one) for one in conversations]
+
+
+def test_pairs_stay_together(tmp_path: Path) -> None:
+    """Chosen and rejected are documents 2k and 2k + 1, in every split, whatever is dropped."""
+    rows = [
+        {"prompt": f"Question {n % 80}?", "chosen": f"Good {n % 80}.", "rejected": "Bad." * (1 + n % 80)}
+        for n in range(160)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    store = preprocess(tmp_path, path, splits={"val": 0.3}, chat={"max_tokens": 60})
+    assert store.manifest.chat is not None and store.manifest.chat["pairs"]
+    tally = store.manifest.tally
+    assert tally.dropped["dedup"] == {"duplicate": 80}
+    assert tally.dropped["encode"]["too_long"] > 0
+    assert tally.read == 160 == tally.documents + tally.dropped_count
+    assert len(store) == 2 * tally.documents
+    for split in ("train", "val"):
+        part = milldam.open(tmp_path / "out", split=split)
+        texts = [part.decode(document) for document in part]
+        assert texts
+        for chosen, rejected in zip(texts[::2], texts[1::2], strict=True):
+            question = chosen.split("\n")[1]
+            assert rejected.split("\n")[1] == question
+            assert "Good" in chosen and "Bad" in rejected
+
+
+def test_labels_lie_beside_the_tokens(tmp_path: Path) -> None:
+    """KTO's label is one byte a document."""
+    rows = [{"prompt": f"Q{n}", "completion": f"A{n}", "label": n % 3 == 0} for n in range(30)]
+    path = tmp_path / "kto.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    store = make(tmp_path, path)
+    assert [store.label(n) for n in range(30)] == [int(n % 3 == 0) for n in range(30)]
+    run_here("verify", tmp_path / "out")
+    (labels,) = (tmp_path / "out").glob("*.labels")
+    labels.write_bytes(labels.read_bytes()[::-1])
+    assert ".labels" in run_here("verify", tmp_path / "out", code=1).output
+
+
+# ---- what can't be used ----
+
+
+def test_what_is_no_conversation_is_rejected_with_its_line(tmp_path: Path) -> None:
+    """Broken JSON, missing roles, blank lines, a template that says no: counted, named, nothing else lost."""
+    good = {"messages": [_said("user", "Hi"), _said("assistant", "Hello")]}
+    lines = [
+        json.dumps(good),
+        "",
+        '{"messages": [{"role": "user"',
+        json.dumps({"messages": []}),
+        json.dumps({"messages": [{"content": "who says that?"}]}),
+        "",
+        json.dumps({"messages": [_said("fail", "x"), _said("assistant", "y")]}),
+        json.dumps({"messages": [_said("user", "nobody answers")]}),
+        json.dumps({"messages": [_said("user", [{"type": "image_url", "image_url": "u"}]), _said("assistant", "y")]}),
+        json.dumps(good),
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    store = make(tmp_path, path)
+    assert found(store) == [expected(good["messages"])] * 2
+    told = {one["line"]: one["reason"] for one in rejects(tmp_path / "out")}
+    assert told == {
+        3: "bad_json",
+        4: "empty_conversation",
+        5: "no_role",
+        7: "template_refused",
+        8: "no_assistant",
+        9: "has_image",
+    }
+    (refused,) = [one for one in rejects(tmp_path / "out") if one["reason"] == "template_refused"]
+    assert "No such role: fail" in refused["detail"]
+    assert store.manifest.tally.rejected_count == 6
+    with pytest.raises(InputError, match=r"chat\.jsonl:3"):
+        make(tmp_path, path, out="strict", strict=True)
+
+
+def test_a_conversation_beyond_every_bound_is_rejected(tmp_path: Path) -> None:
+    """A record of many megabytes costs itself alone, in every format."""
+    rows = [
+        {"messages": [_said("user", "Hi"), _said("assistant", "Hello")]},
+        {"messages": [_said("user", "much " * 2_000_000), _said("assistant", "Hello")]},
+        {"messages": [_said("user", "Hey"), _said("assistant", "Hello")]},
+    ]
+    write_messages(tmp_path / "chat.jsonl", [one["messages"] for one in rows])
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chat.parquet")
+    for name, where in (("chat.jsonl", {"line": 2}), ("chat.parquet", {"row": 1})):
+        store = make(tmp_path, tmp_path / name, out=f"out-{name}")
+        assert found(store) == [expected(rows[0]["messages"]), expected(rows[2]["messages"])]
+        (reject,) = rejects(tmp_path / f"out-{name}")
+        assert reject["reason"] == "too_large"
+        assert where.items() <= reject.items()
+
+
+def test_a_conversation_larger_than_a_batch_is_one_document(tmp_path: Path) -> None:
+    """Some megabytes are encoded in pieces, and the stretches are where they belong."""
+    words = " ".join(one["content"] for talk in make_conversations(300, seed=5) for one in talk)
+    large = [_said("user", words * 10), _said("assistant", "short"), _said("user", "?"), _said("assistant", words * 10)]
+    small = make_conversations(3)
+    store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", [small[0], large, *small[1:]]))
+    assert store.manifest.text_bytes > 4 << 20
+    assert found(store) == [expected(one) for one in (small[0], large, *small[1:])]
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("drop", None), ("cut", 50), ("cut_turn", -1)])
+def test_what_is_too_long_is_dropped_or_cut(tmp_path: Path, rule: str, kept: int | None) -> None:
+    """Dropped by name; cut to the token; or cut behind the last answer that fits."""
+    short = [_said("user", "a"), _said("assistant", "b")]
+    talk = [*short, _said("user", "c"), _said("assistant", "d"), _said("user", "e " * 40), _said("assistant", "f " * 9)]
+    path = write_messages(tmp_path / "chat.jsonl", [short, talk])
+    ids, spans = expected(talk)
+    assert spans[1][1] < 50 < spans[2][0]
+    store = make(tmp_path, path, chat={"max_tokens": 50, "too_long": rule})
+    assert found(store)[0] == expected(short)
+    if kept is None:
+        assert len(store) == 1
+        assert store.manifest.tally.reasons == {"too_long": 1}
+        return
+    end = kept if kept > 0 else spans[1][1]
+    assert found(store)[1] == (ids[:end], spans[:2])
+    assert store.manifest.chat is not None and store.manifest.chat["truncated"] == 1
+
+
+# ---- dedup, filters, splits, cleaning ----
+
+
+def test_duplicates_are_told_by_text_or_by_prompt(tmp_path: Path) -> None:
+    """The same text twice goes in both cases; another answer to the same question only by prompt."""
+    talks = [[_said("user", f"Q{n}"), _said("assistant", f"A{n}")] for n in range(5)]
+    other = [_said("user", "Q1"), _said("assistant", "another")]
+    path = write_messages(tmp_path / "chat.jsonl", [*talks, talks[0], other])
+    by_text = preprocess(tmp_path, path, out="text")
+    assert found(by_text) == [expected(one) for one in [*talks, other]]
+    by_prompt = preprocess(tmp_path, path, out="prompt", chat={"dedup_on": "prompt"})
+    assert found(by_prompt) == [expected(one) for one in talks]
+    assert by_prompt.manifest.tally.reasons == {"duplicate": 2}
+
+
+def test_conversations_that_share_a_prompt_go_to_one_split(tmp_path: Path) -> None:
+    """With group_by prompt no question is in two splits; without, some are."""
+    talks = [[_said("user", f"Q{n % 40}"), _said("assistant", f"A{n}")] for n in range(200)]
+    path = write_messages(tmp_path / "chat.jsonl", talks)
+    for rule, apart in (("prompt", True), ("text", False)):
+        out = tmp_path / rule
+        preprocess(tmp_path, path, out=rule, splits={"val": 0.4}, chat={"group_by": rule})
+        asked = []
+        for split in ("train", "val"):
+            part = milldam.open(out, split=split)
+            asked.append({part.decode(one).split("\n")[1] for one in part})
+        assert all(asked)
+        assert asked[0].isdisjoint(asked[1]) == apart
+
+
+def test_what_is_said_is_cleaned_before_it_is_rendered(tmp_path: Path) -> None:
+    """White space at the ends of a message and control characters go; what the template writes stays."""
+    talk = [_said("user", "  What\x07 is it?\n"), _said("assistant", " This. \n")]
+    store = preprocess(tmp_path, write_messages(tmp_path / "chat.jsonl", [talk]))
+    assert found(store) == [expected([_said("user", "What is it?"), _said("assistant", "This.")])]
+
+
+def test_filters_limits_and_samples_apply(tmp_path: Path) -> None:
+    """As to any document, with the reasons counted."""
+    conversations = make_conversations(100, seed=8)
+    path = write_messages(tmp_path / "chat.jsonl", conversations)
+    sizes = [len(expected(one)[0]) for one in conversations]
+    middle = sorted(sizes)[50]
+    store = preprocess(tmp_path, path, out="filtered", filters={"max_tokens": middle})
+    assert len(store) == sum(size <= middle for size in sizes)
+    assert found(make(tmp_path, path, out="limited", limit=7)) == [expected(one) for one in conversations[:7]]
+    data = {"path": str(path), "max_documents": 11}
+    assert len(preprocess(tmp_path, path, out="some", datasets=data)) == 11
+
+
+def test_what_chat_can_not_be_combined_with_is_refused(tmp_path: Path) -> None:
+    """In plain words, before anything is read."""
+    path = write_messages(tmp_path / "chat.jsonl", make_conversations(3))
+    with pytest.raises(ConfigError, match="cut a conversation"):
+        preprocess(tmp_path, path, splits={"val_tokens": 100})
+    with pytest.raises(ConfigError, match="special tokens for text"):
+        make(tmp_path, path, special_text="plain")
+    with pytest.raises(ConfigError, match="without a chat template"):
+        milldam.tokenize(path, tmp_path / "no", tokenizer=TOKENIZER, chat=True)
+    (tmp_path / "text.jsonl").write_text('{"text": "no chat"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="No conversations found"):
+        make(tmp_path, tmp_path / "text.jsonl")
+    plain = milldam.tokenize(tmp_path / "text.jsonl", tmp_path / "plain", tokenizer=TOKENIZER)
+    with pytest.raises(StoreError, match="does not say which tokens are trained on"):
+        plain.spans(0)
+
+
+def test_another_template_is_another_store(tmp_path: Path) -> None:
+    """Its content counts, not its path; a store made by another one is never taken for this job's."""
+    path = write_messages(tmp_path / "chat.jsonl", make_conversations(3))
+    first = make(tmp_path, path).fingerprint
+    moved = shutil.copy(write_template(tmp_path), tmp_path / "moved.jinja")
+    chat = {"template": str(moved)}
+    assert milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER, chat=chat).fingerprint == first
+    Path(moved).write_text(Path(moved).read_text("utf-8").replace("<|endoftext|>", ""), encoding="utf-8")
+    with pytest.raises(ConfigError, match="chat"):
+        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
+
+
+# ---- workers, memory, kills ----
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some megabytes in two files, with copies and what can't be used."""
+    folder = tmp_path_factory.mktemp("corpus")
+    conversations = make_conversations(4000, seed=1)
+    conversations += conversations[:200] + [[_said("fail", "x")]] * 3
+    write_messages(folder / "a.jsonl", conversations[:2500])
+    write_messages(folder / "b.jsonl", conversations[2500:])
+    write_template(folder)
+    return folder
+
+
+def arguments(corpus: Path, out: Path, *more: object) -> list[object]:
+    config = {
+        "datasets": [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")],
+        "tokenizer": str(TOKENIZER),
+        "out": str(out),
+        "shard_size": "300KB",
+        "splits": {"val": 0.1},
+        "chat": {"template": str(corpus / "template.jinja"), "max_tokens": 400, "too_long": "cut_turn"},
+    }
+    path = out.with_suffix(".yaml")
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return ["preprocess", path, "-q", *more]
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The bytes of the store that one worker makes."""
+    out = tmp_path_factory.mktemp("reference") / "out"
+    run_milldam(*arguments(corpus, out, "--workers", 1))
+    run_here("verify", out)
+    made = store_bytes(out)
+    assert sum(name.endswith(".spans") for name in made) > 4
+    return made
+
+
+@pytest.mark.parametrize("more", [("--workers", 2), ("--workers", 3), ("--workers", 2, "--memory", "400MB")])
+def test_workers_and_memory_change_no_byte(
+    corpus: Path, reference: dict[str, bytes], tmp_path: Path, more: tuple[object, ...]
+) -> None:
+    """Equal files, stretches among them."""
+    run_milldam(*arguments(corpus, tmp_path / "out", *more))
+    assert store_bytes(tmp_path / "out") == reference
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    corpus: Path, reference: dict[str, bytes], tmp_path: Path, parts: int
+) -> None:
+    """SIGKILL for all processes when some parts are done; the same command finishes."""
+    command = arguments(corpus, tmp_path / "out", "--workers", 2)
+    with started(*command) as process:
+        assert wait_until(lambda: recorded(tmp_path / "out") >= parts, process)
+        kill_group(process)
+    run_milldam(*command)
+    assert store_bytes(tmp_path / "out") == reference
+
+
+def test_a_damaged_file_of_stretches_is_noticed(tmp_path: Path) -> None:
+    """By its hash; and, where somebody wrote it so, by what it says."""
+    store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", make_conversations(20)))
+    (path,) = (tmp_path / "out").glob("*.spans")
+    data = np.fromfile(path, "<i8")
+    data[-1] += 10**6
+    data.tofile(path)
+    assert ".spans" in run_here("verify", tmp_path / "out", code=1).output
+    with pytest.raises(StoreError, match=r"\.spans: the stretches of document 19"):
+        milldam.open(tmp_path / "out").spans(19)
+    path.write_bytes(data.tobytes()[:-8])
+    with pytest.raises(StoreError, match=r"\.spans"):
+        milldam.open(tmp_path / "out").spans(0)
+    del store

@@ -1,0 +1,75 @@
+"""Conversations for tests of whole jobs, and what must become of them: by HF tokenizers, message by message."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tests.kit.jobs import TOKENIZER, demo_texts
+
+import milldam
+
+TEMPLATE = """{% for m in messages %}{% if m.role == 'fail' %}{{ raise_exception('No such role: fail') }}{% endif %}\
+<{{ m.role }}>
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% else %}\
+{{ m.content }}{% endif %}
+
+{% endfor %}"""
+
+Message = dict[str, Any]
+
+
+def make_conversations(count: int, seed: int = 0) -> list[list[Message]]:
+    """Questions and answers of many scripts, no two of them equal."""
+    rng, texts = random.Random(seed), demo_texts()
+
+    def some() -> str:
+        source = rng.choice(texts)
+        start = rng.randrange(len(source))
+        return f"{rng.randrange(10**6)} {source[start : start + rng.randrange(1, 300)]}"
+
+    return [
+        [{"role": ("user", "assistant")[n % 2], "content": some()} for n in range(2 * rng.randrange(1, 5))]
+        for _ in range(count)
+    ]
+
+
+def write_messages(path: Path, conversations: Iterable[list[Message]]) -> Path:
+    lines = (json.dumps({"messages": one}, ensure_ascii=False) + "\n" for one in conversations)
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def write_template(folder: Path) -> Path:
+    path = folder / "template.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    return path
+
+
+def expected(messages: list[Message]) -> tuple[list[int], list[list[int]]]:
+    """(ids, stretches) of a conversation by the template above."""
+    text, stretches = "", []
+    for message in messages:
+        text += f"<{message['role']}>\n"
+        begin = len(text)
+        text += message["content"]
+        if message["role"] == "assistant":
+            text += "<|endoftext|>"
+            stretches.append((begin, len(text)))
+        text += "\n"
+    encoded = tokenizers.Tokenizer.from_file(str(TOKENIZER)).encode(text, add_special_tokens=False)
+    holds = encoded.char_to_token
+    return encoded.ids, [[holds(begin), holds(end - 1) + 1] for begin, end in stretches]
+
+
+def found(store: milldam.Store) -> list[tuple[list[int], list[list[int]]]]:
+    return [(document.tolist(), store.spans(number).tolist()) for number, document in enumerate(store)]
+
+
+def rejects(out: Path) -> list[dict[str, Any]]:
+    path = out / "rejects.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,11 +16,17 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from milldam.stores.tokens import Store
+    from milldam.stores.tokens.format import Int64s
 
 # Of the 256 that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
 _MARK = "▕"
 """Behind each token where there are no colours; no tokenizer has it in a special token, as they have the plain bar."""
+_UNTRAINED = ("white on color(236)", "white on color(240)")
+_TRAINED = ("black on color(34)", "black on color(40)")
+_SPECIAL, _TRAINED_SPECIAL = "bold red", "bold white on color(22)"
+_OPEN, _CLOSE = "⟦", "⟧"
+"""Around what is trained on where there are no colours."""
 _LOST = "\ufffd"
 _LONGEST_CHARACTER = 6
 """Tokens that can share a character: it has four bytes, and a token may hold the end of the one before."""
@@ -37,6 +42,8 @@ _LONGEST_CHARACTER = 6
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object a document.")
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
     """Show documents decoded, token by token, with their boundaries.
+
+    Of conversations, what is trained on is green; where there are no colours, it is in ⟦ ⟧.
 
     STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, of which the shards are
     fetched that hold them.
@@ -58,10 +65,23 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
         )
     for number in range(first, min(len(opened), first + documents)):
         if as_json:
-            row = opened[number]
-            click.echo(json.dumps({"document": number, "tokens": row.tolist(), "text": opened.decode(row)}))
+            click.echo(json.dumps(_as_dict(opened, number)))
         else:
             show_tokens(opened, number, tokens, ids=ids)
+
+
+def _as_dict(store: Store, number: int) -> dict[str, Any]:
+    row = store[number]
+    found = {"document": number, "tokens": row.tolist(), "text": store.decode(row)}
+    if store.has_spans:
+        found["spans"] = store.spans(number).tolist()
+    if _has_labels(store):
+        found["label"] = store.label(number)
+    return found
+
+
+def _has_labels(store: Store) -> bool:
+    return any(shard.labels is not None for shard in store.shards)
 
 
 def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, called: str = "document") -> None:
@@ -70,30 +90,82 @@ def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, cal
 
     row = store[number]
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"── {called} {number:,}: {counted(len(row), 'token')} ──", style="bold")
-    console.print(_coloured(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, ids=ids))
+    coloured = console.is_terminal and not console.no_color
+    told = [counted(len(row), "token"), *_told(store, number, coloured=coloured)]
+    console.print(f"── {called} {number:,}: {', '.join(told)} ──", style="bold")
+    spans = store.spans(number) if store.has_spans else None
+    pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
+    console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))
     if len(row) > shown:
         console.print(f"... {counted(len(row) - shown, 'token')} more", style="dim")
 
 
-def _coloured(store: Store, tokens: list[int], shown: int, *, ids: bool) -> Text:
-    """What begins in the first `shown` tokens, on changing grounds; without colours, with a mark between."""
-    from rich.text import Text
+def _told(store: Store, number: int, *, coloured: bool) -> Iterator[str]:
+    """What a store of conversations says of a document."""
+    if not store.has_spans:
+        return
+    trained = sum(end - begin for begin, end in store.spans(number).tolist())
+    yield f"{trained:,} trained on ({'green' if coloured else f'in {_OPEN} {_CLOSE}'})"
+    if store.manifest.chat is not None and store.manifest.chat["pairs"]:
+        yield f"{'rejected' if number % 2 else 'chosen'} side of pair {number // 2:,}"
+    if _has_labels(store):
+        yield f"label {store.label(number)}"
 
-    text, marked = Text(), not sys.stdout.isatty()
+
+class _Piece(NamedTuple):
+    """A token, or several that share a character."""
+
+    text: str
+    ids: Sequence[int]
+    special: bool
+    trained: bool | None
+    """None: the store does not say."""
+
+
+def _pieces(store: Store, tokens: list[int], shown: int, spans: Int64s | None) -> Iterator[_Piece]:
+    """What begins in the first `shown` tokens."""
     added = store.tokenizer.get_added_tokens_decoder()
     special: set[int | None] = {id for id, token in added.items() if token.special}
     special |= {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
-    for position, (start, together) in enumerate(_by_character(store, tokens)):
+    for start, together in _by_character(store, tokens):
         if start >= shown:
             break
-        style = "bold red" if together[0] in special else _COLOURS[position % len(_COLOURS)]
-        text.append(visible(store.decode(together)).replace("\n", "⏎\n"), style=style)
+        trained = None if spans is None else bool(((spans[:, 0] < start + len(together)) & (spans[:, 1] > start)).any())
+        text = visible(store.decode(together)).replace("\n", "⏎\n")
+        yield _Piece(text, together, together[0] in special, trained)
+
+
+def _coloured(pieces: Iterable[_Piece], *, ids: bool) -> Text:
+    """Each token on another ground than the one before it."""
+    from rich.text import Text
+
+    text = Text()
+    for position, piece in enumerate(pieces):
+        grounds = {None: _COLOURS, False: _UNTRAINED, True: _TRAINED}[piece.trained]
+        style = grounds[position % len(grounds)]
+        if piece.special:
+            style = _TRAINED_SPECIAL if piece.trained else _SPECIAL
+        text.append(piece.text, style=style)
         if ids:
-            text.append(f"[{' '.join(map(str, together))}]", style="dim")
-        if marked:
-            text.append(_MARK)
+            text.append(_ids(piece), style="dim")
     return text
+
+
+def _marked(pieces: Iterable[_Piece], *, ids: bool) -> Text:
+    """With a mark behind each token, and others around what is trained on."""
+    from rich.text import Text
+
+    text, inside = Text(), False
+    for piece in pieces:
+        if inside != bool(piece.trained):
+            inside = not inside
+            text.append(_OPEN if inside else _CLOSE)
+        text.append(f"{piece.text}{_ids(piece) if ids else ''}{_MARK}")
+    return text.append(_CLOSE if inside else "")
+
+
+def _ids(piece: _Piece) -> str:
+    return f"[{' '.join(map(str, piece.ids))}]"
 
 
 def _by_character(store: Store, tokens: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:

@@ -83,11 +83,13 @@ def collect(store: Store) -> dict[str, Any]:
         "dropped": tally.reasons,
         "sources": [asdict(one) for one in manifest.sources],
         "damaged_files": manifest.damaged_files,
-    } | ({} if manifest.chat is None else {"chat": _of_chat(manifest.chat, store.manifest.tokens)})
+    } | ({} if manifest.chat is None else {"chat": _of_chat(manifest.chat, manifest.tokens)})
 
 
-def _of_chat(chat: dict[str, Any], tokens: int) -> dict[str, Any]:
-    return chat | {"trained_share": round(chat["trained_tokens"] / max(1, tokens), 4)}
+def _of_chat(told: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """What the manifest says of conversations: nothing else is read."""
+    pairs = told["conversations"] // 2 if told["pairs"] else 0
+    return told | {"pairs": pairs, "trained_share": round(told["trained_tokens"] / max(1, tokens), 4)}
 
 
 def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str, float]:

@@ -165,19 +165,51 @@ def splits(facts: Facts) -> Section:
     return Section("splits", "Splits", about, table(heads, rows, numbers=range(1, 7)))
 
 
+def conversations(facts: Facts) -> Section | None:
+    """How much of the conversations is trained on; None for a store of plain text."""
+    told = facts.manifest.chat
+    if told is None:
+        return None
+    count, trained = told["conversations"], told["trained_tokens"]
+    tiles = [
+        Tile("Pairs" if told["pairs"] else "Conversations", short_count(count // 2 if told["pairs"] else count)),
+        Tile("Turns", short_count(told["turns"]) if told["turns"] else "–"),
+        Tile("Trained tokens", short_count(trained), "", f"{trained:,}" if trained >= 10_000 else ""),
+        Tile("Trained share", share(trained, facts.manifest.tokens) or "–"),
+        Tile("Cut to fit", short_count(told.get("truncated", 0))),
+    ]
+    said = told.get("special_tokens_in_content", 0)
+    about = paragraphs(
+        f"Form: {told['form']}.",
+        "Trained share: the part of the tokens that the loss is computed on.",
+        f"In {said:,} of them somebody says the text of a special token; it became that token." if said else "",
+    )
+    return Section("conversations", "Conversations", about, show_tiles(tiles, small=True))
+
+
 def samples(facts: Facts) -> Section:
     body = _figures(facts.samples) or '<p class="none">There are no documents.</p>'
     if facts.dropped_samples:
         body += f"<h3>Dropped</h3>{_figures(facts.dropped_samples)}"
     about = paragraphs("The beginnings of some documents, spread over the store and decoded from its tokens.")
     about += f"<p>What can not be seen is shown as {escape(chr(0x202E))}.</p>"
+    if facts.manifest.chat is not None:
+        about += "<p><mark>Highlighted</mark>: trained on.</p>"
     return Section("samples", "Sample documents", about, body)
 
 
 def _figures(found: Iterable[Sample]) -> str:
     def figure(one: Sample) -> str:
         caption = f"<figcaption><span>{escape(one.origin)}</span><span>{escape(one.size)}</span></figcaption>"
-        text = escape(one.text) + (" …" if one.cut else "")
+        text = _highlighted(one) + (" …" if one.cut else "")
         return f'<figure class="sample">{caption}<p dir="auto">{text}</p></figure>'
 
     return "".join(map(figure, found))
+
+
+def _highlighted(one: Sample) -> str:
+    parts, at = [], 0
+    for begin, end in one.trained:
+        parts.append(f"{escape(one.text[at:begin])}<mark>{escape(one.text[begin:end])}</mark>")
+        at = end
+    return "".join(parts) + escape(one.text[at:])

@@ -117,6 +117,8 @@ class Sample:
     size: str
     cut: bool
     """There is more of it."""
+    trained: tuple[tuple[int, int], ...] = ()
+    """Of a conversation: the stretches of characters that are trained on."""
 
 
 def sample_documents(store: Store) -> tuple[Sample, ...]:
@@ -134,7 +136,25 @@ def _sample(store: Store, number: int) -> Sample:
     cut = len(document) > _TOKENS or len(text) > CHARACTERS
     # The cut may have gone through a character.
     text = text[:CHARACTERS].rstrip("\ufffd") if cut else text
-    return Sample(text, f"document {number:,}, {shorten(split)}", f"{len(document):,} tokens", cut)
+    origin, size = f"document {number:,}, {shorten(split)}", f"{len(document):,} tokens"
+    if not store.has_spans:
+        return Sample(text, origin, size, cut)
+    spans = store.spans(number)
+    trained = int((spans[:, 1] - spans[:, 0]).sum())
+    return Sample(text, origin, f"{size}, {trained:,} trained on", cut, _characters(store, document, spans, len(text)))
+
+
+def _characters(store: Store, document: Any, spans: Int64s, most: int) -> tuple[tuple[int, int], ...]:
+    """Stretches of tokens -> of the characters of their text, up to `most`."""
+    found = []
+    for begin, end in spans[spans[:, 0] < _TOKENS].tolist():
+        # A border within a character is put before it.
+        first, stop = (
+            min(most, len(_decode(store, document[: min(at, _TOKENS)]).rstrip("\ufffd"))) for at in (begin, end)
+        )
+        if first < stop:
+            found.append((first, stop))
+    return tuple(found)
 
 
 def _decode(store: Store, tokens: Any) -> str:

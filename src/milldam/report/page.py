@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from milldam.markup import counted, duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.memory import format_size
-from milldam.report.contents import duplicates, lengths, packing, samples, splits
+from milldam.report.contents import conversations, duplicates, lengths, packing, samples, splits
 from milldam.report.drawing import page_style
 from milldam.report.facts import Facts
 from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
@@ -15,7 +15,10 @@ from milldam.stores.tokens.manifest import Tally
 
 # Whatever slipped through the escaping could still neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_SECTIONS = (memory, throughput, flow, sources, lengths, packing, duplicates, splits, samples, configuration, versions)
+_SECTIONS = (
+    *(memory, throughput, flow, sources, conversations, lengths, packing, duplicates, splits, samples),
+    *(configuration, versions),
+)
 _MARK = (
     '<svg width="26" height="18" viewBox="0 0 26 18" aria-hidden="true">'
     '<path d="M1 6c3 0 3-3 6-3s3 3 6 3M1 12c3 0 3-3 6-3s3 3 6 3" class="wave"/>'

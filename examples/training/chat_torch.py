@@ -6,7 +6,7 @@
 
 A row of `store.packed` has whole conversations, as many as fit; `labels` are -100 outside of what is trained on,
 positions begin anew in each. Attention: on a GPU by `cu_seqlens`, all rows end to end (torch's flash attention for
-sequences of varying length; `flash_attn_varlen_func` takes the same numbers); elsewhere by a mask of equal document ids.
+sequences of varying length; `flash_attn_varlen_func` takes the same numbers); elsewhere by a mask of equal ids.
 """
 
 from __future__ import annotations

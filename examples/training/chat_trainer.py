@@ -7,7 +7,7 @@
     python examples/training/chat_trainer.py chat.milldam --padded
 
 Packed: HF's models see from `position_ids`, which begin anew in each conversation, that none may see another (eager,
-sdpa and flex attention; without a cache, as the Trainer has it). Padded: a batch is as long as its longest conversation.
+sdpa and flex attention; without a cache, as the Trainer has it). Padded: a batch is as long as its longest.
 """
 
 from __future__ import annotations

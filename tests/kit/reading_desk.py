@@ -77,10 +77,15 @@ def _lay_out_tables(desk: Path, texts: list[str]) -> None:
 
 
 def _lay_out_conversations(desk: Path, texts: list[str]) -> None:
-    said = [{"role": "user", "content": "Tell me something."}]
-    rows = [{"messages": [*said, {"role": "assistant", "content": text}]} for text in texts[:40]]
+    asked = [f"Tell me something about {text[:12]}." for text in texts[:40]]
+    rows = [
+        {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]}
+        for prompt, text in zip(asked, texts, strict=False)
+    ]
     (desk / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     pa.parquet.write_table(pa.Table.from_pylist(rows), desk / "chat.parquet")
+    pairs = [{"prompt": prompt, "chosen": texts[at], "rejected": "No."} for at, prompt in enumerate(asked)]
+    (desk / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
     (desk / "template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     (desk / "model").mkdir()
     shutil.copy(TOKENIZER, desk / "model")

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.chat_jobs import (
+    TEMPLATE,
     expected,
     found,
     make_conversations,
@@ -433,3 +434,16 @@ def test_a_damaged_file_of_stretches_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"\.spans"):
         milldam.open(tmp_path / "out").spans(0)
     del store
+
+
+def test_a_template_that_writes_the_date_gives_the_day_that_is_set(tmp_path: Path) -> None:
+    """So that a run made again on another day gives the same bytes; the day is part of the settings."""
+    template = tmp_path / "dated.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}\n" + TEMPLATE, encoding="utf-8")
+    path = write_messages(tmp_path / "chat.jsonl", make_conversations(3))
+    chat = {"template": str(template), "date": "2024-07-26"}
+    store = milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
+    assert store.decode(store[0]).startswith("26 Jul 2024\n<user>")
+    assert store.manifest.settings["chat"]["date"] == "2024-07-26"
+    with pytest.raises(ConfigError, match="is no date"):
+        milldam.tokenize(path, tmp_path / "no", tokenizer=TOKENIZER, chat=chat | {"date": "today"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.kit.jobs import DEMO, TOKENIZER
 
@@ -119,3 +121,50 @@ def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     docstring = text.split('"""')[1]
     assert ("__main__" not in text) or f"examples/training/{path.name} corpus.milldam" in docstring
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF data sets; a tokenizer of their ids."""
+    from tests.kit.chat_stores import Chat, chat_store, random_chat
+
+    folder = tmp_path_factory.mktemp("chats")
+    rng = np.random.default_rng(1)
+    every = [random_chat(rng, int(length), 500) for length in rng.integers(20, 120, 80)]
+    chat_store(folder / "chat", [every[:40], every[40:]])
+    answers = [(chat, rng.integers(1, 500, 10).tolist()) for chat in every[:40] for _ in range(2)]
+    pairs = [Chat(chat.ids + ids, [False] * len(chat.ids) + [True] * 10) for chat, ids in answers]
+    chat_store(folder / "pairs", [pairs], pairs=True)
+    milldam.export(folder / "chat", "hf", folder / "packed", seq_len=128, workers=1)
+    milldam.export(folder / "chat", "hf", folder / "single", workers=1)
+    milldam.export(folder / "pairs", "hf", folder / "preferences", workers=1)
+    (folder / "tokenizer").mkdir()
+    words = {f"w{number}": number for number in range(1000)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
+    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0"}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> None:
+    """Stopped at a checkpoint and resumed, the losses are the same."""
+    pytest.importorskip("torch")
+    options = [chats / "chat", "--seq-len", 128, "--steps", 4, "--checkpoint-every", 3]
+    whole = losses(run(tmp_path, "chat_torch.py", *options))
+    assert list(whole) == [1, 2, 3, 4]
+    assert losses(run(tmp_path, "chat_torch.py", *options, "--resume")) == {4: whole[4]}
+
+
+@pytest.mark.parametrize("options", [(), ("--padded",)])
+def test_the_trainer_trains_on_conversations(chats: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    pytest.importorskip("accelerate")
+    output = run(tmp_path, "chat_trainer.py", chats / "chat", "--seq-len", 128, "--steps", 2, *options)
+    assert list(losses(output)) == [1, 2]
+
+
+@pytest.mark.parametrize(("example", "data"), [("sft", "packed"), ("sft", "single"), ("dpo", "preferences")])
+def test_trl_takes_exports_as_they_are(chats: Path, tmp_path: Path, example: str, data: str) -> None:
+    pytest.importorskip("trl")
+    output = run(tmp_path, f"chat_{example}.py", chats / data, chats / "tokenizer", "--steps", 2)
+    assert list(losses(output)) == [1, 2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,7 @@ class ChatBatch:
     prompts: pa.LargeStringArray
     """What was asked, a text a record."""
     bytes_read: int = 0
+    """About what they took in the input, for progress."""
     counts: dict[str, int] = field(default_factory=dict)
     """Of what was rendered."""
 
@@ -167,7 +168,7 @@ class ConversationReader:
         done = self._renderer.render(conversations)
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
-        return replace(_as_batch(done, conversations, dropped, self._recipe.sides), bytes_read=records.size)
+        return _as_batch(done, conversations, dropped, self._recipe.sides)
 
     def _clean(self, conversations: list[Conversation | Pair]) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
@@ -211,9 +212,10 @@ class _Records:
 
     def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
         self._slice, self._places, self._first, self._reading = slice, places, first, reading
-        self._sizes = row_sizes(rows)
+        # Of JSON, several rows together are no larger than a block.
+        small = isinstance(rows, dict) and row_count(rows) > 1
+        self._sizes = np.zeros(row_count(rows), dtype=np.int64) if small else row_sizes(rows)
         self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
-        self.size = int(self._sizes.sum())
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         names = list(self._rows)
@@ -259,7 +261,8 @@ def _as_batch(
         np.array(turns, dtype=np.int64),
         labels,
     )
-    return ChatBatch(texts, sides_of, verdicts, pa.array(prompts, pa.large_string()), counts=dict(done.counts))
+    asked = pa.array(prompts, pa.large_string())
+    return ChatBatch(texts, sides_of, verdicts, asked, int(offsets[-1] - offsets[0]), dict(done.counts))
 
 
 def _sides_of(one: Conversation | Pair) -> tuple[list[Message], ...]:

@@ -41,6 +41,11 @@ class TokenSpans:
         normalizer = content.get("normalizer")
         self._normalizer = normalizer.get("type") if normalizer else None
 
+    @property
+    def needs_huggingface(self) -> bool:
+        """Whether HF tokenizers is asked for every text, not only for rare ones."""
+        return self._bytes_of_id is None
+
     def find(
         self, ids: Ids, id_offsets: Int64s, texts: pa.LargeStringArray, stretches: Int64s, offsets: Int64s
     ) -> tuple[Int64s, Int64s]:

@@ -45,12 +45,15 @@ class HuggingFace:
         self._json = tokenizer_json
         self._loaded: Any = None
 
-    def __getattr__(self, name: str) -> Any:
+    def load(self) -> Any:
         if self._loaded is None:
             import tokenizers
 
             self._loaded = tokenizers.Tokenizer.from_str(self._json)
-        return getattr(self._loaded, name)
+        return self._loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.load(), name)
 
 
 class ChatEncoder:

@@ -156,7 +156,11 @@ def _load_chat(tokenizer_json: str) -> TokenSpans:
     from milldam.chat.token_spans import TokenSpans
     from milldam.pipeline.chat_encoding import HuggingFace
 
-    return TokenSpans(tokenizer_json, HuggingFace(tokenizer_json))
+    huggingface = HuggingFace(tokenizer_json)
+    finder = TokenSpans(tokenizer_json, huggingface)
+    if finder.needs_huggingface:
+        huggingface.load()
+    return finder
 
 
 def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:

@@ -280,6 +280,19 @@ def test_plain_text_in_a_mixture_is_trained_on_as_a_whole(many: Store, tmp_path:
         np.testing.assert_array_equal(mixed.read(np.arange(6))["labels"], alone[0]["labels"])
 
 
+def test_padded_conversations_are_mixed_with_text(many: Store, tmp_path: Path) -> None:
+    text = write_store(tmp_path / "text", [[10, 30, 80] * 4])
+    mixed = milldam.mix({many.conversations(): 1, text.conversations(): 1}, stop=12)
+    batch = next(mixed.batches(12, shuffle=False))
+    assert batch["input_ids"].shape == (12, 80)
+    for row, number in enumerate(batch["document_ids"].tolist()):
+        source = many if row % 2 == 0 else text
+        length = int(batch["attention_mask"][row].sum())
+        expected = source.conversations().read(np.array([number]))
+        assert batch["input_ids"][row, :length].tolist() == expected["input_ids"][0].tolist()
+        assert batch["labels"][row].tolist() == expected["labels"][0].tolist() + [-100] * (80 - length)
+
+
 def test_labels_of_documents_come_with_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     every = [random_chat(rng, 9) for _ in range(7)]

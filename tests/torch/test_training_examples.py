@@ -141,7 +141,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tokenizer").mkdir()
     words = {f"w{number}": number for number in range(1000)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
-    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    whole = {"version": "1.0", "added_tokens": [], "model": model}
+    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(whole))
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w0"}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(facts))
     return folder

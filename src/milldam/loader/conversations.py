@@ -17,7 +17,7 @@ A batch of pairs: see `Pairs`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -34,7 +34,7 @@ from milldam.loader.reading import Way, ranges
 from milldam.loader.row_index import TooLongDocuments
 from milldam.loader.samples import StreamSamples, at_least
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
+from milldam.loader.trained import NO_LOSS, Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
 from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
 
 if TYPE_CHECKING:
@@ -193,6 +193,10 @@ class Conversations(WholeDocuments[Conversation, ConversationBatch]):
     @cached_property
     def _labels(self) -> Labels | None:
         return Labels(self._stream, self._documents) if self._stream.has_labels else None
+
+    @property
+    def _padding(self) -> Mapping[str, int]:
+        return {"input_ids": self._stream.pad_id, "attention_mask": 0, "labels": NO_LOSS}
 
     def labels_of(self, numbers: Int64s) -> Bools:
         """The label of each document, of data that has some."""

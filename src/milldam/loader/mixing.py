@@ -26,6 +26,7 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
+from milldam.loader.conversations import Pairs
 from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
@@ -236,7 +237,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
             (where, self.sources[source]._look_up(local, dtype))
             for source, where, local in self._by_number.groups(numbers)
         ]
-        return lambda part, out: _read_by_source(found, part, out)
+        return lambda part, out: _read_by_source(found, part, out, self._padding)
+
+    @property
+    def _padding(self) -> Mapping[str, int] | None:
+        return self.sources[0]._padding
 
     @cached_property
     def _reading(self) -> MixedReading | None:
@@ -283,8 +288,12 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
+    if any(isinstance(source, Pairs) for source in sources):
+        raise ConfigError(
+            "mix: preference pairs of several stores do not go into one batch. Train on one store of pairs."
+        )
     for other in others:
-        if other.sample_tokens != first.sample_tokens:
+        if first._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."
@@ -323,7 +332,9 @@ class _Part:
     batch: Any
 
 
-def _read_by_source(found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any) -> Any:
+def _read_by_source(
+    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, padding: Mapping[str, int] | None
+) -> Any:
     """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
     parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
     for where, read in found:
@@ -333,7 +344,21 @@ def _read_by_source(found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out:
     if len(parts) == 1:
         (read, own, _) = parts[0]
         return read(own, out)
-    return _joined([_Part(rows, read(own, None)) for read, own, rows in parts], out)
+    made = [_Part(rows, read(own, None)) for read, own, rows in parts]
+    return _joined(made if padding is None else _as_wide(made, padding), out)
+
+
+def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
+    """The same, with arrays as wide as the widest part's."""
+    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
+
+    def padded(batch: Any) -> Any:
+        return batch | {
+            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
+            for name, fill in padding.items()
+        }
+
+    return [_Part(part.rows, padded(part.batch)) for part in parts]
 
 
 def _joined(parts: list[_Part], out: Any) -> Any:

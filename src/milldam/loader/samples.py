@@ -41,6 +41,11 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
 
     @property
+    def _padding(self) -> Mapping[str, int] | None:
+        """What the arrays of a batch are padded with, where samples differ in length; None: they don't."""
+        return None
+
+    @property
     @abstractmethod
     def identity(self) -> State:
         """All that decides which sample has which number: what a state must agree with. Small, and JSON."""

@@ -160,7 +160,7 @@ def _of_fields(kinds: dict[str, str], what: str) -> str:
     if _is_conversation(kinds):
         chat = next(name for name in _CHATS if _is_turns(kinds.get(name)))
         return (
-            f'its records are conversations: "{chat}" is a list of turns. Use --chat (chat: in a configuration), which '
+            f'its records are conversations: "{chat}" is a list of turns. Set chat, which '
             "renders them by a chat template; or name another field with text_column."
         )
     shown = ", ".join(f'"{name}" ({kind})' for name, kind in list(kinds.items())[:_FIELDS_SHOWN])

@@ -123,3 +123,17 @@ def test_a_template_that_is_no_jinja_is_refused_with_its_line() -> None:
     """The user sees where."""
     with pytest.raises(ConfigError, match=r"line 2: .*endfro"):
         ChatTemplate("{% for m in messages %}\n{% endfro %}")
+
+
+def test_what_comes_from_the_conversation_is_no_variable_to_set() -> None:
+    """A setting that the conversation would overrule is refused, not ignored."""
+    with pytest.raises(ConfigError, match="tools"):
+        ChatTemplate("{{ tools }}", {"tools": []})
+
+
+def test_sums_of_texts_and_lists_are_those_of_jinja() -> None:
+    """Chains of + go from left to right, whatever they add; what can't be added is refused."""
+    template = ChatTemplate("{{ 1 + 2 + messages[0].n }}{{ ['a'] + ['b'] + messages[0].l }}{{ 'a' + 'b' + 'c' }}")
+    assert template.render([{"role": "user", "n": 3, "l": ["c"]}]).text == "6['a', 'b', 'c']abc"
+    with pytest.raises(TemplateRefusedError, match="no attribute 'l'"):
+        template.render([{"role": "user", "n": 3}])

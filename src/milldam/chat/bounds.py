@@ -19,6 +19,8 @@ from milldam.errors import ConfigError, MilldamError
 
 try:
     from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
+    from jinja2.runtime import LoopContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
     from jinja2.visitor import NodeTransformer
@@ -40,7 +42,8 @@ _LARGE = 100_000
 _NODE = 32
 """What an item of a list counts, besides its text."""
 _OF_DICTS = frozenset(dir(dict))
-_JOIN, _MADE, _STEP = "__join", "__made", "__step"
+_OF_LOOPS = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_JOIN, _MADE, _STEP = "join", "made", "step"
 
 _LEFT_OUT = ("wordwrap", "urlize", "xmlattr", "pprint", "random")
 """Filters of Jinja that take quadratic time or give something else every time. No template of a model uses them."""
@@ -65,11 +68,10 @@ class Effort:
         self._limit, self._conversation = _FREE, conversation
         self._until = 0.0
 
-    def step(self) -> str:
+    def step(self) -> None:
         self.steps += 1
         if self.steps % _CLOCK_EVERY == 0:
             self._look_at_clock()
-        return ""
 
     def _look_at_clock(self) -> None:
         now = time.thread_time()
@@ -118,22 +120,64 @@ def tree_size(value: Any, enough: int) -> int:
     return size
 
 
+class _Code(CodeGenerator):
+    """What a template becomes in Python: what most of them do most often goes through no function of the sandbox."""
+
+    def visit_Call(self, node: nodes.Call, frame: Any, forward_caller: bool = False) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.EnvironmentAttribute):
+            # Our own, which no template can name.
+            self.visit(node.node, frame)
+            self._arguments(node.args, frame)
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Any) -> None:  # noqa: N802
+        """A chain of sums at once: most are texts, of which none but the last is wanted."""
+        parts, left = [node.right], node.left
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        self.write("environment.add")
+        self._arguments([left, *reversed(parts)], frame)
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Any) -> None:  # noqa: N802
+        if node.attr in _OF_DICTS:
+            super().visit_Getattr(node, frame)
+        else:
+            self._look_up("getattr", node.node, node.attr, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+            self._look_up("getitem", node.node, node.arg.value, frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _look_up(self, way: str, of: nodes.Expr, name: str, frame: Any) -> None:
+        self.write(f"(_of[{name!r}] if type(_of := ")
+        self.visit(of, frame)
+        self.write(f") is dict and {name!r} in _of else environment.{way}(_of, {name!r}))")
+
+    def _arguments(self, given: Iterable[nodes.Expr], frame: Any) -> None:
+        self.write("(")
+        for one in given:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write(")")
+
+
 class BoundedSandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox in which nothing grows without being counted."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
+    code_generator_class = _Code
 
     def __init__(self, effort: Effort, **options: Any) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
-        self.effort = effort
-        self.trusted: tuple[object, ...] = (self, effort)
-        """Whose methods are our own: what templates are given to call without knowing."""
+        self.effort, self.step = effort, effort.step
         for name in _LEFT_OUT:
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
         self.globals |= {"dict": _Dict(), "namespace": _Namespace}
-        counted: dict[str, Callable[..., Any]] = {_JOIN: self._join, _MADE: self._made, _STEP: effort.step}
-        self.globals |= counted
 
     def bound_filters(self) -> None:
         """Has every filter counted; to be called when all are there."""
@@ -156,13 +200,13 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _OF_DICTS:
             # Jinja's answer, without asking for an attribute that a dict can't have.
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
-        receiver = getattr(called, "__self__", None)
-        if receiver in self.trusted:
-            return called(*arguments)
         self.effort.step()
+        receiver = getattr(called, "__self__", None)
         if receiver is None:
             # Jinja puts a function of its own in front of `str.format`.
             receiver = getattr(getattr(called, "__wrapped__", None), "__self__", None)
@@ -244,12 +288,19 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def _join(self, *parts: Any) -> str:
+    def add(self, *parts: Any) -> Any:
+        """What `+` makes of them, from left to right."""
+        if {*map(type, parts)} == {str}:
+            self.effort.charge(sum(map(len, parts)))
+            return "".join(parts)
+        return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
+
+    def join(self, *parts: Any) -> str:
         texts = [str(part) for part in parts]
         self.effort.charge(sum(map(len, texts)))
         return "".join(texts)
 
-    def _made(self, value: Any) -> Any:
+    def made(self, value: Any) -> Any:
         self.effort.charge_value(value)
         return value
 
@@ -341,7 +392,7 @@ class Counting(NodeTransformer):
     def generic_visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:
         node = super().generic_visit(node, *arguments, **named)
         if isinstance(node, nodes.Macro):
-            node.body = [output(_STEP), *node.body]
+            node.body = [statement(_STEP), *node.body]
         elif isinstance(node, nodes.Concat):
             return call(_JOIN, *node.nodes)
         elif isinstance(node, (nodes.List, nodes.Dict)) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
@@ -354,11 +405,12 @@ def _is_constant(node: nodes.Node) -> bool:
 
 
 def call(name: str, *arguments: nodes.Expr) -> nodes.Call:
-    return nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
+    """Of a method of the sandbox."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
 
 
-def output(name: str, *arguments: nodes.Expr) -> nodes.Output:
-    return nodes.Output([call(name, *arguments)])
+def statement(name: str, *arguments: nodes.Expr) -> nodes.ExprStmt:
+    return nodes.ExprStmt(call(name, *arguments))
 
 
 def _require_small(values: Iterable[Any]) -> None:

@@ -120,7 +120,7 @@ class Renderer:
     def _side(self, conversation: Conversation) -> _Side:
         rendering, stretches = self.show(conversation)
         try:
-            rendering.text.encode()
+            rendering.text.isascii() or rendering.text.encode()
         except UnicodeEncodeError as error:
             raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
         return _Side(rendering.text, stretches, conversation)

@@ -15,11 +15,15 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.runtime import Context
 
-from milldam.chat.bounds import MOST_CHARACTERS, BoundedSandbox, Counting, Effort, TemplateRefusedError, output
+from milldam.chat.bounds import MOST_CHARACTERS, BoundedSandbox, Counting, Effort, TemplateRefusedError, statement
 from milldam.errors import ConfigError
 
-_LOOP, _TURN, _LOOP_END = "__loop", "__turn", "__loop_end"
+_LOOP, _TURN, _LOOP_END = "loop", "turn", "loop_end"
+_GIVEN = ("messages", "tools", "add_generation_prompt")
+_GENERATION = "generation block"
+"""A filter that no template can name."""
 
 _FAILURES = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
@@ -53,7 +57,9 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None, date: datetime | None = None) -> None:
         """`date`: what `strftime_now` gives; None: the time at which the template is made."""
         self.source = source
-        self._variables = {"documents": None} | dict(variables or {})
+        for name in _GIVEN:
+            if name in (variables or {}):
+                raise ConfigError(f"{name} is no variable of the template's to set: it comes from the conversation.")
         self._track = _Track()
         environment = _Sandbox(self._track, date)
         try:
@@ -63,6 +69,7 @@ class ChatTemplate:
             raise ConfigError(f"The chat template can't be read: line {error.lineno}: {error.message}.") from None
         except RecursionError:
             raise ConfigError("The chat template can't be read: it is nested too deeply.") from None
+        self._variables = {**self._template.globals, "documents": None, **(variables or {})}
         self.tagged = environment.tagged
         """Whether it has `{% generation %}` blocks."""
 
@@ -73,15 +80,17 @@ class ChatTemplate:
         track = self._track
         track.begin(messages)
         track.effort.begin([*messages, tools])
-        given = self._variables | variables
+        given = dict(zip(_GIVEN, (messages, tools, generation_prompt), strict=True))
+        template = self._template
+        # As `Template.generate` does it, which takes twice the time.
+        context = Context(template.environment, self._variables | variables | given, template.name, template.blocks)
         parts: list[str] = []
         try:
-            chunks = self._template.generate(
-                messages=messages, tools=tools, add_generation_prompt=generation_prompt, **given
-            )
-            for chunk in chunks:
+            for chunk in template.root_render_func(context):
                 parts.append(chunk)
-                track.advance(len(chunk))
+                track.position += len(chunk)
+                if track.position > MOST_CHARACTERS:
+                    raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
         except TemplateRefusedError:
             raise
         except _FAILURES as error:
@@ -107,14 +116,12 @@ class _Track:
         self._generated, self._turns, self._loops = [], [], []
         self._numbers = {id(message): number for number, message in enumerate(messages)}
 
-    def advance(self, characters: int) -> None:
-        self.position += characters
-        if self.position > MOST_CHARACTERS:
-            raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
-
-    def note(self, written: str) -> None:
+    def note(self, written: str) -> str:
         """What a `{% generation %}` block wrote."""
+        self.effort.step()
+        self.effort.charge(len(written))
         self._generated.append((self.position, written))
+        return written
 
     def generated_in(self, text: str) -> list[Stretch]:
         """Where the blocks lie; a block of which the place can't be told is refused: transformers would misplace it."""
@@ -125,23 +132,20 @@ class _Track:
                 )
         return [(begin, begin + len(written)) for begin, written in self._generated]
 
-    def loop(self) -> str:
+    def loop(self) -> None:
         self._loops.append(None)
-        return ""
 
-    def turn(self, item: Any) -> str:
+    def turn(self, item: Any) -> None:
         """The innermost loop goes on with an item, which may be a message."""
         self.effort.step()
         self.loop_end()
         number = self._numbers.get(id(item))
         self._loops.append(None if number is None else (number, self.position))
-        return ""
 
-    def loop_end(self) -> str:
+    def loop_end(self) -> None:
         at = self._loops.pop()
         if at is not None and self.position > at[1]:
             self._turns.append((*at, self.position))
-        return ""
 
     def turns(self) -> dict[int, list[Stretch]]:
         found: dict[int, list[Stretch]] = {}
@@ -160,12 +164,8 @@ class _Generation(jinja2.ext.Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         self.environment.tagged = True
-        return nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
-
-    def _note(self, caller: Any) -> str:
-        written = str(caller())
-        self.environment.track.note(written)
-        return written
+        noted = nodes.Filter(None, _GENERATION, [], [], None, None)
+        return nodes.FilterBlock(body, noted).set_lineno(line)
 
 
 class _Sandbox(BoundedSandbox):
@@ -173,17 +173,15 @@ class _Sandbox(BoundedSandbox):
 
     def __init__(self, track: _Track, date: datetime | None) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-        self.track, self.tagged = track, False
-        self.trusted = (*self.trusted, track)
+        self.tagged = False
+        self.loop, self.turn, self.loop_end = track.loop, track.turn, track.loop_end
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,
             "strftime_now": (date or datetime.now()).strftime,
-            _LOOP: track.loop,
-            _TURN: track.turn,
-            _LOOP_END: track.loop_end,
         }
         self.bound_filters()
+        self.filters[_GENERATION] = track.note
 
 
 class _Marking(Counting):
@@ -196,8 +194,8 @@ class _Marking(Counting):
         # A recursive loop is within several rounds of itself: it is counted, and nothing is said of its messages.
         named_item = isinstance(node.target, nodes.Name) and not node.recursive
         item = nodes.Name(node.target.name, "load") if named_item else nodes.Const(None)  # type: ignore[attr-defined]
-        node.body = [output(_TURN, item), *node.body]
-        return [output(_LOOP), node, output(_LOOP_END)]
+        node.body = [statement(_TURN, item), *node.body]
+        return [statement(_LOOP), node, statement(_LOOP_END)]
 
 
 def _to_json(

@@ -227,18 +227,19 @@ def value_size(value: Any) -> int:
     """Bytes of one Python value, about what Arrow would take for it."""
     if isinstance(value, str):
         return _NUMBER + (len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass")))
-    if isinstance(value, bytes | bytearray | memoryview):
-        return _NUMBER + len(value)
-    if isinstance(value, list | tuple):
+    # Tuples of types: `list | tuple` would be made anew for each value.
+    if isinstance(value, dict):
+        return _NUMBER + sum(map(value_size, value.values()))
+    if isinstance(value, (list, tuple)):
         if set(map(type, value)) <= _FLAT:
             return _NUMBER + _NUMBER * len(value)
         return _NUMBER + sum(map(value_size, value))
-    if isinstance(value, dict):
-        return _NUMBER + sum(map(value_size, value.values()))
     if value is None:
         return 0  # as where a row lacks the column
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return _NUMBER
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _NUMBER + len(value)
     nbytes = getattr(value, "nbytes", None)
     return _NUMBER + (nbytes if isinstance(nbytes, int) else sys.getsizeof(value))
 

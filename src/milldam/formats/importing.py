@@ -45,6 +45,7 @@ from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.stores.verify import has_every_file
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 OUTPUTS = ("*.bin", "*.idx", "tokenizer.json")
@@ -301,7 +302,9 @@ class ImportJob:
         summary.write(folder.folder)
         return summary
 
-    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary:
+    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary | None:
+        if not has_every_file(session.folder.out, TOKENS):
+            return None
         manifest = ManifestText.at(Folder(session.folder.out))
         return self._summary(session.folder, prepared, manifest.facts(), totals_by_split(manifest.shards()))
 

@@ -100,9 +100,17 @@ def record_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "xxh3": hash_file(path)}
 
 
+def has_size(path: str | Path, size: int) -> bool:
+    """Whether a file is there, and of this size."""
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False
+
+
 def is_whole(path: str | Path, record: dict[str, Any]) -> bool:
     """Whether a file is as it was written: its size first, then its hash."""
     try:
-        return bool(os.stat(path).st_size == record["bytes"] and hash_file(Path(path)) == record["xxh3"])
+        return has_size(path, record["bytes"]) and hash_file(Path(path)) == record["xxh3"]
     except OSError:
         return False

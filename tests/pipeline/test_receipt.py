@@ -166,3 +166,39 @@ def test_a_receipt_is_believed_for_the_store_that_it_was_left_with(place: Path, 
         assert documents(place / "out") == made
     (place / "out" / "run" / "receipt.json").unlink(missing_ok=True)
     assert invoke(*command(place)).exit_code in (0, done.exit_code)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"dedup": None},
+    {"dedup": "exact"},
+    {"dedup": "near", "splits": {"val": 0.2}},
+    {"limit": 25},
+    {"splits": {"val_tokens": 100}},
+]
+
+
+@pytest.mark.parametrize("with_receipt", [True, False])
+@pytest.mark.parametrize("damage", [lose, cut_off])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_a_store_has_lost_is_made_again(
+    place: Path, damage: Callable[[Path], None], with_receipt: bool, settings: dict[str, Any]
+) -> None:
+    """A shard that is gone or cut off is noticed, and no store called up to date that can't be read."""
+    config = str(configured(place, **settings))
+    told("preprocess", config)
+    made = {path.name: path.read_bytes() for path in (place / "out").iterdir() if path.is_file()}
+    for path in sorted((place / "out").glob("*.bin"))[:1]:
+        damage(path)
+    if not with_receipt:
+        (place / "out" / "run" / "receipt.json").unlink()
+    assert not told("preprocess", config)["up_to_date"]
+    assert made == {path.name: path.read_bytes() for path in (place / "out").iterdir() if path.is_file()}
+    assert told("preprocess", config)["up_to_date"]

@@ -219,3 +219,18 @@ def test_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
     with two_nodes() as cluster:
         run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
     assert job.made("ray") == job.made("local")
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_a_result_has_lost_is_made_again(job: Case, is_lost: bool) -> None:
+    """A file that is gone, or cut off, is noticed by its name and size: nothing damaged is called up to date."""
+    done(*job.to("out"))
+    made = job.made("out")
+    for name in sorted(made, key=lambda name: len(made[name]))[-2:]:
+        damaged = job.path("out") / name if name else job.path("out")
+        damaged.unlink()
+        if not is_lost:
+            damaged.write_bytes(made[name][:-1])
+        again = ["--overwrite"] if job.words[0] == "export" else []  # which replaces nothing unasked
+        assert not json.loads(done(*job.to("out"), *again, "--json"))["up_to_date"]
+        assert job.made("out") == made

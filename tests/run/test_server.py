@@ -215,3 +215,15 @@ def test_what_forked_workers_share_counts_once() -> None:
     os.write(theirs, b"abc")
     os.waitpid(server, 0)
     assert once > len(block) and held < once + 3 * 20 * 10**6
+
+
+@linux
+def test_a_server_that_is_just_starting_does_not_hear_ctrl_c(tmp_path: Path) -> None:
+    """Which reaches the whole group: what it means is decided elsewhere, and no traceback is printed."""
+    executor = LocalExecutor(2)
+    executor.expect(["json"])
+    (server,) = executor.pids
+    os.kill(server, signal.SIGINT)
+    told = values(run(executor, Started(tmp_path, ""), 4))
+    assert {one["parent"] for one in told} == {server}
+    assert workers_left() == []

@@ -80,7 +80,8 @@ class Place:
         elif there.is_dir():
             raise ConfigError(f"{there}: is a folder; {self._to} is a file.")
         if not overwrite and not (self._is_folder and not made):
-            origin = "made from another store or with other options" if made else "no record says what it was made from"
+            known = "made from another store or with other options, or changed since"
+            origin = known if made else "no record says what it was made from"
             raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")
 
     def forget_lost_files(self) -> None:

@@ -24,7 +24,7 @@ from milldam.errors import ConfigError, InputError, Setting, StoreError
 from milldam.mapping.cache import cached_out
 from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.identity import identify
-from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, is_whole, made_of, records_of
+from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, made_of, records_of
 from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared, outside, prepare, source_options
@@ -46,6 +46,7 @@ from milldam.run.summary import Summary
 from milldam.sources.compression import STDIN
 from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import TableManifest
+from milldam.stores.verify import has_every_file
 
 _CHANGES_SHOWN = 6
 _GATE_SHARE = 0.9
@@ -149,7 +150,7 @@ class MapJob:
     def up_to_date(self, session: Session, prepared: Prepared) -> MapSummary | None:
         folder = session.folder
         table = TableManifest.read(folder.out)
-        if not prepared.is_known or not is_whole(folder, table):
+        if not prepared.is_known or not has_every_file(folder.out, self.kind):
             return None
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came

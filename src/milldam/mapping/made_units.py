@@ -173,11 +173,3 @@ def clear_up(folder: RunFolder, table: TableManifest) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         spool.rmdir()
-
-
-def is_whole(folder: RunFolder, table: TableManifest) -> bool:
-    """Whether every shard is there, of the size that was recorded."""
-    try:
-        return all((folder.out / shard.name).stat().st_size == shard.bytes for shard in table.shards)
-    except OSError:
-        return False

@@ -55,7 +55,11 @@ from milldam.sources.compression import STDIN
 from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
+<<<<<<< HEAD
 from milldam.stores.tokens.manifest import SHARD_FILES
+=======
+from milldam.stores.verify import has_every_file
+>>>>>>> attack
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:
@@ -143,16 +147,17 @@ class TokenJob:
         """All that can be refused is refused before anything in the folder is replaced."""
         fitting = Fitting(self._config, prepared, session.budget, session.pool)
         choice = self._choose_encoder(session, prepared, fitting)
-        folder = session.folder
+        folder, files = session.folder, {"tokenizer.json": prepared.tokenizer_json.encode()}
         if self._from_stdin or folder.needs_plan(prepared.identity, begin):
             survey = Survey()
             units = folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
             self._require_disk(prepared, choice.encoder, survey, units)
-            files = {"tokenizer.json": prepared.tokenizer_json.encode()}
             folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
         else:
+            if folder.task is None:
+                folder.provide(files)
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
         units = len(folder.units)
         if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
@@ -357,7 +362,9 @@ class TokenJob:
         leave_receipt(session.folder.out, self._request, self._config, prepared, told_again)
         return summary
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
+    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary | None:
+        if not has_every_file(session.folder.out, TOKENS):
+            return None
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
         return summary

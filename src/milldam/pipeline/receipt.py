@@ -9,6 +9,7 @@ rows that are packed, chat templates.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def _answer(out: Path, request: str) -> TextSummary | None:
         if (
             told is not None
             and told["request"] == request
-            and {name: _record(out / name) for name in _STORE} == told["store"]
+            and _store_state(out) == told["store"]
             and (told["summary"]["job"] == "tokenize" or (out / RUN_FOLDER / REPORT).exists())
             and tokenizer_state(told["tokenizer"]) == told["tokenizer_state"]
             and _input_state(told["data_sets"]) == told["input"]
@@ -101,6 +102,13 @@ def _input_state(data_sets: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, 
             for file in list_inputs(found.inputs, found.input_format):
                 state.add(file.path, file.size, file.version, number)
     return state.as_json()
+
+
+def _store_state(out: Path) -> dict[str, Any]:
+    """The store as it lies: what tells of it, and names and sizes of its files, which may be lost or cut off later."""
+    sizes = sorted((entry.name, entry.stat().st_size) for entry in os.scandir(out) if entry.is_file())
+    files = hash_bytes(repr(sizes).encode("utf-8", "backslashreplace"))
+    return {name: _record(out / name) for name in _STORE} | {"files": files}
 
 
 def _record(path: Path) -> dict[str, Any] | None:
@@ -120,7 +128,7 @@ def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prep
     ]
     receipt = {
         "request": request,
-        "store": {name: _record(out / name) for name in _STORE},
+        "store": _store_state(out),
         "tokenizer": config.tokenizer_rules.path,
         "tokenizer_state": prepared.tokenizer_state,
         "data_sets": places,

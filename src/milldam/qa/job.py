@@ -48,6 +48,7 @@ from milldam.sealed import is_whole
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import FEATURES
+from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:
     from milldam.config.fields import Executor
@@ -356,7 +357,9 @@ class QAJob:
             counts=_counts(reads, made),
         )
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> QASummary:
+    def up_to_date(self, session: Session, prepared: Prepared) -> QASummary | None:
+        if not has_every_file(session.folder.out, FEATURES):
+            return None
         _clean_up(session.folder)  # a kill may have come after the manifest
         return _told_by(FeatureManifest.read(session.folder.out), session.folder.out)
 

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError
-from milldam.files import names_matching, refuse_address, remove_matching, remove_temporaries, write_file
+from milldam.files import hash_bytes, names_matching, refuse_address, remove_matching, remove_temporaries, write_file
 from milldam.run.array_task import ArrayTask
 from milldam.run.identity import Identity
 from milldam.run.inputs import InputList
@@ -198,7 +198,7 @@ class RunFolder:
         *,
         outputs: tuple[str, ...] | None = None,
     ) -> None:
-        """Take the staged units for the plan; what is recorded stays, and `files` are written where they are missing.
+        """Take the staged units for the plan; what is recorded stays, and `files` are there (`provide`).
 
         `outputs`: begin anew instead: what matches (folders end in a slash) is removed, and all that is recorded.
         """
@@ -207,9 +207,7 @@ class RunFolder:
             self._clear(outputs)
         elif self.state() == UNFINISHED:
             started = self.plan().get("started", started)
-        for name, content in files.items():
-            if outputs is not None or not (self.out / name).exists():
-                write_file(self.out / name, content)
+        self.provide(files)
         self._staged.replace(self.units)
         self.inputs.take()
         told = {
@@ -220,6 +218,12 @@ class RunFolder:
         }
         # With size and hash of the lists that it goes by.
         write_sealed(self.folder / PLAN, told | {"started": started, "files": self.units.records()})
+
+    def provide(self, files: Mapping[str, bytes]) -> None:
+        """Write what is missing in the output folder, or not as it should be."""
+        for name, content in files.items():
+            if not is_whole(self.out / name, {"bytes": len(content), "xxh3": hash_bytes(content)}):
+                write_file(self.out / name, content)
 
     def needs_plan(self, identity: Identity, begin: str) -> bool:
         """Whether units are to be staged: there is no plan, or it is of other input, or of the same that lies

@@ -10,7 +10,6 @@ and as much again for a moment. A pass over a million records takes some seconds
 
 from __future__ import annotations
 
-import os
 import re
 from array import array
 from collections import Counter
@@ -27,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 from milldam.files import NewFile, names_matching
 from milldam.run.journal import Journal
 from milldam.run.units import Keys
-from milldam.sealed import ended, is_sealed, is_whole, unseal_line
+from milldam.sealed import ended, has_size, is_sealed, is_whole, unseal_line
 
 Files = dict[str, dict[str, Any]]
 """Size and hash of files, by their paths below the output folder."""
@@ -177,7 +176,7 @@ class Records:
             return self._stands(record)
         # By plain strings: pathlib takes longer than the system, and there may be millions of files.
         sizes = ((f"{self._out}/{name}", file["bytes"]) for name, file in record.outputs.items())
-        return all(_has_size(*one) for one in sizes) and all(
+        return all(has_size(*one) for one in sizes) and all(
             is_whole(f"{self._out}/{name}", file) for name, file in record.files.items()
         )
 
@@ -282,13 +281,6 @@ def _rows(table: npt.NDArray[np.int64]) -> Iterator[list[int]]:
     """As plain numbers, without a list of all of them."""
     for first in range(0, len(table), _BLOCK):
         yield from table[first : first + _BLOCK].tolist()
-
-
-def _has_size(path: str, size: int) -> bool:
-    try:
-        return os.stat(path).st_size == size
-    except OSError:
-        return False
 
 
 def sweep(folder: Path, patterns: Iterable[str], live: Iterable[str]) -> None:

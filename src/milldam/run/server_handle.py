@@ -57,13 +57,14 @@ class ServerProcess:
         path = os.pathsep.join(filter(None, sys.path))
         # -P: what lies in the current folder must not stand in for an installed package.
         command = [sys.executable, "-P", "-m", "milldam.run.server", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            [*command, APART] if apart else command,
-            pass_fds=[theirs.fileno()],
-            env=(_LEAN if apart else _NO_THREADS) | os.environ | environment | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
-        )
+        with _without_interrupts():
+            self._process = subprocess.Popen(
+                [*command, APART] if apart else command,
+                pass_fds=[theirs.fileno()],
+                env=(_LEAN if apart else _NO_THREADS) | os.environ | environment | {"PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+            )
         theirs.close()
         self.control = Connection(ours.detach())
 
@@ -145,6 +146,16 @@ class ServerProcess:
             yield
         except (EOFError, OSError):
             self.is_lost = True
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Have a process that is started now not hear Ctrl-C, which reaches the whole group, until it ignores it itself."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Servers:

@@ -35,6 +35,7 @@ def attach() -> Connection:
     """The connection to the process that this one belongs to, by the arguments it was started with."""
     # Ctrl-C reaches the whole group: only the process that runs the job decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with(int(sys.argv[2]))
     return Connection(int(sys.argv[1]))
 

@@ -121,7 +121,7 @@ def live_files(folder: Path, kind: Kind) -> Iterator[str]:
     """
     _release(folder)
     for manifest in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
-        yield from kind.files_in(manifest)
+        yield from (name for name, _ in kind.files_in(manifest))
 
 
 def _release(folder: Path) -> None:

@@ -85,9 +85,9 @@ class Kind:
             return self.value(place)
         return cast("dict[str, Any]", self._room("manifest").head(place))
 
-    def files_in(self, path: Path) -> Iterator[str]:
-        """Names of the files of a manifest that lies here; holds a few shards at a time."""
-        return cast("Iterator[str]", self._room("manifest").files_in(path))
+    def files_in(self, path: Path) -> Iterator[tuple[str, int]]:
+        """Names and sizes of the files of a manifest that lies here; holds a few shards at a time."""
+        return cast("Iterator[tuple[str, int]]", self._room("manifest").files_in(path))
 
     def problems(self, place: Place, manifest: StoreManifest) -> Iterator[str]:
         """What is wrong with the files of a store."""

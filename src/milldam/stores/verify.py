@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from milldam.files import hash_bytes
+from milldam.sealed import has_size
 from milldam.stores.kinds import TOKENS, Kind, StoreManifest, store_kind
 from milldam.stores.place import Folder, Place
 
@@ -42,6 +43,15 @@ def _head_problems(place: Place, kind: Kind, manifest: StoreManifest) -> Iterato
         yield f"{place.name}/{kind.manifest}: totals are not the sums over its shards"
     if head.get("fingerprint") != manifest.fingerprint:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
+
+
+def has_every_file(folder: Path, kind: Kind) -> bool:
+    """Whether every file that the manifest of a folder names is there, of the size that it had; and its tokenizer."""
+    place = Folder(folder)
+    if any(_tokenizer_problems(place, kind.head(place).get("tokenizer", {}).get("xxh3"))):
+        return False
+    # By plain strings: there may be millions of files.
+    return all(has_size(f"{folder}/{name}", size) for name, size in kind.files_in(folder / kind.manifest))
 
 
 def _tokenizer_problems(place: Place, made_with: str | None) -> Iterator[str]:

@@ -105,9 +105,9 @@ def read(place: Place) -> FeatureManifest:
     return manifest
 
 
-def files_in(path: Path) -> Iterator[str]:
-    """Names of the files of a manifest that lies here."""
-    return (name for name, _ in read(Folder(path.parent, path)).files())
+def files_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Names and sizes of the files of a manifest that lies here."""
+    return ((name, file["bytes"]) for name, file in read(Folder(path.parent, path)).files())
 
 
 def _problems(manifest: FeatureManifest, columns: Any) -> Iterator[str]:

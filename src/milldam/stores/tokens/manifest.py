@@ -250,10 +250,14 @@ def head(place: Place) -> dict[str, Any]:
     return ManifestText.at(place).head()
 
 
-def files_in(path: Path) -> Iterator[str]:
-    """Names of the files of a manifest that lies here."""
+def files_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Names and sizes of the files of a manifest that lies here."""
     for shard in ManifestText.at(Folder(path.parent, path)).shards():
+<<<<<<< HEAD
         yield from (f"{shard.name}.{ending}" for ending in shard.files)
+=======
+        yield from ((f"{shard.name}.bin", shard.bin["bytes"]), (f"{shard.name}.idx", shard.idx["bytes"]))
+>>>>>>> attack
 
 
 @dataclass(slots=True)

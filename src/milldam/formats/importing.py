@@ -45,12 +45,8 @@ from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-<<<<<<< HEAD
 from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, ManifestText, Shard, Totals, totals_by_split
-=======
-from milldam.stores.tokens.manifest import Manifest, ManifestText, Shard, Totals, totals_by_split
 from milldam.stores.verify import has_every_file
->>>>>>> attack
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
@@ -316,7 +312,6 @@ class ImportJob:
         summary.write(folder.folder)
         return summary
 
-<<<<<<< HEAD
     def _chat_facts(self, records: Records) -> dict[str, Any] | None:
         """What is known of conversations, where a column said what is trained on."""
         told = [record.facts for _, record in records.in_plan_order() if record.facts.get("shards")]
@@ -332,12 +327,9 @@ class ImportJob:
         trained = sum(facts["trained"] for facts in told)
         return {"form": "tokens", "pairs": False, "conversations": documents, "turns": 0, "trained_tokens": trained}
 
-    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary:
-=======
     def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary | None:
         if not has_every_file(session.folder.out, TOKENS):
             return None
->>>>>>> attack
         manifest = ManifestText.at(Folder(session.folder.out))
         return self._summary(session.folder, prepared, manifest.facts(), totals_by_split(manifest.shards()))
 

@@ -55,11 +55,8 @@ from milldam.sources.compression import STDIN
 from milldam.sources.units import SHARD_SIZE, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
-<<<<<<< HEAD
 from milldam.stores.tokens.manifest import SHARD_FILES
-=======
 from milldam.stores.verify import has_every_file
->>>>>>> attack
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:

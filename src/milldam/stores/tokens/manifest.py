@@ -253,11 +253,7 @@ def head(place: Place) -> dict[str, Any]:
 def files_in(path: Path) -> Iterator[tuple[str, int]]:
     """Names and sizes of the files of a manifest that lies here."""
     for shard in ManifestText.at(Folder(path.parent, path)).shards():
-<<<<<<< HEAD
-        yield from (f"{shard.name}.{ending}" for ending in shard.files)
-=======
-        yield from ((f"{shard.name}.bin", shard.bin["bytes"]), (f"{shard.name}.idx", shard.idx["bytes"]))
->>>>>>> attack
+        yield from ((f"{shard.name}.{ending}", file["bytes"]) for ending, file in shard.files.items())
 
 
 @dataclass(slots=True)

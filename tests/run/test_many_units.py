@@ -192,9 +192,15 @@ def _manifest(shards: tuple[Shard, ...]) -> Manifest:
     return Manifest("uint16", 9, {"name": "t", "xxh3": ""}, "e", odd, {"files": 1}, shards, (Tally("too\nshort"),), 3)
 
 
+def _without_none(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """What only conversations have is left out elsewhere."""
+    return {name: one for name, one in value.items() if one is not None or name not in names}
+
+
 def _as_one_document(manifest: Manifest) -> bytes:
     """What a plain JSON encoder makes of it."""
-    value = dataclasses.asdict(manifest)
+    value = _without_none(dataclasses.asdict(manifest), ("chat",))
+    value["shards"] = [_without_none(shard, ("spans", "labels")) for shard in value["shards"]]
     totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}
     head = {"format": "milldam store", "format_version": 1, "created_by": f"milldam {version('milldam')}"}
     return seal_file(head | {"totals": totals, "fingerprint": manifest.fingerprint} | value)

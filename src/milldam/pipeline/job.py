@@ -71,18 +71,16 @@ def run_job(
     config: Config,
     observer: Observer | None = None,
     *,
-    name: Path | None = None,
     held_bytes: int = 0,
     report: bool = True,
     request: str | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
-    `name`: what messages call the result, when it is not the folder. `held_bytes`: memory that the calling program
-    holds already; the limit comes on top of it. `report`: make the page about it. `request`: names what was asked for,
-    for a receipt.
+    `held_bytes`: memory that the calling program holds already; the limit comes on top of it. `report`: make the page
+    about it. `request`: names what was asked for, for a receipt.
     """
-    options = Options.of(config, name=name, held_bytes=held_bytes)
+    options = Options.of(config, held_bytes=held_bytes)
     return frame.run(TokenJob(config, report=report, request=request), options, observer)
 
 
@@ -107,8 +105,11 @@ class TokenJob:
 
     kind = TOKENS
 
-    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
-        self._config, self._report, self._request = config, report, request
+    def __init__(
+        self, config: Config, *, report: bool = True, request: str | None = None, compares: bool = False
+    ) -> None:
+        """`compares`: the folder has the manifest alone, and the tokens lie elsewhere."""
+        self._config, self._report, self._request, self._compares = config, report, request, compares
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
 
     # ---- in job arrays ----
@@ -360,7 +361,7 @@ class TokenJob:
         return summary
 
     def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary | None:
-        if not has_every_file(session.folder.out, TOKENS):
+        if not self._compares and not has_every_file(session.folder.out, TOKENS):
             return None
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)

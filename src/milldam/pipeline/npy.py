@@ -22,8 +22,9 @@ from milldam.formats.flat import token_blocks
 from milldam.formats.npy import npy_header
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary
-from milldam.pipeline.job import run_job
+from milldam.pipeline.job import TokenJob
 from milldam.pipeline.rejects import NAME as REJECTS
+from milldam.run import job as frame
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.progress import Observer
 from milldam.stores.kinds import TOKENS
@@ -52,7 +53,9 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
     if compared:
         _restore_identity(sidecar, npy, work)
     try:
-        summary = run_job(dataclasses.replace(config, out=str(work)), observer, name=npy, report=False)
+        made = dataclasses.replace(config, out=str(work))
+        job = TokenJob(made, report=False, compares=compared)
+        summary = frame.run(job, frame.Options.of(made, name=npy), observer)
     except MilldamError:
         if compared:
             shutil.rmtree(work)

@@ -32,7 +32,19 @@ import torch
 from milldam.loader.stores import Store
 from milldam.torch import tensors
 from tiny_transformer import Shape
-from training import SEED, Case, Feed, Pair, Result, Trainer, be_deterministic, fed, machine, resident, temporary_data
+from training import (
+    SEED,
+    Case,
+    Feed,
+    Pair,
+    Result,
+    be_deterministic,
+    fed,
+    in_turns,
+    machine,
+    resident,
+    temporary_data,
+)
 
 FEEDS = ("milldam", "naive")
 COMPARED = 100
@@ -89,22 +101,12 @@ def naive(store: Store, case: Case, device: torch.device) -> Feed:
 
 
 def measure(case: Case, store: Store, device: torch.device, until: float) -> Result:
-    """All feeds in turns; no round begins after `until`, but one is always run."""
     feeds = {
         "milldam": fed(store, case, device),
         "resident": resident(store, case, device),
         "naive": naive(store, case, device),
     }
-    trainer = Trainer(case, device)
-    trainer.run("resident", feeds["resident"], steps=min(10, case.steps))
-    result = Result(case, trainer.parameters)
-    names = list(feeds)
-    for _ in range(case.rounds):
-        result.runs.extend(trainer.run(name, feeds[name]) for name in names)
-        names.reverse()
-        if time.monotonic() > until:
-            break
-    return result
+    return in_turns(case, feeds, device, until)
 
 
 HEADER = (

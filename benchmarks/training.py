@@ -361,13 +361,17 @@ class Trainer:
 
 
 def measure(case: Case, data: tuple[Store, Path], device: torch.device, until: float) -> Result:
-    """All feeds in turns; no round begins after `until`, but one is always run."""
     store, path = data
     feeds = {
         "milldam": fed(store, case, device),
         "resident": resident(store, case, device),
         "sampled": sampled(path, case, device),
     }
+    return in_turns(case, feeds, device, until)
+
+
+def in_turns(case: Case, feeds: dict[str, Feed], device: torch.device, until: float) -> Result:
+    """All feeds in turns; no round begins after `until`, but one is always run."""
     trainer = Trainer(case, device)
     # Compiles, and finds the memory that all runs then use again.
     trainer.run("resident", feeds["resident"], steps=min(10, case.steps))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.naming import visible
+from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
 from milldam.cli.options import json_option, json_values, named_values
 from milldam.markup import counted
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from milldam.chat.checking import ChatCheck
 
 _TRAINED = "black on color(114)"
-_MARKS = "⟦", "⟧"
-"""Around what is trained on where there are no colours."""
 _MOST = 5
 
 
@@ -95,7 +93,7 @@ def _show_first(check: ChatCheck, characters: int) -> None:
 
     text, stretches = check.first
     console = Console(highlight=False, soft_wrap=True)
-    marks = ("", "") if console.is_terminal and not console.no_color else _MARKS
+    marks = ("", "") if has_colours(console) else TRAINED_MARKS
     shown, at = Text(), 0
     for begin, end in stretches:
         if begin >= characters:
@@ -107,7 +105,7 @@ def _show_first(check: ChatCheck, characters: int) -> None:
         at = end
     if at < characters:
         shown.append(visible(text[at:characters]))
-    told = "in ⟦ ⟧" if marks[0] else "coloured"
+    told = f"in {' '.join(marks)}" if marks[0] else "coloured"
     console.print(f"── the first conversation; what is {told} is trained on ──")
     console.print(shown)
     if len(text) > characters:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from milldam.cli.naming import visible
+from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
 from milldam.errors import ConfigError
 from milldam.markup import counted
 
@@ -25,8 +25,7 @@ _MARK = "▕"
 _UNTRAINED = ("white on color(236)", "white on color(240)")
 _TRAINED = ("black on color(34)", "black on color(40)")
 _SPECIAL, _TRAINED_SPECIAL = "bold red", "bold white on color(22)"
-_OPEN, _CLOSE = "⟦", "⟧"
-"""Around what is trained on where there are no colours."""
+_OPEN, _CLOSE = TRAINED_MARKS
 _LOST = "\ufffd"
 _LONGEST_CHARACTER = 6
 """Tokens that can share a character: it has four bytes, and a token may hold the end of the one before."""
@@ -90,7 +89,7 @@ def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, cal
 
     row = store[number]
     console = Console(highlight=False, soft_wrap=True)
-    coloured = console.is_terminal and not console.no_color
+    coloured = has_colours(console)
     told = [counted(len(row), "token"), *_told(store, number, coloured=coloured)]
     console.print(f"── {called} {number:,}: {', '.join(told)} ──", style="bold")
     spans = store.spans(number) if store.has_spans else None

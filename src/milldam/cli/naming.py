@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from milldam.errors import Setting, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SET = "overrides"
 
@@ -97,3 +101,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(["", *(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(cells))])
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
+
+
+TRAINED_MARKS = "⟦", "⟧"
+"""Around what is trained on where there are no colours."""
+
+
+def has_colours(console: Console) -> bool:
+    return console.is_terminal and not console.no_color

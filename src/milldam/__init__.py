@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
+    from milldam.loader.feed_samples import FeedSamples
+    from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
@@ -49,6 +51,8 @@ __all__ = [
     "Batches",
     "Budget",
     "ConfigError",
+    "Feed",
+    "FeedSamples",
     "ForeignFile",
     "InputError",
     "Labelled",
@@ -94,6 +98,8 @@ _HOMES = {
     "hub": "pull push",
     "loader.batches": "Batches",
     "formats.foreign": "ForeignFile",
+    "loader.feed_samples": "FeedSamples",
+    "loader.feeds": "Feed",
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",

@@ -64,7 +64,8 @@ class Parts(Protocol):
     def part(self, unit: int, number: int) -> Part:
         """Part `number` of a unit. Waits until it is made; raises what went wrong, in words.
 
-        Parts of a unit are asked for in order, but not always from the first on: a state may begin in the middle.
+        Whatever was wanted, this unit is now wanted first: several orders may share these parts. Parts of a unit are
+        asked for in order, but not always from the first on: a state may begin in the middle.
         """
 
     def want(self, units: Sequence[int]) -> None:

@@ -229,12 +229,14 @@ class UnitOrder:
         )
         if not 0 <= begin.begin <= place or not 0 <= next_unit <= self._samples.units:
             raise StoreError(f"{_NAME}: damaged: it is not that of {self._samples.units:,} units at sample {place:,}.")
+        order = UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
+        self._samples.parts.want([unit for unit, _ in parts] + order._coming(begin.epoch, next_unit))
         if place < begin.end and self._samples.count(parts) != begin.samples:
             raise MismatchError(
                 f"{self._samples.name}: the parts that this state names have {self._samples.count(parts):,} samples "
                 f"and had {begin.samples:,}. The data is not what it was."
             )
-        return UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
+        return order
 
 
 def _group_size(epoch: int, number: int) -> int:

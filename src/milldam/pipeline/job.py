@@ -97,7 +97,7 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
-_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
 
 
 class TokenJob:
@@ -134,7 +134,7 @@ class TokenJob:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(_WORKER_MODULES)
+            session.pool.expect(WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:

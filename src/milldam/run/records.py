@@ -65,6 +65,12 @@ def parse_record(line: bytes) -> Record | None:
     return None if value is None else Record(**value)
 
 
+def record_head(line: bytes) -> tuple[str, int] | None:
+    """Key and part of a record, without a look at the rest; None: its line is not as it was written."""
+    head = _HEAD.match(line) if is_sealed(line) else None
+    return None if head is None else (head[1].decode(), int(head[2]))
+
+
 class UnitSet:
     """Numbers of units, a bit each."""
 
@@ -268,10 +274,10 @@ def _places(paths: list[Path], keys: Keys) -> npt.NDArray[np.int64]:
         with path.open("rb") as lines:
             at = 0
             for line in lines:
-                head = _HEAD.match(line) if is_sealed(line) else None
-                number = None if head is None else keys.number_of(head[1].decode())
+                head = record_head(line)
+                number = None if head is None else keys.number_of(head[0])
                 if head is not None and number is not None:
-                    places.extend((file, at, number, int(head[2])))
+                    places.extend((file, at, number, head[1]))
                 at += len(line)
     table = np.frombuffer(places, np.int64).reshape(-1, 4)
     return table[np.lexsort((table[:, 3], table[:, 2]))]

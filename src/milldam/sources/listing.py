@@ -130,6 +130,22 @@ def _local_file(path: str, input_format: str | None) -> InputFile:
     return InputFile(path, kind, compression, status.st_size, version_of(status))
 
 
+def is_as_listed(path: str, state: str) -> bool:
+    """Whether a file is the one that had this state when it was listed."""
+    try:
+        if is_address(path):
+            filesystem, inside = open_filesystem(path)
+            filesystem.invalidate_cache()
+            found = _remote_file(filesystem, filesystem.info(inside), "txt")
+        else:
+            found = _local_file(path, "txt")
+    except FileNotFoundError:
+        return False
+    # Below the folder that was named, whichever that was.
+    parts = PurePosixPath(path).parts
+    return any(replace(found, name="/".join(parts[first:])).state == state for first in range(len(parts)))
+
+
 def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
     is_folder = False

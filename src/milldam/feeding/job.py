@@ -16,7 +16,6 @@ from milldam.feeding.planned import Planned
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import WORKER_MODULES, TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records, UnitSet
 from milldam.run.session import Session, Stage
@@ -47,8 +46,8 @@ class FeedJob(TokenJob):
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
         stages = super().stages(session, prepared, plan)
         stage, folder, records = next(stages), session.folder, plan.records
-        assert isinstance(stage.task, TokenizeTask) and records is not None
-        Planned.here(self._name).with_plan(prepared, plan, stage.task.splits).write(folder.folder)
+        assert records is not None
+        Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
         units = DemandedUnits(folder, records, plan.workers)
         yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
         try:

@@ -6,10 +6,11 @@ that forked processes do not share one. When the maker is replaced, the file may
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
-from milldam.run.records import Record, parse_record, record_head
+from milldam.run.records import Record, UnitSet, parse_record, record_head
 from milldam.run.units import Keys
 
 _BLOCK = 1 << 20
@@ -23,6 +24,10 @@ class MadeParts:
         self._file: tuple[int, int] | None = None
         self._at, self._rest = 0, b""
         self._places: dict[tuple[int, int], int] = {}
+        self._complete = UnitSet()
+        self._counts_from: float = math.inf
+        self.tokens = 0
+        """Made since `begin`."""
 
     def find(self, unit: int, part: int) -> Record | None:
         """The record of a part; None: it is not made yet."""
@@ -32,9 +37,18 @@ class MadeParts:
         # The file may have been replaced just now.
         return record if record is not None and (record.key, record.part) == (self._keys[unit], part) else None
 
-    def __contains__(self, unit: int) -> bool:
-        """Whether a unit is begun, as far as was looked."""
-        return (unit, 0) in self._places
+    def begin(self) -> None:
+        """Count tokens from here on."""
+        self.look()
+        self._counts_from = self._at
+
+    def is_complete(self, unit: int) -> bool:
+        return unit in self._complete
+
+    @property
+    def units(self) -> int:
+        """Units that are complete."""
+        return len(self._complete)
 
     def __len__(self) -> int:
         """Parts that are made."""
@@ -49,8 +63,11 @@ class MadeParts:
         try:
             found = os.fstat(descriptor)
             if (found.st_dev, found.st_ino) != self._file or found.st_size < self._at:
+                if self._file is not None:  # what was counted is in it again
+                    self._counts_from = found.st_size
                 self._file, self._at, self._rest = (found.st_dev, found.st_ino), 0, b""
                 self._places.clear()
+                self._complete = UnitSet()
             while block := os.pread(descriptor, _BLOCK, self._at):
                 self._take(block)
         finally:
@@ -64,8 +81,12 @@ class MadeParts:
         for line in lines:
             head = record_head(line)
             unit = None if head is None else self._keys.number_of(head[0])
-            if head is not None and unit is not None:
-                self._places.setdefault((unit, head[1]), begin)
+            if head is not None and unit is not None and (unit, head[1]) not in self._places:
+                self._places[unit, head[1]] = begin
+                if head[2]:
+                    self._complete.add(unit)
+                if begin >= self._counts_from and (record := parse_record(line)) is not None:
+                    self.tokens += record.counts["tokens"]
             begin += len(line) + 1
 
     def _read(self, place: int) -> Record | None:

@@ -67,7 +67,8 @@ class Making:
         self._order, self._run = order, order.out / RUN_FOLDER
         self._presence = Presence(self._run, None)
         self._process: _MakerProcess | None = None
-        self._deaths = self._made_at_death = 0
+        self._deaths = 0
+        self._made_at_death: int | None = None
         self._began = self._looked = time.monotonic()
         self._stranger_since: float | None = None
         self.is_finished = False
@@ -76,7 +77,7 @@ class Making:
     def await_planned(self) -> Planned | None:
         """What is made for loaders; None: nothing, the store is finished."""
         while not self.is_finished:
-            self._look(0)
+            self._look(None)
             planned = Planned.read(self._run)
             if planned is not None and planned.name != self._order.name:
                 raise RunHeldError(
@@ -102,42 +103,44 @@ class Making:
                 "Open the data again; a state from before does not fit it any more."
             )
 
-    def _look(self, made: int) -> None:
+    def _look(self, made: int | None) -> None:
+        """`made`: None: nothing is known of the plan."""
         if self._process is not None:
             if not self._process.is_alive():
                 self._bury(self._process, made)
         elif self._presence.is_anybody_here():
-            self._watch_stranger()
+            if made is None:
+                self._refuse_stranger()
         elif self._may_begin():
             self._process = _MakerProcess(self._order)
 
-    def _bury(self, process: _MakerProcess, made: int) -> None:
+    def _bury(self, process: _MakerProcess, made: int | None) -> None:
         """Our maker has ended: that may mean several things."""
         self._process = None
         error = process.told_error()
         if isinstance(error, RunHeldError):
-            self._watch_stranger(error)
-        elif error is not None:
+            return  # another one was faster
+        if error is not None:
             raise error
-        elif process.has_finished:
+        if process.has_finished:
             self.is_finished = True
-        else:
-            self._deaths = self._deaths + 1 if made == self._made_at_death else 1
-            self._made_at_death = made
-            if self._deaths > _RETRIES:
-                said = f"The process that makes units {cause_of(process.code)}, {self._deaths} times.\n"
-                raise WorkerError(said, *ADVICE)
-            log.warning("The process that makes units %s; another one goes on.", cause_of(process.code))
+            return
+        self._deaths = self._deaths + 1 if made == self._made_at_death else 1
+        self._made_at_death = made
+        cause = cause_of(process.code)
+        if self._deaths > _RETRIES:
+            raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
+        log.warning("The process that makes units %s; another one is started.", cause)
 
-    def _watch_stranger(self, error: RunHeldError | None = None) -> None:
-        """Somebody else is at work: a maker, or a run that makes all units in plan order."""
+    def _refuse_stranger(self) -> None:
+        """Somebody is at work who may be about to begin as a maker; who does not is another run."""
         if Planned.read(self._run) is not None:
             self._stranger_since = None
-            return
-        now = time.monotonic()
-        self._stranger_since = self._stranger_since or now
-        if now - self._stranger_since > _STRANGER_SECONDS and not (self._run / "units.offsets").exists():
-            raise error or RunHeldError(f"{self._order.out}: another run is at work on it.")
+        elif self._stranger_since is None:
+            self._stranger_since = time.monotonic()
+        elif time.monotonic() - self._stranger_since > _STRANGER_SECONDS:
+            out = self._order.out
+            raise RunHeldError(f"{out}: another run is at work on it. `milldam status {out}` shows it.")
 
     def _may_begin(self) -> bool:
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
@@ -145,8 +148,12 @@ class Making:
             return True
         return not world.isdigit() or int(world) == 1
 
-    def close(self) -> None:
+    def close(self, *, patience: float = 0.0) -> None:
+        """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
         if self._process is not None:
+            until = time.monotonic() + patience
+            while self._process.is_alive() and time.monotonic() < until:
+                time.sleep(0.01)
             self._process.end()
             self._process = None
 

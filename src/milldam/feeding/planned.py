@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.feeding.demand import is_alive
+from milldam.loader.parts import splits_asked
 from milldam.sealed import read_sealed, seal_file
 from milldam.stores.tokens.format import token_dtype
 
@@ -44,13 +45,13 @@ class Planned:
         """By a maker that is this process, before it has planned."""
         return cls(name, socket.gethostname(), os.getpid())
 
-    def with_plan(self, prepared: Prepared, plan: TokenPlan, splits: tuple[str, ...]) -> Planned:
+    def with_plan(self, prepared: Prepared, plan: TokenPlan) -> Planned:
         chat = prepared.chat_facts(Counter())
         return replace(
             self,
             identity=prepared.identity.run_id,
             units=plan.units,
-            splits=splits,
+            splits=splits_asked(prepared.identity.settings, ()),
             dtype=token_dtype(prepared.vocab_size),
             tokenizer=prepared.tokenizer_hash,
             pad_id=prepared.special.eos or 0,

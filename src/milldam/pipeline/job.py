@@ -48,7 +48,7 @@ from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
-from milldam.run.records import Records
+from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
@@ -62,7 +62,6 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-RECORDS = "records.jsonl"
 OUTPUTS = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
 """What a job leaves in its output folder, besides manifest and tokenizer."""
 

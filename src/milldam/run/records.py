@@ -28,6 +28,8 @@ from milldam.run.journal import Journal
 from milldam.run.units import Keys
 from milldam.sealed import ended, has_size, is_sealed, is_whole, unseal_line
 
+RECORDS = "records.jsonl"
+"""Of the stage that makes the result."""
 Files = dict[str, dict[str, Any]]
 """Size and hash of files, by their paths below the output folder."""
 
@@ -55,7 +57,7 @@ class Record:
 
 
 _FIELDS = ("key", "part", "last", "outputs", "files", "counts", "facts")
-_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), ')
+_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), "last": (true|false), ')
 _BLOCK, _LINES_GATHERED = 4096, 1024
 
 
@@ -65,10 +67,10 @@ def parse_record(line: bytes) -> Record | None:
     return None if value is None else Record(**value)
 
 
-def record_head(line: bytes) -> tuple[str, int] | None:
-    """Key and part of a record, without a look at the rest; None: its line is not as it was written."""
+def record_head(line: bytes) -> tuple[str, int, bool] | None:
+    """Key, part and last of a record, without a look at the rest; None: its line is not as it was written."""
     head = _HEAD.match(line) if is_sealed(line) else None
-    return None if head is None else (head[1].decode(), int(head[2]))
+    return None if head is None else (head[1].decode(), int(head[2]), head[3] == b"true")
 
 
 class UnitSet:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from milldam.chat.rules import ChatForm
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
     from milldam.formats.foreign import ForeignFile
+    from milldam.loader.feeds import Feed
     from milldam.qa import FeatureStore
     from milldam.stores.table import Table
 
@@ -36,6 +37,16 @@ def open(
     storage_options: Mapping[str, object] | None = None,
 ) -> Store: ...
 @overload
+def open(
+    path: str | Path,
+    *,
+    units: Literal[True],
+    split: str | None = None,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> Feed: ...
+@overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
 @overload
 def open(path: str | Path, *, kind: Literal["features"]) -> FeatureStore: ...
@@ -48,11 +59,12 @@ def open(
     *,
     kind: Literal["tokens", "table", "features", "file"] | None = None,
     split: str | None = None,
+    units: bool = False,
     dtype: npt.DTypeLike | None = None,
     cache: str | int | None = None,
     cache_dir: str | Path | None = None,
     storage_options: Mapping[str, object] | None = None,
-) -> Store | Table | FeatureStore | ForeignFile:
+) -> Store | Feed | Table | FeatureStore | ForeignFile:
     """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
 
     a folder with milldam.json      a store
@@ -67,6 +79,9 @@ def open(
 
     `kind`: what it must be, else it is refused; for type checkers too, which take anything for a store that is not said
     to be a "table", "features" or a "file" of another tool.
+
+    `units`: a store as a `Feed`, which brings the batches that training straight from its text brings: units in random
+    order, and the samples of some of them at a time.
 
     What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
     refused. Nothing is tokenized.
@@ -93,7 +108,18 @@ def open(
 
         opened = open_data(path, split=split, **asked)
     _require_kind(opened, kind)
+    if units:
+        return _as_feed(opened)
     return opened  # type: ignore[no-any-return]
+
+
+def _as_feed(opened: object) -> Feed:
+    from milldam.loader.feeds import Feed
+    from milldam.loader.parts import FinishedParts
+
+    if not isinstance(opened, Store):
+        raise ConfigError(f"{opened!r}: only stores of tokens have units. Leave units out.")
+    return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 
 _KINDS = {"Store": "tokens", "Table": "table", "FeatureStore": "features"}

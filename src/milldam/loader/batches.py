@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, NoReturn, TypedDict
 
@@ -24,13 +24,15 @@ from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.recycling import InTurn, Recycled
-from milldam.loader.samples import ReadPart, Samples, at_least
+from milldam.loader.samples import ReadPart, Samples, Until, at_least
 from milldam.loader.types import BatchT, State
 from milldam.prefetch import prefetched
 
 STATE_VERSION, STATE_NAME = 1, "The state of a loader"
 _NUMBERS_AT_ONCE = 4096
 """Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
+NEVER = 1 << 62
+"""A place that is never reached."""
 _ANNOUNCED_SAMPLES = 1024
 _ANNOUNCED_BYTES = 1 << 25
 
@@ -102,7 +104,7 @@ class Batches(Generic[BatchT]):
         self._prefetch, self._copy = at_least("prefetch", prefetch, 0, " batches"), copy
         self._dtype = wide_enough(dtype, samples)
         self._order = samples._order(shuffle, self._seed)
-        if delivery.drop_last and delivery.epochs is not None:
+        if delivery.drop_last and delivery.epochs is not None and samples._length_known:
             delivery.require_a_step(delivery.epochs * samples.epoch_samples)
         self._loop: Loop[int, BatchT] = Loop(0)
 
@@ -110,17 +112,13 @@ class Batches(Generic[BatchT]):
         """Batches of one loop over all epochs."""
         if self.delivery.epochs is None:
             raise TypeError("these batches have no end (epochs=None)")
+        # Raises TypeError too where the number of samples is not known yet.
         return self.delivery.batches(self.delivery.epochs * self.samples.epoch_samples)
 
     @property
     def epoch(self) -> int:
         """How many epochs are through; where a mixture took new weights, counted from there."""
-        behind = self.samples_seen - self._first_end
-        return 0 if behind < 0 else 1 + behind // self.samples.epoch_samples
-
-    @property
-    def _first_end(self) -> int:
-        return self._order.first_end or self.samples.epoch_samples
+        return self.samples._epoch_at(self._order, self.samples_seen)
 
     @property
     def samples_seen(self) -> int:
@@ -147,18 +145,14 @@ class Batches(Generic[BatchT]):
     def __next__(self) -> BatchT:
         return handed_out(self._loop.next(self._begin))
 
-    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], int | None]:
-        end = self._loop_end(place)
-        return self._made(place, end), end
+    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
+        until = self._until(place)
+        return self._made(place, until), lambda: until(NEVER)
 
-    def _loop_end(self, place: int) -> int | None:
-        """Where the loop ends that a place belongs to."""
-        if self.delivery.epochs is None:
-            return None
-        epoch = self.samples.epoch_samples
-        length = self.delivery.epochs * epoch
-        first = self._first_end + length - epoch
-        return first if place < first else first + ((place - first) // length + 1) * length
+    def _until(self, place: int) -> Until:
+        """How far the loop goes that a place belongs to."""
+        epochs = self.delivery.epochs
+        return _without_end if epochs is None else self.samples._until(self._order, place, epochs)
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -166,16 +160,16 @@ class Batches(Generic[BatchT]):
         The others are not read, and where this loader stands does not change.
         """
         place = self.samples_seen + first * self.delivery.step
-        return (batch for batch, _ in self._made(place, self._loop_end(self.samples_seen), turns))
+        return (batch for batch, _ in self._made(place, self._until(self.samples_seen), turns))
 
-    def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
+    def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch
         # Enough for those that wait, one that is being made, and one or two that the user holds.
         spare: Recycled[BatchT] | InTurn[BatchT] = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
         if not self.samples._reusable:
             spare = Recycled(0)
         work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
-        made = work.batches(place, end, turns)
+        made = work.batches(place, until, turns)
         return prefetched(made, ahead) if ahead else made
 
     def state_dict(self) -> State:
@@ -270,6 +264,10 @@ def _checked_state(state: State, own: State) -> _State:
     return found
 
 
+def _without_end(stop: int) -> int:
+    return stop
+
+
 class _Step(NamedTuple):
     """This rank's samples of one step: a part of those that were looked up together."""
 
@@ -290,9 +288,9 @@ class _Work(Generic[BatchT]):
     dtype: np.dtype[Any]
     spare: Recycled[BatchT] | InTurn[BatchT]
 
-    def batches(self, place: int, end: int | None, turns: int) -> Iterator[tuple[BatchT, int]]:
+    def batches(self, place: int, until: Until, turns: int) -> Iterator[tuple[BatchT, int]]:
         """(batch, the place behind it), of every `turns`-th step."""
-        steps: Iterator[_Step] = itertools.islice(self._steps(place, end), 0, None, turns)
+        steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
         if any(reader.announces for reader in self.samples._readers):
             steps = self._announced(steps, place)
         for step in steps:
@@ -306,20 +304,27 @@ class _Work(Generic[BatchT]):
             self.spare.keep(batch)
         return batch
 
-    def _steps(self, place: int, end: int | None) -> Iterator[_Step]:
+    def _steps(self, place: int, until: Until) -> Iterator[_Step]:
         size, step = self.delivery.batch_size, self.delivery.step
         # Few at first, for an early first batch.
         steps, most = 1, max(1, _NUMBERS_AT_ONCE // size)
-        last = end - (end - place) % step if end is not None and self.delivery.drop_last else end
-        while last is None or place < last:
-            stop = place + steps * step if last is None else min(place + steps * step, last)
+        # Whether a full step is the last one shows only when one looks beyond it.
+        beyond = step if self.delivery.drop_last else 0
+        ended = False
+        while not ended:
+            asked = place + steps * step + beyond
+            end = until(asked)
+            ended = end < asked
+            stop = asked - beyond if not ended else end - ((end - place) % step if beyond else 0)
+            if stop == place:
+                return
             steps = min(2 * steps, most)
             numbers = self.order.numbers(self.delivery.mine(place, stop))
             read = self.samples._look_up(numbers, self.dtype)
             for first in range(0, len(numbers), size):
                 place = min(place + step, stop)
                 # What is left out at the end counts as seen with the last batch: nothing follows it.
-                behind = end if place == last and end is not None else place
+                behind = end if ended and place == stop else place
                 yield _Step(numbers, read, slice(first, first + size), behind)
             place = stop
 

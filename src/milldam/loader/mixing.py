@@ -36,7 +36,7 @@ from milldam.loader.reading import Reader
 from milldam.loader.samples import ReadPart, Samples, samples_of
 from milldam.loader.schedule import Schedule, schedule_of, shares_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
+from milldam.loader.types import BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
 from milldam.loader.windows import Form, Windows
 from milldam.memory import available_bytes
@@ -233,11 +233,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         if self._reading is not None:
             return self._reading.look_up(numbers, dtype)
-        found = [
-            (where, self.sources[source]._look_up(local, dtype))
-            for source, where, local in self._by_number.groups(numbers)
-        ]
-        return lambda part, out: _read_by_source(found, part, out, self._padding)
+        return self._by_number.look_up(numbers, dtype, self._padding)
 
     @property
     def _padding(self) -> Mapping[str, int] | None:
@@ -321,79 +317,6 @@ def _form(samples: Samples[object, Any]) -> str:
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
     return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one source gave of a batch."""
-
-    rows: Int64s
-    """The rows of the batch that it is for."""
-    batch: Any
-
-
-def _read_by_source(
-    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, padding: Mapping[str, int] | None
-) -> Any:
-    """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
-    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
-    for where, read in found:
-        first, stop = where.searchsorted((part.start, part.stop)).tolist()
-        if first < stop:
-            parts.append((read, slice(first, stop), where[first:stop] - part.start))
-    if len(parts) == 1:
-        (read, own, _) = parts[0]
-        return read(own, out)
-    made = [_Part(rows, read(own, None)) for read, own, rows in parts]
-    return _joined(made if padding is None else _as_wide(made, padding), out)
-
-
-def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
-    """The same, with arrays as wide as the widest part's."""
-    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
-
-    def padded(batch: Any) -> Any:
-        return batch | {
-            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
-            for name, fill in padding.items()
-        }
-
-    return [_Part(part.rows, padded(part.batch)) for part in parts]
-
-
-def _joined(parts: list[_Part], out: Any) -> Any:
-    """The parts as one batch, every row at its place."""
-    first = parts[0].batch
-    if isinstance(first, tuple):
-        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
-    joined: dict[str, Any] = {}
-    for name in first:
-        if name == "cu_seqlens":
-            joined[name] = _piece_borders(parts)
-        elif name == "max_seqlen":
-            joined[name] = max(part.batch[name] for part in parts)
-        else:
-            joined[name] = _put(parts, name, None if out is None else out[name])
-    return joined
-
-
-def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
-    like: Array = parts[0].batch[name]
-    count = sum(len(part.rows) for part in parts)
-    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
-    for part in parts:
-        rows[part.rows] = part.batch[name]
-    return rows
-
-
-def _piece_borders(parts: list[_Part]) -> Array:
-    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
-    length = parts[0].batch["input_ids"].shape[1]
-    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
-    for part in parts:
-        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
-        borders.append(part.rows[row] * length + inside)
-    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from milldam.loader.stores import Store, token_file
 from milldam.loader.stream import TokenFile
+from milldam.stores.kinds import result_id
 from milldam.stores.place import Place
+from milldam.stores.tokens.manifest import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,52 @@ def splits_asked(settings: Mapping[str, Any], found: Sequence[str]) -> tuple[str
         return tuple(found)
     named = [name.removesuffix("_tokens") for name in settings["splits"]]
     return tuple(dict.fromkeys(["train", *sorted([*named, *(["val"] if settings["validation"] else [])])]))
+
+
+class FinishedParts:
+    """The parts of a store: nothing is made, so nothing waits. Holds an entry for each part besides the manifest."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        manifest = store.manifest
+        self._shards: dict[tuple[int, int], list[Shard]] = {}
+        self._last: dict[int, int] = {}
+        """The last part of each unit that left any."""
+        for number, shard in enumerate(manifest.shards):
+            unit, part = (number, 0) if shard.unit is None else (shard.unit, shard.part or 0)
+            self._shards.setdefault((unit, part), []).append(shard)
+            self._last[unit] = max(part, self._last.get(unit, 0))
+        made_from_text = "datasets" in manifest.settings
+        self.facts = FeedFacts(
+            name=store.name,
+            identity=result_id(manifest.settings, manifest.input) if made_from_text else manifest.fingerprint,
+            units=len(manifest.shards) if manifest.units is None else manifest.units,
+            splits=splits_asked(manifest.settings, manifest.splits),
+            dtype=store.dtype,
+            rows=store.place.rows,
+            pad_id=manifest.tokenizer.get("eos") or 0,
+            tokenizer=manifest.tokenizer.get("xxh3"),
+            chat=manifest.chat is not None,
+            pairs=manifest.chat is not None and manifest.chat["pairs"],
+        )
+
+    def part(self, unit: int, number: int) -> Part:
+        shards = self._shards.get((unit, number), ())
+        files = {shard.split: token_file(self._store.place, shard) for shard in shards}
+        # Parts without a document at the end of a unit left no trace.
+        return Part(files, last=number >= self._last.get(unit, 0))
+
+    def want(self, units: Sequence[int]) -> None:
+        """All are there."""
+
+    def finished(self) -> Place:
+        return self._store.place
+
+    def stats(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FinishedParts, (self._store,)

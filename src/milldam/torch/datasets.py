@@ -15,7 +15,7 @@ import torch.utils.data
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import Batches, differences
+from milldam.loader.batches import NEVER, Batches, differences
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
@@ -153,9 +153,6 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         """Samples of a loop over all epochs, of all ranks."""
         return (self._epochs or 1) * self.samples.epoch_samples
 
-    def _loop_end(self, place: int) -> int | None:
-        return self._at_start()._loop_end(place)
-
     def _at_start(self) -> Batches[Any]:
         """New batches that stand where a loop begins."""
         rank, world_size = self._ranks or _ranks_of_torch()
@@ -186,7 +183,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def state_after(self, batches: int) -> State:
         """Where it stands after so many batches of a loop were taken; goes on with any number of workers and ranks."""
-        return _state_after(self._at_start(), batches, self._loop_end(self._place))
+        return _state_after(self._at_start(), batches)
 
     def state_dict(self) -> State:
         """Where it stands in this process, in the form of `Batches.state_dict`.
@@ -227,19 +224,21 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
 
 
-def _state_after(now: Batches[Any], count: int, end: int | None) -> State:
+def _state_after(now: Batches[Any], count: int) -> State:
     """The state of batches `count` steps on; behind the last of a loop it is the begin of what follows."""
-    begin, step = now.samples_seen, now.delivery.step
+    if count < 0:
+        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
+    begin, step, until = now.samples_seen, now.delivery.step, now._until(now.samples_seen)
     place = begin + count * step
-    if end is not None:
-        # Samples that go to no rank are passed over with the last batch.
+    # Samples that go to no rank are passed over with the last batch.
+    asked = place + step if now.delivery.drop_last else place
+    end = until(asked)
+    if end < asked:
         usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
         steps = -(-usable // step)
         if count > steps:
             raise ConfigError(f"state_after: {count:,} batches; a loop from here has {steps:,}.")
         place = end if count == steps else place
-    if count < 0:
-        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
     return _state_at(now, place)
 
 
@@ -288,9 +287,8 @@ class _Loop:
         """Where the only worker stands."""
         now = self._dataset._at_start()
         now.load_state_dict(self._begin)
-        end = self._dataset._loop_end(now.samples_seen)
         # At the end, other ranks may have had one batch more.
-        return _state_at(now, end) if self._through and end is not None else _state_after(now, self._taken, end)
+        return _state_at(now, now._until(now.samples_seen)(NEVER)) if self._through else _state_after(now, self._taken)
 
     def state_dict(self) -> State:
         return {"begin": self._begin, "batches": self._taken} | self._sharing()

@@ -5,46 +5,32 @@ Imports little: a training process needs none of what makes stores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, Setting
+from milldam.feeding import is_config
 from milldam.feeding.growing import GrowingParts
 from milldam.feeding.making import Making, Order
 from milldam.files import hash_bytes
-from milldam.loader.parts import Parts
+from milldam.loader.parts import FinishedParts, Parts
 from milldam.loader.stores import Store
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
 
-Inputs = str | Path | Sequence[str | Path] | Mapping[str, object]
-_CONFIG_ENDINGS = (".yaml", ".yml")
 _HOW = ("out", "memory", "workers", "overwrite", "executor", "address")
 """Settings that do not change what is made."""
 
 
-def is_raw(inputs: Inputs, options: Mapping[str, Any]) -> bool:
-    """Whether text is to be fed: a tokenizer is named, or a configuration."""
-    return options.get("tokenizer") is not None or options.get("store") is not None or _is_config(inputs)
-
-
-def _is_config(inputs: Inputs) -> bool:
-    return isinstance(inputs, Mapping) or (
-        isinstance(inputs, str | Path) and str(inputs).lower().endswith(_CONFIG_ENDINGS)
-    )
-
-
-def parts_of(inputs: Inputs, options: Mapping[str, Any]) -> Parts:
+def parts_of(inputs: Any, options: Mapping[str, Any]) -> Parts:
     """The parts of a store that is made from text: where it is finished, those that are there."""
-    order = _order_config(inputs, options) if _is_config(inputs) else _order_tokenize(inputs, options)
+    order = _order_config(inputs, options) if is_config(inputs) else _order_tokenize(inputs, options)
     making = Making(order)
     planned = None if order.asked.is_answered() else making.await_planned()
     if planned is None:
-        from milldam.loader.parts import FinishedParts
-
         return FinishedParts(Store(order.out))
     return GrowingParts(order, planned, making)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MismatchError,
         NotReadyError,
         ResourceError,
+        RunHeldError,
         StoreError,
         TaskHeldError,
         WorkerError,
@@ -66,6 +67,7 @@ __all__ = [
     "PackedRows",
     "Part",
     "ResourceError",
+    "RunHeldError",
     "Store",
     "StoreError",
     "Streams",
@@ -92,8 +94,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": "open preprocess tokenize",
-    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError TaskHeldError StoreError "
-    "WorkerError",
+    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError RunHeldError "
+    "StoreError TaskHeldError WorkerError",
     "formats": "export import_tokens",
     "hub": "pull push",
     "loader.batches": "Batches",

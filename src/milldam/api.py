@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
@@ -24,6 +24,29 @@ if TYPE_CHECKING:
     from milldam.stores.table import Table
 
 log = logging.getLogger("milldam")
+
+
+class TextOptions(TypedDict, total=False):
+    """How text is tokenized: those options of `tokenize` that a feed has too."""
+
+    text_column: str | None
+    documents: Documents
+    separator: str | None
+    input_format: InputFormat | None
+    bos: str
+    eos: str
+    special_text: SpecialText
+    invalid_utf8: InvalidUtf8
+    strict: bool
+    chat: bool | Mapping[str, object]
+    chat_template: str | Path | None
+    chat_form: ChatForm | None
+    train_on: str | Sequence[str] | None
+    shard_size: str | int | None
+    memory: str | int | None
+    workers: int | None
+    encoder: Encoder
+    overwrite: bool
 
 
 @overload
@@ -47,6 +70,26 @@ def open(
     storage_options: Mapping[str, object] | None = None,
 ) -> Feed: ...
 @overload
+def open(
+    path: str | Path | Sequence[str | Path],
+    *,
+    tokenizer: str | Path,
+    store: str | Path,
+    split: str | None = None,
+    **options: Unpack[TextOptions],
+) -> Feed: ...
+@overload
+def open(
+    path: str | Path | Mapping[str, object],
+    *,
+    kind: Literal["feed"],
+    store: str | Path | None = None,
+    split: str | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    overwrite: bool | None = None,
+) -> Feed: ...
+@overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
 @overload
 def open(path: str | Path, *, kind: Literal["features"]) -> FeatureStore: ...
@@ -55,15 +98,16 @@ def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None
 @overload
 def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
 def open(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path] | Mapping[str, object],
     *,
-    kind: Literal["tokens", "table", "features", "file"] | None = None,
+    kind: Literal["tokens", "feed", "table", "features", "file"] | None = None,
     split: str | None = None,
     units: bool = False,
     dtype: npt.DTypeLike | None = None,
     cache: str | int | None = None,
     cache_dir: str | Path | None = None,
     storage_options: Mapping[str, object] | None = None,
+    **text: Any,
 ) -> Store | Feed | Table | FeatureStore | ForeignFile:
     """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
 
@@ -76,9 +120,12 @@ def open(
     corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are touched, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
+    text, with `tokenizer=` and `store=`  a `Feed`: batches at once, while the store makes itself in the background;
+                                    files, folders, globs, addresses, data sets as for `tokenize`, with its options
+    config.yaml, or a dict          the same, as `preprocess` takes it: with cleaning and filters
 
     `kind`: what it must be, else it is refused; for type checkers too, which take anything for a store that is not said
-    to be a "table", "features" or a "file" of another tool.
+    to be a "table", "features", a "file" of another tool, or a "feed" that a configuration describes.
 
     `units`: a store as a `Feed`, which brings the batches that training straight from its text brings: units in random
     order, and the samples of some of them at a time.
@@ -91,7 +138,17 @@ def open(
     (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
     >>> milldam.open("train.bin")                         # doctest: +SKIP
     ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
+    >>> feed = milldam.open("data/*.jsonl.zst", tokenizer="gpt2", store="corpus.milldam")   # doctest: +SKIP
+    >>> x, y = next(iter(feed.windows(1024).batches(16, seed=0)))                           # doctest: +SKIP
     """
+    from milldam.feeding import is_raw
+
+    if kind != "tokens" and is_raw(path, text):
+        return _open_feed(path, split, text)
+    for name in text:
+        raise ConfigError(f"{name}: only for text that becomes tokens while training runs: name tokenizer= and store=.")
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{path!r}: several inputs are text: name tokenizer= and store=.")
     remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
     asked: dict[str, Any] = {name: value for name, value in remote.items() if value is not None}
     asked |= {} if dtype is None else {"dtype": dtype}
@@ -111,6 +168,18 @@ def open(
     if units:
         return _as_feed(opened)
     return opened  # type: ignore[no-any-return]
+
+
+def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
+    from milldam.feeding.opening import parts_of
+    from milldam.loader.feeds import Feed
+
+    parts = parts_of(inputs, text)
+    try:
+        return Feed(parts, split=split)
+    except ConfigError:
+        parts.close()
+        raise
 
 
 def _as_feed(opened: object) -> Feed:

@@ -48,7 +48,7 @@ from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
-from milldam.run.records import Records
+from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
@@ -62,7 +62,6 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-RECORDS = "records.jsonl"
 OUTPUTS = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
 """What a job leaves in its output folder, besides manifest and tokenizer."""
 
@@ -97,7 +96,7 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
-_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
 
 
 class TokenJob:
@@ -134,7 +133,7 @@ class TokenJob:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(_WORKER_MODULES)
+            session.pool.expect(WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:

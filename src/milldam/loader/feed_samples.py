@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milldam")
 _INDEX_BITS, _GROUP_BITS = 36, 20
-_OPEN_GROUPS = 16
+_OPEN_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The loaders that `feeding.py` measures, each run in a process of its own: text in, (x, y) batches of 1,024 out.
 
 In: a contender's name, a JSON-lines file (for nanochat the same as Parquet), a tokenizer folder. Out: a JSON line with
-`tokens` (of x), `seconds` (from the first line of work to the last batch, imports not counted), `first_batch` and
-`batches`, and `cpu`, the CPU seconds of all its processes. All use GPT-2's tokenizer and batches of 16; `--tokens`: stop
-after so many.
+`tokens` (of x), `seconds` (from the first line of work to the last batch, imports not counted), `first_batch`,
+`batches`, and `cpu`, the CPU seconds of all its processes. All use GPT-2's tokenizer and batches of 16.
+`--tokens`: stop after so many.
 
 - milldam: `milldam.open(text, tokenizer=..., store=...)` on a store that is not begun; two workers.
 - tokenize: `milldam tokenize` of the same text, which delivers no batch: what there is to reach.

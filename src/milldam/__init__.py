@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
+    from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
@@ -50,6 +51,7 @@ __all__ = [
     "Batches",
     "Budget",
     "ConfigError",
+    "Feed",
     "ForeignFile",
     "InputError",
     "Labelled",
@@ -95,6 +97,7 @@ _HOMES = {
     "formats": "export import_tokens",
     "hub": "pull push",
     "loader.batches": "Batches",
+    "loader.feeds": "Feed",
     "formats.foreign": "ForeignFile",
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",

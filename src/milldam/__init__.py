@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
+    from milldam.loader.feed_samples import FeedSamples
     from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
@@ -52,6 +53,7 @@ __all__ = [
     "Budget",
     "ConfigError",
     "Feed",
+    "FeedSamples",
     "ForeignFile",
     "InputError",
     "Labelled",
@@ -97,8 +99,9 @@ _HOMES = {
     "formats": "export import_tokens",
     "hub": "pull push",
     "loader.batches": "Batches",
-    "loader.feeds": "Feed",
     "formats.foreign": "ForeignFile",
+    "loader.feed_samples": "FeedSamples",
+    "loader.feeds": "Feed",
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",

@@ -28,6 +28,7 @@ from milldam.run.units import UnitList
 from milldam.sealed import has_size
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
+from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import Shard
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
@@ -63,7 +64,8 @@ class GrowingParts:
             identity=planned.identity,
             units=planned.units,
             splits=planned.splits,
-            dtype=np.dtype(planned.dtype),
+            dtype=np.dtype(token_dtype(planned.vocab_size)),
+            vocab_size=planned.vocab_size,
             rows=self._order.out / "rows",
             pad_id=planned.pad_id,
             tokenizer=planned.tokenizer,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from milldam.feeding.demand import is_alive
 from milldam.loader.parts import splits_asked
 from milldam.sealed import read_sealed, seal_file
-from milldam.stores.tokens.format import token_dtype
 
 if TYPE_CHECKING:
     from milldam.pipeline.job import TokenPlan
@@ -32,7 +31,7 @@ class Planned:
     """Of the store that is being made; empty: nothing is planned yet."""
     units: int = 0
     splits: tuple[str, ...] = ()
-    dtype: str = ""
+    vocab_size: int = 0
     tokenizer: str = ""
     pad_id: int = 0
     chat: bool = False
@@ -52,7 +51,7 @@ class Planned:
             identity=prepared.identity.run_id,
             units=plan.units,
             splits=splits_asked(prepared.identity.settings, ()),
-            dtype=token_dtype(prepared.vocab_size),
+            vocab_size=prepared.vocab_size,
             tokenizer=prepared.tokenizer_hash,
             pad_id=prepared.special.eos or 0,
             chat=chat is not None,

@@ -13,6 +13,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, NamedTuple, NoReturn, TypedDict
 
 import numpy as np
@@ -107,6 +108,8 @@ class Batches(Generic[BatchT]):
         if delivery.drop_last and delivery.epochs is not None and samples._length_known:
             delivery.require_a_step(delivery.epochs * samples.epoch_samples)
         self._loop: Loop[int, BatchT] = Loop(0)
+        self._began: tuple[int, float] | None = None
+        """Where and when the first loop began."""
 
     def __len__(self) -> int:
         """Batches of one loop over all epochs."""
@@ -146,6 +149,7 @@ class Batches(Generic[BatchT]):
         return handed_out(self._loop.next(self._begin))
 
     def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
+        self._began = self._began or (place, perf_counter())
         until = self._until(place)
         return self._made(place, until), lambda: until(NEVER)
 
@@ -153,6 +157,14 @@ class Batches(Generic[BatchT]):
         """How far the loop goes that a place belongs to."""
         epochs = self.delivery.epochs
         return _without_end if epochs is None else self.samples._until(self._order, place, epochs)
+
+    def _loop_at(self) -> tuple[int, bool]:
+        """How many loops over all epochs are through, and whether one begins here."""
+        return self.samples._loop_at(self._order, self.samples_seen, self.delivery.epochs or 1)
+
+    def _loop_begin(self, number: int) -> State:
+        """What a state says differently that stands at the begin of a loop."""
+        return self.samples._epoch_begin(number * (self.delivery.epochs or 1))
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -193,6 +205,19 @@ class Batches(Generic[BatchT]):
         found = _checked_state(state, self.state_dict())
         self._order = self._order.restored(found["order"], found["samples_seen"], new_weights=new_weights)
         self._loop.move(found["samples_seen"])
+        self._began = None
+
+    def stats(self) -> dict[str, float]:
+        """What was delivered since the first batch was asked for, to all ranks together; of a feed, what making took.
+
+        >>> batches.stats()                                   # doctest: +SKIP
+        {'samples': 8192, 'tokens': 8388608, 'seconds': 3.1, 'tokens_per_second': 2705993.5, ...}
+        """
+        place, begun = self._began or (self.samples_seen, perf_counter())
+        samples, seconds = self.samples_seen - place, perf_counter() - begun
+        tokens = samples * self.samples.sample_tokens
+        delivered = {"samples": samples, "tokens": tokens, "seconds": seconds}
+        return delivered | {"tokens_per_second": tokens / max(seconds, 1e-9)} | self.samples._stats()
 
     def __repr__(self) -> str:
         of = f"{self.delivery.batch_size:,} x {self.samples!r}"

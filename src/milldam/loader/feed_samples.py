@@ -30,7 +30,7 @@ from milldam.loader.reading import Way
 from milldam.loader.samples import NoSamplesError, ReadPart, Samples, StreamSamples, Until, samples_of
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
-from milldam.loader.unit_order import Key, UnitOrder
+from milldam.loader.unit_order import Key, UnitOrder, epoch_begin
 from milldam.loader.views import Trainable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milldam")
 _INDEX_BITS, _GROUP_BITS = 36, 20
-_OPEN_GROUPS = 16
+_OPEN_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,19 @@ class FeedSamples(Samples[SampleT, BatchT]):
         units = cast(UnitOrder, order)
         through = (units.epoch_ahead(place) // epochs + 1) * epochs
         return lambda stop: units.reach(stop, through)
+
+    def _loop_at(self, order: Order, place: int, epochs: int) -> tuple[int, bool]:
+        units = cast(UnitOrder, order)
+        return units.epoch(place) // epochs, units.is_begin(place, epochs)
+
+    def _epoch_begin(self, epoch: int) -> State:
+        if epoch and self.parts.finished() is None:
+            raise ConfigError(
+                f"{self.name}: where epoch {epoch} begins is known once all of it is made. Go over several epochs in "
+                "one loop (epochs=...), or go on from a state."
+            )
+        place = epoch * self.epoch_samples if epoch else 0
+        return {"samples_seen": place, "order": epoch_begin(epoch, place)}
 
     def _stats(self) -> dict[str, float]:
         return self.parts.stats()

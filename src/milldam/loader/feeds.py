@@ -54,6 +54,10 @@ class Feed:
         return self._parts.facts.splits
 
     @property
+    def vocab_size(self) -> int:
+        return self._parts.facts.vocab_size
+
+    @property
     def finished(self) -> bool:
         """Whether all of it is made: then it is a store like any other."""
         return self._parts.finished() is not None

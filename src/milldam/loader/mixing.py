@@ -27,6 +27,8 @@ from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
 from milldam.loader.conversations import Pairs
+from milldam.loader.feed_samples import FeedSamples
+from milldam.loader.feeds import Feed
 from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
@@ -43,7 +45,7 @@ from milldam.memory import available_bytes
 
 Stop = Literal["first_exhausted", "all_exhausted"] | int
 Weight = float | Fraction | Decimal
-SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture")
+SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture | Feed")
 
 _WEIGHT, _LONGEST_WEIGHT = re.compile(r"[1-9]\d*(/[1-9]\d*)?"), 2000
 """A weight in a state, and how long it may be."""
@@ -58,7 +60,7 @@ def mix(
 @overload
 def mix(sources: Mapping[SourceT, Weight], *, stop: Stop = "first_exhausted") -> Mixture: ...
 def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples[Any, Any]:
-    """Sources by weight: {source: weight}, where a source is a store, a part of one, its path, or samples of one.
+    """Sources by weight: {source: weight}, where a source is a store, a part or a feed of one, its path, or samples.
 
     Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
     `.packed(seq_len)`. Weights are any numbers above 0; what counts is their share of the sum.
@@ -76,7 +78,7 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
     stop = stop if isinstance(stop, str) else int(stop)
     if all(isinstance(source, Samples) for source in found):
         return MixedSamples(found, shares, stop)
-    if all(isinstance(source, Trainable | Mixture) for source in found):
+    if all(isinstance(source, Trainable | Mixture | Feed) for source in found):
         return Mixture(found, shares, stop)
     kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in found))
     raise ConfigError(
@@ -94,7 +96,7 @@ def _refuse_stop(stop: Stop) -> None:
 class Mixture:
     """Sources and their weights, not yet cut into samples."""
 
-    def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
+    def __init__(self, sources: Sequence[Trainable | Mixture | Feed], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
 
     @overload
@@ -125,7 +127,7 @@ class Mixture:
         for source in self.sources:
             if isinstance(source, Mixture):
                 yield from source._streams(split)
-            else:
+            elif not isinstance(source, Feed):
                 yield (source if split is None else source.named_part(split)).stream()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,6 +186,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
         """Samples up to the end of an epoch, when so many of each source were drawn before."""
         if isinstance(self._stop, int):
             return self._stop
+        if not all(source._length_known for source in self.sources):
+            raise ConfigError(
+                f"mix: stop={self._stop} needs the number of samples of every source, and that of a feed is not known "
+                "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
+            )
         whole = [source.epoch_samples for source in self.sources]
         left = [samples - count % samples for samples, count in zip(whole, drawn.tolist(), strict=True)]
         # Places are known to within three samples without a look: most sources can't be the first or last to end.
@@ -215,6 +222,9 @@ class MixedSamples(Samples[SampleT, BatchT]):
     @property
     def _numbered(self) -> int:
         return int(self._by_number.begins[-1])
+
+    def _stats(self) -> dict[str, float]:
+        return next((told for source in self.sources if (told := source._stats())), {})
 
     def __getitem__(self, number: int) -> SampleT:
         (sample,) = samples_of(self.read(self._order(False, 0).numbers(np.array([self._number(number)]))))
@@ -284,7 +294,7 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
-    if any(isinstance(source, Pairs) for source in sources):
+    if any(issubclass(_kind_and_rules(source)[0], Pairs) for source in sources):
         raise ConfigError(
             "mix: preference pairs of several stores do not go into one batch. Train on one store of pairs."
         )
@@ -316,7 +326,14 @@ def _form(samples: Samples[object, Any]) -> str:
         return _form(samples.sources[0])
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
-    return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
+    kind, rules = _kind_and_rules(samples)
+    return f'{arrays} (form="{rules.form}")' if issubclass(kind, Windows | PackedRows) else arrays
+
+
+def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
+    if isinstance(samples, FeedSamples):
+        return samples.cut.kind, samples.cut.arguments[0]
+    return type(samples), getattr(samples, "rules", None)
 
 
 @dataclass(frozen=True, slots=True)

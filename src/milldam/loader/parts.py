@@ -44,6 +44,8 @@ class FeedFacts:
     splits: tuple[str, ...]
     """Every split that was asked for, train first, whether or not a document went there."""
     dtype: np.dtype[Any]
+    vocab_size: int
+    """Every token id is less than this."""
     rows: Path
     """Folder for the rows of best-fit packing."""
     pad_id: int = 0
@@ -64,7 +66,8 @@ class Parts(Protocol):
     def part(self, unit: int, number: int) -> Part:
         """Part `number` of a unit. Waits until it is made; raises what went wrong, in words.
 
-        Parts of a unit are asked for in order, but not always from the first on: a state may begin in the middle.
+        Whatever was wanted, this unit is now wanted first: several orders may share these parts. Parts of a unit are
+        asked for in order, but not always from the first on: a state may begin in the middle.
         """
 
     def want(self, units: Sequence[int]) -> None:
@@ -112,6 +115,7 @@ class FinishedParts:
             units=len(manifest.shards) if manifest.units is None else manifest.units,
             splits=splits_asked(manifest.settings, manifest.splits),
             dtype=store.dtype,
+            vocab_size=manifest.vocab_size,
             rows=store.place.rows,
             pad_id=manifest.tokenizer.get("eos") or 0,
             tokenizer=manifest.tokenizer.get("xxh3"),

@@ -142,6 +142,15 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         end = first if place < first else first + ((place - first) // length + 1) * length
         return lambda stop: min(stop, end)
 
+    def _loop_at(self, order: Order, place: int, epochs: int) -> tuple[int, bool]:
+        """How many loops over so many epochs are through at a place, and whether one begins there."""
+        number, rest = divmod(place, epochs * self.epoch_samples)
+        return number, rest == 0
+
+    def _epoch_begin(self, epoch: int) -> State:
+        """What a state says differently that stands at the begin of an epoch."""
+        return {"samples_seen": epoch * self.epoch_samples}
+
     def _stats(self) -> dict[str, float]:
         """What is to be told of making the samples."""
         return {}

@@ -1,20 +1,19 @@
 """The order of a feed: units in random order, the samples of some parts at a time in any order.
 
 Epoch e visits the units of the plan in a permutation of its own; the parts of a unit come one after the other. That
-sequence of parts is cut into groups, and the samples of a group are permuted among each other. A group has 8 parts; in
-the first epoch the first ones have 1, 1, 2 and 4, so that the first batch needs no more than one part. A part that has
-nothing of the split is passed over.
+sequence of parts is cut into groups, and the samples of a group are permuted among each other. A group has 64 parts; in
+the first epoch the first ones have 1, 1, 2, 4, ... 32, so that the first batch needs no more than one part. A part that
+has nothing of the split is passed over.
 
 So what comes at a place follows from the plan, the parts and the seed, never from how much is made. How many samples an
 epoch has shows when it is through. A state names the parts of its group and how the sequence goes on: whoever resumes
-from it needs no earlier part. Holds some hundred bytes for each group that it has passed.
+from it needs no earlier part. Holds 16 bytes for each unit, and about a kilobyte for each group that it has passed.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -29,10 +28,10 @@ from milldam.loader.permutation import Int64s, Permutation, mix
 if TYPE_CHECKING:
     from milldam.loader.feed_samples import FeedSamples
 
-GROUP_PARTS = 8
-_FIRST_GROUPS = (1, 1, 2, 4)
-_WANTED_UNITS = 32
-"""How many units are asked for ahead: those of the group that is read, of the next one, and some more."""
+GROUP_PARTS = 64
+_FIRST_GROUPS = (1, 1, 2, 4, 8, 16, 32)
+_WANTED_UNITS = 2 * GROUP_PARTS
+"""How many units are asked for ahead: enough for the next group, and for the one after it."""
 _UNIT_SEED, _INSIDE_SEED = 6, 7
 """Apart from the numbers that other orders mix into their seeds."""
 _NAME = "The state of a feed"
@@ -97,7 +96,7 @@ class UnitOrder:
         self._groups = [begin or _Group(0, 0, 0, -1, (), 0, 0)]
         self._begins = [self._groups[0].begin]
         self._lock = threading.RLock()
-        self._units = lru_cache(maxsize=2)(self._units_of)
+        self._units = lru_cache(maxsize=3)(self._units_of)
         self._inside = lru_cache(maxsize=4)(self._order_inside)
 
     # ---- places ----
@@ -150,15 +149,16 @@ class UnitOrder:
         if self._is_last(last):
             self._refuse_nothing(last)
             epoch, number, place, part = epoch + 1, 0, 0, 0
-        self._samples.parts.want(self._coming(epoch, place))
         wanted, found = _group_size(epoch, number), list[tuple[int, int]]()
-        units = self._units(epoch)
         while len(found) < wanted and place < self._samples.units:
-            unit = units(place)
+            coming = self._coming(epoch, place)
+            self._samples.parts.want(coming)
+            unit = coming[0]
             there = self._samples.parts.part(unit, part)
             if self._samples.split in there.files:
                 found.append((unit, part))
             place, part = (place + 1, 0) if there.last else (place, part + 1)
+        self._samples.parts.want(self._coming(epoch, place))
         key = tuple(found)
         group = _Group(last.end, self._samples.count(key), epoch, number, key, place, part)
         self._groups.append(group)
@@ -166,10 +166,8 @@ class UnitOrder:
 
     def _coming(self, epoch: int, place: int) -> list[int]:
         """Units in the order in which they are needed."""
-        units, count = self._units(epoch), self._samples.units
-        here = [units(one) for one in range(place, min(place + _WANTED_UNITS, count))]
-        following = self._units(epoch + 1)
-        return here + [following(one) for one in range(min(_WANTED_UNITS - len(here), count))]
+        here = self._units(epoch)[place : place + _WANTED_UNITS]
+        return [*here.tolist(), *self._units(epoch + 1)[: _WANTED_UNITS - len(here)].tolist()]
 
     def _refuse_nothing(self, last: _Group) -> None:
         """Epoch after epoch would bring nothing."""
@@ -180,11 +178,10 @@ class UnitOrder:
                 f"{self._samples.name}: no part of it has enough for one sample. Use a shorter seq_len, or more data."
             )
 
-    def _units_of(self, epoch: int) -> Callable[[int], int]:
-        if not self._shuffled:
-            return lambda place: place
-        order = Permutation(self._samples.units, mix(self._seed, epoch, _UNIT_SEED))
-        return lambda place: int(order(np.array([place]))[0])
+    def _units_of(self, epoch: int) -> Int64s:
+        """The units of an epoch in their order: 8 bytes each."""
+        units = np.arange(self._samples.units)
+        return Permutation(len(units), mix(self._seed, epoch, _UNIT_SEED))(units) if self._shuffled else units
 
     def _order_inside(self, group: _Group) -> Order:
         key = mix(self._seed, group.epoch, _INSIDE_SEED, group.number)
@@ -229,12 +226,14 @@ class UnitOrder:
         )
         if not 0 <= begin.begin <= place or not 0 <= next_unit <= self._samples.units:
             raise StoreError(f"{_NAME}: damaged: it is not that of {self._samples.units:,} units at sample {place:,}.")
+        order = UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
+        self._samples.parts.want([unit for unit, _ in parts] + order._coming(begin.epoch, next_unit))
         if place < begin.end and self._samples.count(parts) != begin.samples:
             raise MismatchError(
                 f"{self._samples.name}: the parts that this state names have {self._samples.count(parts):,} samples "
                 f"and had {begin.samples:,}. The data is not what it was."
             )
-        return UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
+        return order
 
 
 def _group_size(epoch: int, number: int) -> int:

@@ -16,6 +16,7 @@ import torch.utils.data
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import NEVER, Batches, differences
+from milldam.loader.feeds import FeedStreams
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
@@ -38,6 +39,11 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, samples: Samples[Any, Any]) -> None:
         _require_samples("MapDataset", samples)
+        if not samples._length_known:
+            raise ConfigError(
+                "MapDataset: a sampler has to know how many samples there are, and a feed may not know yet. Use "
+                "BatchDataset, or open the finished store without units."
+            )
         if isinstance(samples, MixedSamples):
             raise ConfigError(
                 "MapDataset: a sampler would never get beyond the first epoch of a mixture. Use BatchDataset."
@@ -59,7 +65,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
 
 def _require_samples(name: str, samples: Any) -> None:
-    if isinstance(samples, Streams):
+    if isinstance(samples, Streams | FeedStreams):
         raise ConfigError(
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )
@@ -126,7 +132,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def _refuse_the_rest_twice(self) -> None:
         """A second loop over the rest of an epoch would leave out its first part, epoch after epoch."""
-        if self._place % self._loop_samples == 0:
+        if self._loop_at()[1]:
             return
         if self._start.marked(_Mark.REST_BEGUN):
             raise ConfigError(
@@ -142,20 +148,15 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The number of the loop that begins next: after `load_state_dict`, where to go on with `set_epoch`."""
-        return self._place // self._loop_samples
+        return self._loop_at()[0]
 
-    @property
-    def _place(self) -> int:
-        return int(self._start.read().get("samples_seen", 0))
+    def _loop_at(self) -> tuple[int, bool]:
+        """The number of the loop that begins next, and whether that is its begin; the same for all ranks."""
+        return self._at_start((0, 1))._loop_at()
 
-    @property
-    def _loop_samples(self) -> int:
-        """Samples of a loop over all epochs, of all ranks."""
-        return (self._epochs or 1) * self.samples.epoch_samples
-
-    def _at_start(self) -> Batches[Any]:
+    def _at_start(self, ranks: tuple[int, int] | None = None) -> Batches[Any]:
         """New batches that stand where a loop begins."""
-        rank, world_size = self._ranks or _ranks_of_torch()
+        rank, world_size = ranks or self._ranks or _ranks_of_torch()
         batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
         start = self._start.read()
         if start:
@@ -174,7 +175,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
             # What a state brought along (a mixture's change of weights) may lie ahead of there.
             start = {}
         if epoch != self.epoch:
-            start["samples_seen"] = epoch * self._loop_samples
+            start |= self._at_start((0, 1))._loop_begin(epoch)
         self._begin_at(start)
 
     def _begin_at(self, start: State) -> None:

@@ -15,7 +15,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-NICENESS = 10
+NICENESS = 5
 FINISHED = "finished"
 _PARENT_SECONDS = 0.2
 

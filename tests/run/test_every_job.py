@@ -86,7 +86,9 @@ def preprocess_job(folder: Path) -> Case:
 def chat_job(folder: Path) -> Case:
     """Its template has no tags: every mask is proven, by whoever does the unit."""
     datasets = [str(write_messages(folder / f"c-{k}.jsonl", make_conversations(300, k))) for k in range(4)]
-    (folder / "plain.jinja").write_text(re.sub("{% (end)?generation %}", "", TEMPLATE), "utf-8")
+    plain = re.sub("{% (end)?generation %}", "", TEMPLATE)
+    prompt = '{% if add_generation_prompt %}{{ "<assistant>\\n" }}{% endif %}'
+    (folder / "plain.jinja").write_text(plain + prompt, "utf-8")
     chat = {"template": str(folder / "plain.jinja"), "dedup_on": "prompt", "group_by": "prompt"}
     rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB", "chat": chat}
     config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}

@@ -152,11 +152,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> None:
-    """Stopped at a checkpoint and resumed, the losses are the same."""
+    """Stopped at a checkpoint and resumed, the losses are the same; attention by cu_seqlens sees what a mask shows."""
     pytest.importorskip("torch")
     options = [chats / "chat", "--seq-len", 128, "--steps", 4, "--checkpoint-every", 3]
-    whole = losses(run(tmp_path, "chat_torch.py", *options))
+    output = run(tmp_path, "chat_torch.py", *options)
+    whole = losses(output)
     assert list(whole) == [1, 2, 3, 4]
+    told = dict(line.split(": loss ") for line in output.splitlines() if line.startswith("attention by "))
+    assert float(told["attention by lengths"]) == pytest.approx(float(told["attention by a mask"]), abs=2e-4)
     assert losses(run(tmp_path, "chat_torch.py", *options, "--resume")) == {4: whole[4]}
 
 

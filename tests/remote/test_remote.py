@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.chat_stores import chat_store, random_chat
 from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
@@ -295,6 +296,23 @@ def test_it_pickles_as_its_address_and_settings(tmp_path: Path) -> None:
     write_even(tmp_path / "s", 2)
     with pytest.raises(MismatchError, match="another store lies there"):
         pickle.loads(data)
+
+
+def test_conversations_at_an_address_are_those_of_the_same_store_here(tmp_path: Path) -> None:
+    """Stretches, labels, packed rows and padded batches, with a cache that does not hold all shards."""
+    rng = np.random.default_rng(1)
+    every = [random_chat(rng, int(length)) for length in rng.integers(1, 40, 240)]
+    shards = [every[first : first + 30] for first in range(0, 240, 30)]
+    here = chat_store(tmp_path / "s", shards, labels=[k % 3 == 0 for k in range(240)])
+    sizes = [sum(file["bytes"] for file in shard.files.values()) for shard in here.shards]
+    there = remote(tmp_path / "s", 5 * max(sizes))
+    assert sum(sizes) > 5 * max(sizes) and there.has_spans
+    for number in rng.permutation(240).tolist():
+        assert_equal(here.spans(number), there.spans(number))
+    for cut in (lambda store: store.packed(64), lambda store: store.conversations()):
+        for one, other in zip(*(cut(store).batches(7, shuffle="shard") for store in (here, there)), strict=True):
+            assert_equal(one, other)
+    assert not list(verify(place_at(f"file://{tmp_path / 's'}")))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

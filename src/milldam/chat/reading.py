@@ -10,6 +10,7 @@ A record is one entry; a pair of answers is one record with two sides, so that n
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,9 @@ TOO_LARGE = "too_large"
 _ROWS_SEEN = 100
 _JSON = ("jsonl", "json")
 _SAID = ("content", "reasoning_content", "thinking", "reasoning")
+ROLES = ("system", "developer", "user", "assistant", "tool", "other")
+"""What turns are counted by."""
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -75,7 +79,7 @@ class Sides:
     counts: Int64s
     """Stretches of each side."""
     turns: Int64s
-    """Messages of each side."""
+    """(sides, roles): messages of each side by ROLES."""
     labels: npt.NDArray[np.uint8] | None = None
     """A label a record."""
 
@@ -112,7 +116,14 @@ class Sides:
         arrays = [np.array(told[name], dtype=np.int64) for name in ("cuts", "stretches", "counts", "turns")]
         labels = None if told["labels"] is None else np.array(told["labels"], dtype=np.uint8)
         cuts, stretches, counts, turns = arrays
-        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns, labels)
+        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns.reshape(-1, len(ROLES)), labels)
+
+    def turn_counts(self, which: npt.NDArray[np.bool_]) -> Counter[str]:
+        """Messages of the sides of a mask, in all and by role."""
+        by_role = self.turns[which].sum(axis=0).tolist()
+        return Counter(
+            {"turns": sum(by_role)} | {f"turns_{role}": n for role, n in zip(ROLES, by_role, strict=True) if n}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +263,27 @@ def _as_batch(
     prompts = [prompt or text for prompt, text in zip(done.prompts, done.texts, strict=True)][::sides]
     told = done.labels[::sides]
     labels = None if not told or told[0] is None else np.array(told, dtype=np.uint8)
-    turns = [len(side) for number in numbers for side in _sides_of(conversations[number])]
     sides_of = Sides(
         sides,
         np.diff(offsets)[::sides],
         done.stretches,
         np.diff(done.offsets),
-        np.array(turns, dtype=np.int64),
+        _turns([side for number in numbers for side in _sides_of(conversations[number])]),
         labels,
     )
     asked = pa.array(prompts, pa.large_string())
     return ChatBatch(texts, sides_of, verdicts, asked, int(offsets[-1] - offsets[0]), dict(done.counts))
+
+
+def _turns(sides: Sequence[list[Message]]) -> Int64s:
+    """(sides, roles): messages of each side by role."""
+    width = len(ROLES)
+    places = [
+        number * width + _ROLE_NUMBERS.get(message["role"], width - 1)
+        for number, side in enumerate(sides)
+        for message in side
+    ]
+    return np.bincount(places, minlength=len(sides) * width).reshape(-1, width)
 
 
 def _sides_of(one: Conversation | Pair) -> tuple[list[Message], ...]:

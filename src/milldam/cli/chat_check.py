@@ -11,7 +11,7 @@ import click
 
 from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
 from milldam.cli.options import json_option, json_values, named_values
-from milldam.markup import counted
+from milldam.markup import counted, turns_by_role
 
 if TYPE_CHECKING:
     from milldam.chat.checking import ChatCheck
@@ -119,7 +119,6 @@ def _lines(check: ChatCheck) -> list[str]:
         if check.tagged
         else "derived, and proven for each conversation"
     )
-    roles = ", ".join(f"{counts[key]:,} {key[6:]}" for key in sorted(counts) if key.startswith("turns_"))
     lines = [
         "── in sum ──",
         f"form             {check.form}",
@@ -127,7 +126,7 @@ def _lines(check: ChatCheck) -> list[str]:
         f"usable           {check.proven:,} ({check.proven / max(1, check.rows):.1%})",
         f"what is trained  {how}",
         f"trained share    {check.trained_share:.1%} of {counted(counts['characters'], 'character')}",
-        f"turns            {counts['turns']:,} ({roles})",
+        f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
         *_parts("not trained      ", "header of a trained turn", check.headers),
         *_parts("trained, before  ", "content of a message", check.leads),
         *_parts("trained, behind  ", "content of a message", check.ends),

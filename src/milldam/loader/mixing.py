@@ -200,7 +200,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     def __getitem__(self, number: int) -> SampleT:
         number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
-        for source in self._leaves():
+        for source in _leaves(self):
             if number < source._numbered:
                 return source[number]
             number -= source._numbered

@@ -1,8 +1,15 @@
-"""Near-duplicates: how fast signatures are made, how good they are, and what finding the duplicates costs.
+"""Near-duplicates: what is removed and what should have been, against peers; how fast, on what cores and memory.
 
+    python benchmarks/near.py quality                         # milldam's removals against brute force, 20,000 documents
+    python benchmarks/near.py peers --python VENV/bin/python  # the same for rensa, datatrove, text-dedup, with time
+    python benchmarks/near.py stages CORPUS.jsonl --workers 1 4   # wall seconds of each stage by workers
     python benchmarks/near.py signatures CORPUS.jsonl.zst     # MB of text a CPU second, one core, by document size
     python benchmarks/near.py estimate                        # bias, spread and recall on pairs of known similarity
     python benchmarks/near.py resolve 200_000 2_000_000 --memory 256MB --threads 2
+
+`quality` and `peers` plant edits in real text (near_quality.py) and judge what is kept by the true similarities. The
+exit status is 1 when milldam removed what it must not (nothing that stays is 0.7 like it), found less than 98 % of what
+is 0.85 alike, or named a similarity that is not so.
 
 `resolve` works on made-up signatures, a fifth of which are near-duplicates of another one (similarity 0.85, in clusters
 of up to a few dozen), in a temporary folder (256 bytes of disk a document, and 65 more while it works). Each size runs
@@ -13,28 +20,208 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+import cores
+import milldam
+from cores import MILLDAM, Task, run_command
+from corpus import SEED_FOLDER, read_texts
 from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name
 from milldam.dedup.near import least_matches, resolve_near
 from milldam.dedup.rules import NearRules
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
+from near_peers import PEERS
+from near_quality import KINDS, Document, Truth, Verdict, judge, plant
 from sizes import megabytes, parse_size
+from tokenizing import json_in
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
 SAMPLE_SECONDS = 0.01
+PARTS = 8
+"""Files of a planted corpus, each a unit."""
+MEMORY = "1GB"
+TOKENIZER = Path(milldam.__file__).with_name("demo_data") / "tokenizer.json"
+ROUNDING = 0.0005
+"""Similarities are told in thousandths."""
+
+
+# ---- quality and peers ----
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Planted documents, and the folder in which they lie."""
+
+    folder: Path
+    documents: list[Document]
+
+    @classmethod
+    def make(cls, folder: Path, count: int, seed: int) -> Corpus:
+        seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
+        documents = plant([text for path in seeds for _, text in read_texts(path)], count, seed)
+        folder.mkdir()
+        for part, start in enumerate(range(0, count, -(-count // PARTS))):
+            some = enumerate(documents[start : start + -(-count // PARTS)], start)
+            lines = (json.dumps({"id": number, "text": one.text}, ensure_ascii=False) + "\n" for number, one in some)
+            (folder / f"part-{part:03d}.jsonl").write_text("".join(lines), encoding="utf-8")
+        return cls(folder, documents)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(len(one.text.encode()) for one in self.documents)
+
+    def number(self, file: str, row: int) -> int:
+        """Of the document in a row of a unit that begins with a file."""
+        return int(Path(file).stem.partition("-")[2]) * -(-len(self.documents) // PARTS) + row
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What one of them made of the corpus."""
+
+    name: str
+    wall: float
+    cpu: float
+    kept: npt.NDArray[np.bool_]
+    stages: dict[str, float] = field(default_factory=dict)
+    drops: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_milldam(corpus: Corpus, folder: Path, workers: int) -> Contender:
+    """The whole command, tokenizing included."""
+    out = folder / "out"
+    config = {
+        "datasets": str(corpus.folder),
+        "tokenizer": str(TOKENIZER),
+        "dedup": "near",
+        "write_dropped": True,
+        "out": str(out),
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    options = ["--memory", MEMORY, "--workers", str(workers), "--json"]
+    wall, cpu, said, failed = run_command([*MILLDAM, "preprocess", str(folder / "config.yaml"), *options])
+    if failed:
+        raise SystemExit(f"milldam: {failed}")
+    kept = np.ones(len(corpus.documents), bool)
+    drops = list(read_drops(out))
+    for drop in drops:
+        number = corpus.number(drop["file"], drop["row"])
+        if corpus.documents[number].text.strip() != drop["text"]:
+            raise SystemExit(f"document {number} is not the one that was dropped: {drop['text'][:80]}")
+        kept[number] = False
+    return Contender("milldam", wall, cpu, kept, json_in(said)["stages"], drops)
+
+
+def read_drops(out: Path) -> Iterator[dict[str, Any]]:
+    """What was dropped, with the file in which the unit of what it duplicates begins."""
+    units = [json.loads(line) for line in (out / "run" / "units.jsonl").read_bytes().splitlines()]
+    first_files = {unit["index"]: unit["slices"][0]["path"] for unit in units}
+    with (out / "dropped.jsonl.zst").open("rb") as file:
+        for line in b"".join(read_blocks(file, "zst", 1 << 20)).splitlines():
+            drop = json.loads(line)
+            drop["duplicate_of"]["file"] = first_files[drop["duplicate_of"]["unit"]]
+            yield drop
+
+
+def run_peer(name: str, corpus: Corpus, folder: Path, workers: int, python: Path) -> Contender:
+    script = str(Path(__file__).with_name("near_peers.py"))
+    command = [str(python), script, name, str(corpus.folder), str(folder), "--workers", str(workers)]
+    wall, cpu, said, failed = run_command(command)
+    if failed:
+        raise SystemExit(f"{name}: {failed}")
+    told = json.loads(said.splitlines()[-1])
+    kept = np.zeros(len(corpus.documents), bool)
+    kept[told["kept"]] = True
+    return Contender(f"{name} {told['version']}", wall, cpu, kept)
+
+
+def check_names(corpus: Corpus, truth: Truth, found: Contender) -> int:
+    """How many near-duplicates name a document that is gone, or a similarity that is not theirs."""
+    false = 0
+    for drop in (one for one in found.drops if one["reason"] == "near_duplicate"):
+        of = drop["duplicate_of"]
+        number, kept = corpus.number(drop["file"], drop["row"]), corpus.number(of["file"], of["row"])
+        true = truth.similarity(number, kept)
+        false += not found.kept[kept] or abs(true - of.get("similarity", 0)) > ROUNDING
+    return false
+
+
+def show_kinds(corpus: Corpus, found: Contender, verdict: Verdict) -> None:
+    kinds = np.array([one.kind for one in corpus.documents])
+    print(f"\n| {found.name}, by kind | documents | removed | wrong | missed |\n|---|---|---|---|---|")
+    for kind in KINDS:
+        removed = int((~found.kept & (kinds == kind)).sum())
+        wrong, missed = (int((kinds[these] == kind).sum()) for these in (verdict.wrong_numbers, verdict.missed_numbers))
+        print(f"| {kind} | {(kinds == kind).sum():,} | {removed:,} | {wrong:,} | {missed:,} |")
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """milldam, and the peers that are asked for, on one corpus, in turns."""
+    with tempfile.TemporaryDirectory() as name:
+        corpus = Corpus.make(Path(name) / "corpus", arguments.documents, arguments.seed)
+        truth = Truth([one.text for one in corpus.documents], RULES.ngram)
+        size = f"{len(corpus.documents):,} documents, {megabytes(corpus.text_bytes)}"
+        print(f"{size}, seed {arguments.seed}, {arguments.workers} workers\n")
+        print("| | wall s | CPU s | " + " | ".join(judge(truth, np.ones(len(truth.sizes), bool)).figures()) + " |")
+        verdicts = {}
+        for number in range(arguments.rounds):
+            for peer in ("milldam", *arguments.peers):
+                folder = Path(name) / f"{peer}-{number}"
+                folder.mkdir()
+                given = corpus, folder, arguments.workers
+                found = run_milldam(*given) if peer == "milldam" else run_peer(peer, *given, arguments.python)
+                verdicts[peer] = verdict = judge(truth, found.kept)
+                figures = " | ".join(f"{value:,}" for value in verdict.figures().values())
+                print(f"| {found.name} | {found.wall:.1f} | {found.cpu:.1f} | {figures} |", flush=True)
+                if peer == "milldam":
+                    ours = found
+                shutil.rmtree(folder)
+        show_kinds(corpus, ours, verdicts["milldam"])
+        false = check_names(corpus, truth, ours)
+        print(f"\nmilldam by stage: {ours.stages}\ndrops that name what is not so: {false}")
+    sys.exit(int(verdicts["milldam"].wrong > 0 or verdicts["milldam"].recall < 0.98 or false > 0))
+
+
+# ---- stages ----
+
+
+def measure_stages(arguments: argparse.Namespace) -> None:
+    """Wall seconds of each stage by workers, the best of some rounds, and how many times those of the first."""
+    task = Task(arguments.corpus, TOKENIZER, arguments.memory, None, "")
+    best: dict[int, dict[str, float]] = {}
+    for _ in range(arguments.rounds):
+        for workers in arguments.workers:
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                run = cores.run_milldam(task, "near", workers, Path(folder))
+            if run.failed:
+                raise SystemExit(run.failed)
+            stages = run.stages | {"in all": run.wall, "CPU": run.cpu}
+            held = best.setdefault(workers, stages)
+            best[workers] = {name: min(seconds, held[name]) for name, seconds in stages.items()}
+    heads = [f"{workers} workers s" for workers in best] + [f"times, {workers}" for workers in [*best][1:]]
+    print("| stage | " + " | ".join(heads) + " |\n|---" + "|---" * len(heads) + "|")
+    first = next(iter(best.values()))
+    for stage in first:
+        times = [first[stage] / max(1e-9, one[stage]) for one in [*best.values()][1:]]
+        cells = [f"{one[stage]:.2f}" for one in best.values()] + [f"{one:.2f}" for one in times]
+        print(f"| {stage} | " + " | ".join(cells) + " |")
 
 
 # ---- signatures ----
@@ -106,12 +293,13 @@ def make_signatures(folder: Path, documents: int) -> None:
             writer.commit()
 
 
-def measure_resolve(documents: int, memory: str, threads: int) -> None:
+def measure_resolve(sizes: list[int], memory: str, threads: int) -> None:
     """Make the signatures here, resolve them in a new process."""
-    with tempfile.TemporaryDirectory() as name:
-        make_signatures(Path(name), documents)
-        arguments = ["resolve-here", name, "--memory", memory, "--threads", str(threads)]
-        subprocess.run([sys.executable, __file__, *arguments], check=True)
+    for documents in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            make_signatures(Path(name), documents)
+            arguments = ["resolve-here", name, "--memory", memory, "--threads", str(threads)]
+            subprocess.run([sys.executable, __file__, *arguments], check=True)
 
 
 def resolve_here(folder: Path, memory_bytes: int, threads: int) -> None:
@@ -137,28 +325,40 @@ def resolve_here(folder: Path, memory_bytes: int, threads: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    quality, peers = commands.add_parser("quality"), commands.add_parser("peers")
+    for command in (quality, peers):
+        command.add_argument("--documents", type=int, default=20_000)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--workers", type=int, default=2)
+        command.add_argument("--rounds", type=int, default=1)
+        command.set_defaults(do=compare, peers=[])
+    peers.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
+    peers.add_argument("--python", type=Path, required=True, help="of an environment that has the peers")
+    stages = commands.add_parser("stages")
+    stages.add_argument("corpus", type=Path, help="JSON lines with a field text")
+    stages.add_argument("--workers", type=int, nargs="+", default=[1, 4])
+    stages.add_argument("--memory", default="4GB")
+    stages.add_argument("--rounds", type=int, default=1)
+    stages.add_argument("--folder", type=Path, help="for the stores (a temporary one)")
+    stages.set_defaults(do=measure_stages)
     signatures = commands.add_parser("signatures")
     signatures.add_argument("corpus", type=Path, help="JSON lines with a field text, compressed or not")
     signatures.add_argument("--megabytes", type=int, default=8)
+    signatures.set_defaults(do=lambda given: measure_signatures(given.corpus, given.megabytes))
     estimate = commands.add_parser("estimate")
     estimate.add_argument("--pairs", type=int, default=1000)
+    estimate.set_defaults(do=lambda given: measure_estimate(given.pairs))
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
+    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.memory, given.threads))
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
+    here.set_defaults(do=lambda given: resolve_here(given.folder, parse_size(given.memory), given.threads))
     for command in (resolve, here):
         command.add_argument("--memory", default="256MB")
         command.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    if arguments.command == "signatures":
-        measure_signatures(arguments.corpus, arguments.megabytes)
-    elif arguments.command == "estimate":
-        measure_estimate(arguments.pairs)
-    elif arguments.command == "resolve-here":
-        resolve_here(arguments.folder, parse_size(arguments.memory), arguments.threads)
-    else:
-        for documents in arguments.documents:
-            measure_resolve(documents, arguments.memory, arguments.threads)
+    arguments.do(arguments)
 
 
 if __name__ == "__main__":

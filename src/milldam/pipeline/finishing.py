@@ -19,6 +19,7 @@ from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
 from milldam.files import NewFile
 from milldam.markup import counted
+from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
@@ -29,6 +30,7 @@ from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.sealed import read_sealed, write_sealed
+from milldam.sources.units import Unit
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
@@ -194,25 +196,42 @@ class Finish:
 
     def _summary(self, summary: TextSummary) -> TextSummary:
         records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
+        shown, warnings = self._near_examples(near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
             "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
             "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
             "dedup": dedup,
-            "near": near,
+            "near": near | shown,
             "config": _plain(dataclasses.asdict(self.config)),
         }
         return replace(
             summary,
             job="preprocess" if self.report else "tokenize",
             up_to_date=False,
+            warnings=(*summary.warnings, *warnings),
             facts=summary.facts | facts,
             units=self.plan.units,
             reused=records.reused,
             changed=self.plan.changes,
             workers=self.plan.workers,
         )
+
+    def _near_examples(self, near: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """What near-dedup removed, to look at, and what to warn of."""
+        dedup, rules = self.made.dedup, self.config.dedup_rules
+        if dedup is None or rules is None or rules.near is None or not near.get("dropped"):
+            return {}, []
+        from milldam.pipeline.near_examples import near_examples
+
+        def reading_of(number: int) -> Reading:
+            unit: Unit = self.folder.units.at(number, Unit.from_json)
+            return Reading(
+                unit, self.prepared.sets[unit.dataset], self.config.clean_rules, spool=str(self.folder.folder)
+            )
+
+        return near_examples(dedup.folder, reading_of, documents=near["documents"], ngram=rules.near.ngram)
 
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:

@@ -247,14 +247,15 @@ class _Judge:
         """What a dropped document duplicates, where that is why."""
         if self._drops is None:
             return {}
-        from milldam.dedup.drops import DUPLICATES
+        from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
 
         of = self._drops.of(row) if reason in DUPLICATES else None
         if of is None:
             return {}
+        like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
-            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]}}
-        return {"duplicate_of": {"unit": of.unit, "row": of.row} if of.unit is not None else None}
+            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
+        return {"duplicate_of": {"unit": of.unit, "row": of.row} | like if of.unit is not None else None}
 
 
 @dataclass(slots=True)

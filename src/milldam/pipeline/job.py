@@ -5,6 +5,7 @@ plan         units from the input, workers from the budget
 count        only for slices of data sets: how many documents each unit has
 fingerprint  only with dedup, the first pass: hashes and signatures of every unit
 group        only with dedup: drop sets
+near, shingle, verify, decide   only with near-dedup: pairs, their shingles, how alike they are, which of them to drop
 tokenize     the second pass: every finished part of a unit is recorded
 arrange      only for splits and limits in tokens
 finish       rejects gathered, manifest written last
@@ -215,7 +216,7 @@ class TokenJob:
             from milldam.pipeline.resolving import steps_of
 
             steps = steps_of(dedup, prepared.partitions)
-            found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
+            found |= {"fingerprint": units} | {stage: len(each) or units for stage, each in steps.items()}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 
     def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:

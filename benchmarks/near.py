@@ -40,7 +40,8 @@ import milldam
 from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name
-from milldam.dedup.near import least_matches, resolve_near
+from milldam.dedup.candidates import NearWork, least_matches
+from milldam.dedup.near import resolve_near
 from milldam.dedup.rules import NearRules
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
@@ -58,8 +59,8 @@ PARTS = 8
 """Files of a planted corpus, each a unit."""
 MEMORY = "1GB"
 TOKENIZER = Path(milldam.__file__).with_name("demo_data") / "tokenizer.json"
-ROUNDING = 0.0005
-"""Similarities are told in thousandths."""
+ROUNDING = 0.0011
+"""Similarities are told in thousandths, rounded down."""
 
 
 # ---- quality and peers ----

@@ -172,7 +172,7 @@ def _templates(blanks: int) -> Callable[[Planting, int], list[str]]:
         for number in range(count):
             filled = list(words)
             for place in places:
-                filled[place] = f"{given.rng.choice(_NAMES)}-{number}"
+                filled[place] = f"{given.rng.choice(_NAMES)}{number}"
             found.append(" ".join(filled))
         return found
 
@@ -310,6 +310,8 @@ class Verdict:
     found: int
     missed: int
     """Of those 0.85 and more like an earlier one that stays."""
+    left: int
+    """Kept although an earlier one that stays is as like it as the threshold asks."""
     wrong_numbers: list[int] = field(default_factory=list)
     missed_numbers: list[int] = field(default_factory=list)
 
@@ -329,6 +331,7 @@ class Verdict:
             "removed": self.documents - self.kept,
             "wrong": self.wrong,
             "below threshold": self.below,
+            "left at the threshold": self.left,
             "recall": round(self.recall, 4),
             "precision": round(self.precision, 4),
         }
@@ -347,6 +350,7 @@ def judge(truth: Truth, kept: Mask, *, threshold: float = 0.8, lenient: float = 
         below=int((counted & ~kept & (any_ < threshold)).sum()),
         found=int((~kept & (any_ >= clear)).sum()),
         missed=int(missed.sum()),
+        left=int((kept & (earlier >= threshold)).sum()),
         wrong_numbers=np.flatnonzero(wrong).tolist(),
         missed_numbers=np.flatnonzero(missed).tolist(),
     )

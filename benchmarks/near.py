@@ -5,15 +5,14 @@
     python benchmarks/near.py stages CORPUS.jsonl --workers 1 4   # wall seconds of each stage by workers
     python benchmarks/near.py signatures CORPUS.jsonl.zst     # MB of text a CPU second, one core, by document size
     python benchmarks/near.py estimate                        # bias, spread and recall on pairs of known similarity
-    python benchmarks/near.py resolve 200_000 2_000_000 --memory 256MB --threads 2
+    python benchmarks/near.py resolve 200_000 2_000_000 --limit 256MB
 
 `quality` and `peers` plant edits in real text (near_quality.py) and judge what is kept by the true similarities. The
 exit status is 1 when milldam removed what it must not (nothing that stays is 0.7 like it), found less than 98 % of what
 is 0.85 alike, or named a similarity that is not so.
 
-`resolve` works on made-up signatures, a fifth of which are near-duplicates of another one (similarity 0.85, in clusters
-of up to a few dozen), in a temporary folder (256 bytes of disk a document, and 65 more while it works). Each size runs
-in a process of its own; its memory is what it holds beyond the imports, sampled every 10 ms.
+`resolve` works on made-up signatures and sketches, a fifth of which are near-duplicates of another one, in clusters of
+up to a few dozen. Each size runs in a process of its own in a memory cgroup with that limit (Linux, root).
 """
 
 from __future__ import annotations
@@ -21,32 +20,31 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 import cores
 import milldam
 from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
-from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name
-from milldam.dedup.candidates import NearWork, least_matches
-from milldam.dedup.near import resolve_near
+from memory import lines_of, measure
+from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
+from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
+from milldam.dedup.near import VERIFY_PARTS, decide, verify_pairs
 from milldam.dedup.rules import NearRules
+from milldam.dedup.sketches import SketchWriter
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
 from near_peers import PEERS
-from near_quality import KINDS, Document, Truth, Verdict, judge, plant
+from near_quality import KINDS, Corpus, Mask, Removals, Verdict, judge, plant
 from sizes import megabytes, parse_size
 from tokenizing import json_in
 
@@ -54,43 +52,14 @@ RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SAMPLE_SECONDS = 0.01
+SKETCH_VALUES = 40
 PARTS = 8
 """Files of a planted corpus, each a unit."""
 MEMORY = "1GB"
 TOKENIZER = Path(milldam.__file__).with_name("demo_data") / "tokenizer.json"
-ROUNDING = 0.0011
-"""Similarities are told in thousandths, rounded down."""
 
 
 # ---- quality and peers ----
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Planted documents, and the folder in which they lie."""
-
-    folder: Path
-    documents: list[Document]
-
-    @classmethod
-    def make(cls, folder: Path, count: int, seed: int) -> Corpus:
-        seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
-        documents = plant([text for path in seeds for _, text in read_texts(path)], count, seed)
-        folder.mkdir()
-        for part, start in enumerate(range(0, count, -(-count // PARTS))):
-            some = enumerate(documents[start : start + -(-count // PARTS)], start)
-            lines = (json.dumps({"id": number, "text": one.text}, ensure_ascii=False) + "\n" for number, one in some)
-            (folder / f"part-{part:03d}.jsonl").write_text("".join(lines), encoding="utf-8")
-        return cls(folder, documents)
-
-    @property
-    def text_bytes(self) -> int:
-        return sum(len(one.text.encode()) for one in self.documents)
-
-    def number(self, file: str, row: int) -> int:
-        """Of the document in a row of a unit that begins with a file."""
-        return int(Path(file).stem.partition("-")[2]) * -(-len(self.documents) // PARTS) + row
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +69,9 @@ class Contender:
     name: str
     wall: float
     cpu: float
-    kept: npt.NDArray[np.bool_]
+    kept: Mask
     stages: dict[str, float] = field(default_factory=dict)
-    drops: list[dict[str, Any]] = field(default_factory=list)
+    removals: Removals | None = None
 
 
 def run_milldam(corpus: Corpus, folder: Path, workers: int) -> Contender:
@@ -120,25 +89,8 @@ def run_milldam(corpus: Corpus, folder: Path, workers: int) -> Contender:
     wall, cpu, said, failed = run_command([*MILLDAM, "preprocess", str(folder / "config.yaml"), *options])
     if failed:
         raise SystemExit(f"milldam: {failed}")
-    kept = np.ones(len(corpus.documents), bool)
-    drops = list(read_drops(out))
-    for drop in drops:
-        number = corpus.number(drop["file"], drop["row"])
-        if corpus.documents[number].text.strip() != drop["text"]:
-            raise SystemExit(f"document {number} is not the one that was dropped: {drop['text'][:80]}")
-        kept[number] = False
-    return Contender("milldam", wall, cpu, kept, json_in(said)["stages"], drops)
-
-
-def read_drops(out: Path) -> Iterator[dict[str, Any]]:
-    """What was dropped, with the file in which the unit of what it duplicates begins."""
-    units = [json.loads(line) for line in (out / "run" / "units.jsonl").read_bytes().splitlines()]
-    first_files = {unit["index"]: unit["slices"][0]["path"] for unit in units}
-    with (out / "dropped.jsonl.zst").open("rb") as file:
-        for line in b"".join(read_blocks(file, "zst", 1 << 20)).splitlines():
-            drop = json.loads(line)
-            drop["duplicate_of"]["file"] = first_files[drop["duplicate_of"]["unit"]]
-            yield drop
+    removals = corpus.removals(out)
+    return Contender("milldam", wall, cpu, removals.kept, json_in(said)["stages"], removals)
 
 
 def run_peer(name: str, corpus: Corpus, folder: Path, workers: int, python: Path) -> Contender:
@@ -153,17 +105,6 @@ def run_peer(name: str, corpus: Corpus, folder: Path, workers: int, python: Path
     return Contender(f"{name} {told['version']}", wall, cpu, kept)
 
 
-def check_names(corpus: Corpus, truth: Truth, found: Contender) -> int:
-    """How many near-duplicates name a document that is gone, or a similarity that is not theirs."""
-    false = 0
-    for drop in (one for one in found.drops if one["reason"] == "near_duplicate"):
-        of = drop["duplicate_of"]
-        number, kept = corpus.number(drop["file"], drop["row"]), corpus.number(of["file"], of["row"])
-        true = truth.similarity(number, kept)
-        false += not found.kept[kept] or abs(true - of.get("similarity", 0)) > ROUNDING
-    return false
-
-
 def show_kinds(corpus: Corpus, found: Contender, verdict: Verdict) -> None:
     kinds = np.array([one.kind for one in corpus.documents])
     print(f"\n| {found.name}, by kind | documents | removed | wrong | missed |\n|---|---|---|---|---|")
@@ -176,8 +117,10 @@ def show_kinds(corpus: Corpus, found: Contender, verdict: Verdict) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """milldam, and the peers that are asked for, on one corpus, in turns."""
     with tempfile.TemporaryDirectory() as name:
-        corpus = Corpus.make(Path(name) / "corpus", arguments.documents, arguments.seed)
-        truth = Truth([one.text for one in corpus.documents], RULES.ngram)
+        seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
+        texts = [text for path in seeds for _, text in read_texts(path)]
+        corpus = Corpus.write(Path(name) / "corpus", plant(texts, arguments.documents, arguments.seed), PARTS)
+        truth = corpus.truth()
         size = f"{len(corpus.documents):,} documents, {megabytes(corpus.text_bytes)}"
         print(f"{size}, seed {arguments.seed}, {arguments.workers} workers\n")
         print("| | wall s | CPU s | " + " | ".join(judge(truth, np.ones(len(truth.sizes), bool)).figures()) + " |")
@@ -195,7 +138,8 @@ def compare(arguments: argparse.Namespace) -> None:
                     ours = found
                 shutil.rmtree(folder)
         show_kinds(corpus, ours, verdicts["milldam"])
-        false = check_names(corpus, truth, ours)
+        assert ours.removals is not None
+        false = len(ours.removals.false_names(truth))
         print(f"\nmilldam by stage: {ours.stages}\ndrops that name what is not so: {false}")
     sys.exit(int(verdicts["milldam"].wrong > 0 or verdicts["milldam"].recall < 0.98 or false > 0))
 
@@ -279,48 +223,61 @@ def _pair(random: np.random.Generator, replaced: int, every: int) -> tuple[str, 
 # ---- resolve ----
 
 
-def make_signatures(folder: Path, documents: int) -> None:
-    """Random rows; every fifth is a copy of an earlier one of its unit with 15 % of the places changed."""
+def make_documents(folder: Path, documents: int) -> None:
+    """Signatures and sketches; every fifth document is like an earlier one of its unit, 0.86 by its shingles."""
     random = np.random.default_rng(0)
     for unit, start in enumerate(range(0, documents, UNIT_DOCUMENTS)):
-        rows = random.integers(0, 255, (min(UNIT_DOCUMENTS, documents - start), 256), dtype=np.uint8)
-        copies = np.arange(4, len(rows), 5)
+        count = min(UNIT_DOCUMENTS, documents - start)
+        rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
+        sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
+        copies = np.arange(4, count, 5)
         models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
         models -= models % 5 == 4  # models are no copies themselves
         changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
         rows[copies] = np.where(changed, rows[copies], rows[models])
+        sketches[copies, 3:] = sketches[models, 3:]
+        sketches.sort(axis=1)
         with SignatureWriter(folder / signature_file_name(unit)) as writer:
             writer.add(rows)
             writer.commit()
+        with SketchWriter(folder, unit_name(unit)) as sketched:
+            sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
+            sketched.commit()
 
 
-def measure_resolve(sizes: list[int], memory: str, threads: int) -> None:
-    """Make the signatures here, resolve them in a new process."""
+def measure_resolve(sizes: list[int], limit_bytes: int, folder: Path | None) -> None:
+    """Make the files here, find the duplicates in a new process in a cgroup."""
     for documents in sizes:
-        with tempfile.TemporaryDirectory() as name:
-            make_signatures(Path(name), documents)
-            arguments = ["resolve-here", name, "--memory", memory, "--threads", str(threads)]
-            subprocess.run([sys.executable, __file__, *arguments], check=True)
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            make_documents(Path(name), documents)
+            found = measure([sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)], limit_bytes)
+            print("\n".join(lines_of(found)), flush=True)
 
 
-def resolve_here(folder: Path, memory_bytes: int, threads: int) -> None:
-    held = usage().anonymous
-    peak, done = 0, threading.Event()
+def resolve_here(folder: Path, limit_bytes: int) -> None:
+    """All steps one by one, each with what the limit leaves, as in a job."""
+    seconds, disk = {}, {"signatures": folder_bytes(folder)}
+    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=limit_bytes - usage().anonymous)
 
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(SAMPLE_SECONDS):
-            peak = max(peak, usage().anonymous)
+    def timed(stage: str, steps: range, do: Callable[[int], int]) -> int:
+        start = time.process_time()
+        found = sum(map(do, steps))
+        seconds[stage] = time.process_time() - start
+        disk[stage] = folder_bytes(folder)
+        return found
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    start = time.perf_counter()
-    found = resolve_near(folder, RULES, exempt_below=0, memory_bytes=memory_bytes, threads=threads)
-    seconds = time.perf_counter() - start
-    done.set()
-    watcher.join()
-    counts = f"{found.documents:,} documents, {found.candidates:,} candidates, {found.dropped:,} dropped"
-    print(f"{counts}: {seconds:.1f} s, peak {megabytes(peak - held)} of {megabytes(memory_bytes)}")
+    timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
+    compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work))
+    start = time.process_time()
+    found = decide(work, compared)
+    seconds["decide"] = time.process_time() - start
+    print(f"{found.documents:,} documents, {found.candidates:,} pairs compared, {found.dropped:,} dropped")
+    print("  CPU seconds: " + ", ".join(f"{stage} {one:.1f}" for stage, one in seconds.items()))
+    print("  disk after: " + ", ".join(f"{stage} {megabytes(one)}" for stage, one in disk.items()))
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def main() -> None:
@@ -351,13 +308,13 @@ def main() -> None:
     estimate.set_defaults(do=lambda given: measure_estimate(given.pairs))
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
-    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.memory, given.threads))
+    resolve.add_argument("--folder", type=Path, help="for the files, about 470 bytes a document (a temporary one)")
+    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.folder))
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
-    here.set_defaults(do=lambda given: resolve_here(given.folder, parse_size(given.memory), given.threads))
+    here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit))
     for command in (resolve, here):
-        command.add_argument("--memory", default="256MB")
-        command.add_argument("--threads", type=int, default=2)
+        command.add_argument("--limit", type=parse_size, default=parse_size("1GB"), help="of memory (1GB)")
     arguments = parser.parse_args()
     arguments.do(arguments)
 

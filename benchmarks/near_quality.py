@@ -16,9 +16,11 @@ about 1 GB.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.dedup.shingles import shingle
+from milldam.sources.compression import read_blocks
 
 LONGEST = 12_000
 """Characters of a document: a few giant ones would take all the time and show nothing more."""
@@ -39,6 +42,8 @@ _NAMES = [
     a + b + c for a in ("Al", "Ber", "Cor", "Da", "El") for b in ("ri", "lo", "ma", "ven") for c in ("n", "s", "ck")
 ]
 _BATCH = 256
+ROUNDED_BY = 0.001
+"""Similarities are told in thousandths, rounded down."""
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -354,3 +359,75 @@ def judge(truth: Truth, kept: Mask, *, threshold: float = 0.8, lenient: float = 
         wrong_numbers=np.flatnonzero(wrong).tolist(),
         missed_numbers=np.flatnonzero(missed).tolist(),
     )
+
+
+# ---- milldam's removals ----
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What a run of milldam with `write_dropped` made of a corpus."""
+
+    kept: Mask
+    named: list[tuple[int, int, float]]
+    """Of each near-duplicate its number, the number of what it is said to be like, and how much."""
+
+    def false_names(self, truth: Truth) -> list[int]:
+        """Those that name a document that is gone, or a similarity that is not so."""
+        return [
+            number
+            for number, of, similarity in self.named
+            if not self.kept[of] or not 0 <= truth.similarity(number, of) - similarity < ROUNDED_BY
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Planted documents, and the folder in which they lie."""
+
+    folder: Path
+    documents: list[Document]
+    parts: int
+
+    @classmethod
+    def write(cls, folder: Path, documents: list[Document], parts: int) -> Corpus:
+        """As JSON lines in so many files."""
+        folder.mkdir()
+        corpus = cls(folder, documents, parts)
+        for part in range(parts):
+            some = range(part * corpus._part_size, min(len(documents), (part + 1) * corpus._part_size))
+            records = ({"id": number, "text": documents[number].text} for number in some)
+            lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            (folder / f"part-{part:03d}.jsonl").write_text("".join(lines), encoding="utf-8")
+        return corpus
+
+    @property
+    def _part_size(self) -> int:
+        return -(-len(self.documents) // self.parts)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(len(one.text.encode()) for one in self.documents)
+
+    def truth(self) -> Truth:
+        return Truth([one.text for one in self.documents])
+
+    def removals(self, out: Path) -> Removals:
+        """From the store's dropped.jsonl.zst; a drop whose text is not that of its document is an error."""
+        units = [json.loads(line) for line in (out / "run" / "units.jsonl").read_bytes().splitlines()]
+        # Rows are counted on in a unit of several files.
+        before = {unit["index"]: self._before(unit["slices"][0]["path"]) for unit in units}
+        kept, named = np.ones(len(self.documents), bool), []
+        with (out / "dropped.jsonl.zst").open("rb") as file:
+            lines = b"".join(read_blocks(file, "zst", 1 << 20)).splitlines()
+        for drop in map(json.loads, lines):
+            number, of = before[drop["unit"]] + drop["row"], drop["duplicate_of"]
+            if self.documents[number].text.strip() != drop["text"]:
+                raise ValueError(f"document {number} is not the one that was dropped: {drop['text'][:80]}")
+            kept[number] = False
+            if "similarity" in of:
+                named.append((number, before[of["unit"]] + of["row"], of["similarity"]))
+        return Removals(kept, named)
+
+    def _before(self, path: str) -> int:
+        return int(Path(path).stem.partition("-")[2]) * self._part_size

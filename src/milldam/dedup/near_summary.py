@@ -1,9 +1,9 @@
 """Drop files of near-dedup -> what a person should look at: the removals that are closest to the threshold, and the
 documents for which most others were removed.
 
-Two passes over the files, which come in plan order. Memory: a batch of drops and `_COUNTERS` counters, about 5 MB,
-whatever was dropped. The worst pairs are exact. So are the counts of the clusters; one with fewer than a 65,536th of all
-drops may be missing from the list, but only when there are more clusters than counters.
+Three passes over the files, which come in plan order. Memory: a batch of drops and `_COUNTERS` counters, about 10 MB,
+whatever was dropped. The worst pairs are exact. So are the counts of the clusters; one with fewer than a 65,536th of
+all drops may be missing from the list, but only when there are more clusters than counters.
 """
 
 from __future__ import annotations

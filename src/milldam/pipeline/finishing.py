@@ -196,21 +196,21 @@ class Finish:
 
     def _summary(self, summary: TextSummary) -> TextSummary:
         records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
-        shown, warnings = self._near_examples(near)
+        near = near | self._near_examples(near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
             "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
             "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
             "dedup": dedup,
-            "near": near | shown,
+            "near": near,
             "config": _plain(dataclasses.asdict(self.config)),
         }
         return replace(
             summary,
             job="preprocess" if self.report else "tokenize",
             up_to_date=False,
-            warnings=(*summary.warnings, *warnings),
+            warnings=(*summary.warnings, *near.get("warnings", ())),
             facts=summary.facts | facts,
             units=self.plan.units,
             reused=records.reused,
@@ -218,11 +218,11 @@ class Finish:
             workers=self.plan.workers,
         )
 
-    def _near_examples(self, near: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def _near_examples(self, near: dict[str, Any]) -> dict[str, Any]:
         """What near-dedup removed, to look at, and what to warn of."""
         dedup, rules = self.made.dedup, self.config.dedup_rules
         if dedup is None or rules is None or rules.near is None or not near.get("dropped"):
-            return {}, []
+            return {}
         from milldam.pipeline.near_examples import near_examples
 
         def reading_of(number: int) -> Reading:

@@ -7,7 +7,6 @@ is None, and the rest is still told. Memory: one batch of the input, and a few h
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,10 +42,9 @@ class Template:
     """Kept and dropped."""
 
 
-def near_examples(
-    folder: Path, reading_of: Callable[[int], Reading], *, documents: int, ngram: int
-) -> tuple[dict[str, Any], list[str]]:
-    """For the run's summary, and what to warn of. `folder`: of the drop files; `documents`: all that were compared."""
+def near_examples(folder: Path, reading_of: Callable[[int], Reading], *, documents: int, ngram: int) -> dict[str, Any]:
+    """For the run's summary: `worst` pairs, `largest` clusters, `warnings`. `folder`: of the drop files; `documents`:
+    all that were compared."""
     found = summarize(sorted(folder.glob("drops-near-*.parquet")))
     texts = read_texts(_places(found), reading_of)
     paths = {unit: reading_of(unit).unit.slices[0].path for unit, _ in _places(found)}
@@ -66,7 +64,8 @@ def near_examples(
         "largest": [{"dropped": one.dropped, "worst": pair(one.worst)} for one in found.clusters],
     }
     templates = find_templates(found.clusters, texts, ngram)
-    return told, [_warning(one, documents, paths) for one in templates if _is_large(one, documents)]
+    warnings = [_warning(one, documents, paths) for one in templates if _is_large(one, documents)]
+    return told | {"warnings": warnings}
 
 
 def _places(found: NearSummary) -> set[Place]:
@@ -82,7 +81,7 @@ def read_texts(places: Iterable[Place], reading_of: Callable[[int], Reading]) ->
     rows: defaultdict[int, set[int]] = defaultdict(set)
     for unit, row in places:
         rows[unit].add(row)
-    left, found = READ_BYTES, {}
+    left, found = READ_BYTES, dict[Place, str]()
     for unit in sorted(rows, key=lambda unit: (-len(rows[unit]), unit)):
         if left <= 0:
             break
@@ -107,7 +106,8 @@ def _heads(documents: Documents, reading: Reading, rows: set[int]) -> list[tuple
 
 def _difference(one: str, other: str) -> int:
     """Where to begin to show two texts: a little before they differ, at a word."""
-    same = len(os.path.commonprefix([one, other]))
+    shorter = min(len(one), len(other))
+    same = next((k for k in range(shorter) if one[k] != other[k]), shorter)
     if same < SHOWN_CHARACTERS // 2:
         return 0
     return one.find(" ", same - SHOWN_CHARACTERS // 4, same) + 1 or same - SHOWN_CHARACTERS // 4

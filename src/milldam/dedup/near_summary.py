@@ -55,6 +55,25 @@ class NearSummary:
     clusters: tuple[Cluster, ...]
     """The largest first."""
 
+    @property
+    def places(self) -> set[Place]:
+        """Of all documents in it."""
+        pairs = [*self.pairs, *(one.worst for one in self.clusters)]
+        return {place for one in pairs for place in (one.dropped, one.kept)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NearSummary:
+        """From what `asdict` made of it."""
+
+        def pair(one: dict[str, Any]) -> Pair:
+            (unit, row), (of_unit, of_row) = one["dropped"], one["kept"]
+            return Pair((unit, row), (of_unit, of_row), one["similarity"])
+
+        clusters = ((one["dropped"], pair(one["worst"])) for one in value["clusters"])
+        return cls(
+            tuple(map(pair, value["pairs"])), tuple(Cluster(worst.kept, count, worst) for count, worst in clusters)
+        )
+
 
 def summarize(files: Sequence[Path], *, pairs: int = PAIRS, clusters: int = CLUSTERS) -> NearSummary:
     """Of the drops that name a document of this run; what an earlier one has seen can't be looked at here."""

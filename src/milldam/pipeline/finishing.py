@@ -196,7 +196,7 @@ class Finish:
 
     def _summary(self, summary: TextSummary) -> TextSummary:
         records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
-        near = near | self._near_examples(near)
+        near = self._with_examples(near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
@@ -218,20 +218,20 @@ class Finish:
             workers=self.plan.workers,
         )
 
-    def _near_examples(self, near: dict[str, Any]) -> dict[str, Any]:
-        """What near-dedup removed, to look at, and what to warn of."""
+    def _with_examples(self, near: dict[str, Any]) -> dict[str, Any]:
+        """What near-dedup found, with what it removed, to look at, and what to warn of."""
         dedup, rules = self.made.dedup, self.config.dedup_rules
-        if dedup is None or rules is None or rules.near is None or not near.get("dropped"):
-            return {}
+        if dedup is None or rules is None or rules.near is None or not near:
+            return near
         from milldam.pipeline.near_examples import near_examples
 
         def reading_of(number: int) -> Reading:
             unit: Unit = self.folder.units.at(number, Unit.from_json)
-            return Reading(
-                unit, self.prepared.sets[unit.dataset], self.config.clean_rules, spool=str(self.folder.folder)
-            )
+            spool = str(self.folder.folder)
+            return Reading(unit, self.prepared.sets[unit.dataset], self.config.clean_rules, spool=spool)
 
-        return near_examples(dedup.folder, reading_of, documents=near["documents"], ngram=rules.near.ngram)
+        shown = near_examples(near, dedup.folder, reading_of, rules.near.ngram)
+        return {name: one for name, one in near.items() if name != "shown"} | shown
 
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:

@@ -1,14 +1,16 @@
 """What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
 
-Out of a run's drop files and its input, before the drop files are removed. The few documents that are shown are read
-from the input again, at most `READ_BYTES` of it; a text that can't be had (too far into its unit, or the input is gone)
-is None, and the rest is still told. Memory: one batch of the input, and a few heads of documents.
+Which documents to show follows from the drops (dedup/near_summary.py). Their texts are set aside by the workers that
+tokenize them, in the folder of the drop files (`ShownTexts`), and gathered at the end, before that folder is removed. A
+text that is not there, since its unit was done by an earlier run, is read from the input again, of which at most
+`READ_BYTES` are read; one that can't be had is None, and the rest is still told. Memory: one batch of the input, and a
+few heads of documents.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.dedup.near_summary import Cluster, NearSummary, Pair, Place, summarize
+from milldam.dedup.near_summary import Cluster, NearSummary, Pair, Place
 from milldam.errors import MilldamError
+from milldam.files import NewFile
 from milldam.markup import counted, share
-from milldam.pipeline.documents import Documents, Reading, UnitReader
+from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader
 
-READ_BYTES = 512 << 20
+READ_BYTES = 64 << 20
 HEAD_CHARACTERS = 20_000
 """Of a document: enough to find where two of them differ."""
 SHOWN_CHARACTERS = 800
@@ -42,12 +45,13 @@ class Template:
     """Kept and dropped."""
 
 
-def near_examples(folder: Path, reading_of: Callable[[int], Reading], *, documents: int, ngram: int) -> dict[str, Any]:
-    """For the run's summary: `worst` pairs, `largest` clusters, `warnings`. `folder`: of the drop files; `documents`:
-    all that were compared."""
-    found = summarize(sorted(folder.glob("drops-near-*.parquet")))
-    texts = read_texts(_places(found), reading_of)
-    paths = {unit: reading_of(unit).unit.slices[0].path for unit, _ in _places(found)}
+def near_examples(
+    near: dict[str, Any], folder: Path, reading_of: Callable[[int], Reading], ngram: int
+) -> dict[str, Any]:
+    """`near`: what was found. For the summary of the run: `worst` pairs, `largest` clusters, `warnings`."""
+    found = NearSummary.from_json(near["shown"])
+    texts = _texts(found.places, folder, reading_of)
+    paths = {unit: reading_of(unit).unit.slices[0].path for unit, _ in found.places}
 
     def side(place: Place, start: int) -> dict[str, Any]:
         text = texts.get(place)
@@ -59,25 +63,44 @@ def near_examples(folder: Path, reading_of: Callable[[int], Reading], *, documen
         sides = {"dropped": side(one.dropped, start), "kept": side(one.kept, start)}
         return {"similarity": one.similarity} | sides
 
-    told = {
+    documents, templates = near["documents"], find_templates(found.clusters, texts, ngram)
+    return {
         "worst": [pair(one) for one in found.pairs],
         "largest": [{"dropped": one.dropped, "worst": pair(one.worst)} for one in found.clusters],
+        "warnings": [_warning(one, documents, paths) for one in templates if _is_large(one, documents)],
     }
-    templates = find_templates(found.clusters, texts, ngram)
-    warnings = [_warning(one, documents, paths) for one in templates if _is_large(one, documents)]
-    return told | {"warnings": warnings}
-
-
-def _places(found: NearSummary) -> set[Place]:
-    pairs = [*found.pairs, *(one.worst for one in found.clusters)]
-    return {place for one in pairs for place in (one.dropped, one.kept)}
 
 
 # ---- texts ----
 
 
-def read_texts(places: Iterable[Place], reading_of: Callable[[int], Reading]) -> dict[Place, str]:
-    """The beginnings of some documents; those in the fewest units first, so that most of them are had."""
+class ShownTexts:
+    """Sets the texts of some documents of a unit aside while it is worked on."""
+
+    def __init__(self, folder: Path, unit: int, places: Iterable[Place], rules: SetRules) -> None:
+        self._folder, self._unit, self._rules = folder, unit, rules
+        self._rows = {row for number, row in places if number == unit}
+
+    def look(self, documents: Documents) -> None:
+        for row, text in _heads(documents, self._rules, self._rows):
+            if not documents.part or not _shown_path(self._folder, (self._unit, row)).exists():
+                with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
+                    new.write(text.encode("utf-8", "backslashreplace"))
+                    new.commit()
+
+
+def _shown_path(folder: Path, place: Place) -> Path:
+    return folder / f"shown-{place[0]:07d}-{place[1]}.txt"
+
+
+def _texts(places: set[Place], folder: Path, reading_of: Callable[[int], Reading]) -> dict[Place, str]:
+    there = {place: path for place in places if (path := _shown_path(folder, place)).exists()}
+    found = {place: path.read_text(encoding="utf-8") for place, path in there.items()}
+    return found | read_texts(places - found.keys(), reading_of)
+
+
+def read_texts(places: set[Place], reading_of: Callable[[int], Reading]) -> dict[Place, str]:
+    """The beginnings of some documents, from the input; units that have most of them first."""
     rows: defaultdict[int, set[int]] = defaultdict(set)
     for unit, row in places:
         rows[unit].add(row)
@@ -88,7 +111,7 @@ def read_texts(places: Iterable[Place], reading_of: Callable[[int], Reading]) ->
         try:
             for documents in UnitReader(reading_of(unit)):
                 left -= documents.bytes_read
-                for row, text in _heads(documents, reading_of(unit), rows[unit]):
+                for row, text in _heads(documents, reading_of(unit).rules, rows[unit]):
                     found.setdefault((unit, row), text)
                 if left <= 0 or (documents.last and documents.first_row + len(documents.texts) > max(rows[unit])):
                     break
@@ -97,11 +120,11 @@ def read_texts(places: Iterable[Place], reading_of: Callable[[int], Reading]) ->
     return found
 
 
-def _heads(documents: Documents, reading: Reading, rows: set[int]) -> list[tuple[int, str]]:
-    texts = documents.texts if documents.part else reading.rules.compared(documents)
+def _heads(documents: Documents, rules: SetRules, rows: set[int]) -> Iterator[tuple[int, str]]:
+    texts = documents.texts if documents.part else rules.compared(documents)
     first = documents.first_row
-    wanted = sorted(row for row in rows if first <= row < first + len(texts))
-    return [(row, texts[row - first].as_py()[:HEAD_CHARACTERS]) for row in wanted]
+    for row in sorted(row for row in rows if first <= row < first + len(texts)):
+        yield row, texts[row - first].as_py()[:HEAD_CHARACTERS]
 
 
 def _difference(one: str, other: str) -> int:

@@ -6,13 +6,15 @@ than `MOST` distinct shingles (some 100 KB of English) keeps the `MOST` smallest
 then the similarity is that of the two sets below the smaller of both bounds, 0.003 off on average (one standard
 deviation at 0.8); else it is exact.
 
-A unit's sketches are two files: the hashes end to end, and for each document that has a sketch its row and where its
-hashes end (16 bytes). Memory: making them, one slice of text and its hashes, 10 MB; comparing them, what is asked for.
+A unit's sketches are two files: the hashes end to end, and for each document that has a sketch its row, where its
+hashes end, and whether these are all (16 bytes). Memory: making them, one slice of text and its hashes, 10 MB;
+comparing them, what is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,7 +31,8 @@ from milldam.files import NewFile
 
 MOST = 1 << 14
 Values = npt.NDArray[np.uint32]
-_HALF = np.uint64(32)
+Bools = npt.NDArray[np.bool_]
+_HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
 _NOTHING: Values = np.empty(0, np.uint32)
 _PAIR_BYTES = 80
 """Of memory, for each hash of the two documents of a pair."""
@@ -105,15 +108,15 @@ def sketch_paths(folder: Path, name: str) -> tuple[Path, Path]:
 class SketchWriter:
     """Writes the sketches of some documents of a unit, in their order; use it as a context manager."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        values, rows = sketch_paths(folder, name)
+    def __init__(self, values: Path, rows: Path) -> None:
         self._values, self._rows = NewFile(values), NewFile(rows)
         self._end = 0
 
-    def add(self, rows: Int64s, values: Values, counts: Int64s) -> None:
-        """The sketches of the documents of some rows."""
-        ends = self._end + np.cumsum(counts)
-        self._rows.write(np.stack((rows, ends), axis=1).astype("<u8").data)
+    def add(self, rows: Int64s, values: Values, counts: Int64s, cut: Bools | None = None) -> None:
+        """The sketches of the documents of some rows; `cut`: those that had more hashes, else those of `MOST`."""
+        ends = (self._end + np.cumsum(counts)).astype(np.uint64)
+        ends[counts == MOST if cut is None else cut] |= _CUT
+        self._rows.write(np.stack((rows.astype(np.uint64), ends), axis=1).astype("<u8").data)
         self._values.write(np.ascontiguousarray(values, "<u4").data)
         self._end += len(values)
 
@@ -140,7 +143,7 @@ class SketchFiles:
     def compare(self, first: Int64s, second: Int64s, memory_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
         """(shingles in both, shingles in one or both) of pairs of positions, some pairs at a time, in order."""
         positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
-        counts = np.concatenate([ends - starts for _, starts, ends in self._spans(positions)] or [positions])
+        counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
         taken = np.cumsum((counts[one] + counts[other]) * _PAIR_BYTES)
         start = 0
@@ -154,28 +157,50 @@ class SketchFiles:
 
     def _read(self, positions: Int64s) -> Sets:
         """The sketches at some positions, which are in order."""
-        values, counts = [_NOTHING], [np.empty(0, np.int64)]
-        for path, starts, ends in self._spans(positions):
-            values.append(mapped(path, "<u4")[_runs(starts, ends - starts)])
-            counts.append(ends - starts)
-        return Sets(np.concatenate(values), np.concatenate(counts))
+        found = [(spans.read(path), spans) for path, spans in self._spans(positions)]
+        counts = np.concatenate([spans.counts for _, spans in found])
+        return Sets(
+            np.concatenate([values for values, _ in found]), counts, np.concatenate([one.cut for _, one in found])
+        )
 
-    def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Int64s, Int64s]]:
-        """Where the hashes of documents begin and end, file by file."""
+    def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
+        """Where the hashes of documents are, file by file."""
         units, rows = self._table.named(positions)
         for run in np.split(np.arange(len(units)), np.flatnonzero(np.diff(units)) + 1):
             if len(run):
                 values, ends = sketch_paths(self._folder, unit_name(int(units[run[0]])))
-                yield (values, *_find(ends, rows[run]))
+                yield values, SketchRows(ends).find(rows[run])
 
 
-def _find(path: Path, rows: Int64s) -> tuple[Int64s, Int64s]:
-    table = mapped(path, "<u8").reshape(-1, 2)
-    at = np.searchsorted(table[:, 0], rows.astype(np.uint64))
-    if len(table) <= at.max(initial=-1) or (table[at, 0] != rows).any():
-        raise StoreError(f"{path}: lacks documents that are compared. Run the same command again to make it anew.")
-    ends = table[at, 1].astype(np.int64)
-    return np.where(at > 0, table[at - 1, 1].astype(np.int64), 0), ends
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the hashes of some documents begin, how many there are, and whether there were more."""
+
+    starts: Int64s
+    counts: Int64s
+    cut: Bools
+
+    def read(self, path: Path, most: int = MOST) -> Values:
+        """The hashes, at most so many of each."""
+        found: Values = mapped(path, "<u4")[_runs(self.starts, np.minimum(self.counts, most))]
+        return found
+
+
+class SketchRows:
+    """Which documents of a unit have a sketch, and where it is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._table = path, mapped(path, "<u8").reshape(-1, 2)
+        self.rows = self._table[:, 0]
+
+    def find(self, rows: Int64s) -> Spans:
+        at = np.searchsorted(self.rows, rows.astype(np.uint64))
+        if len(self.rows) <= at.max(initial=-1) or (self.rows[at] != rows).any():
+            said = "lacks documents that are compared. Run the same command again to make it anew."
+            raise StoreError(f"{self._path}: {said}")
+        ends = self._table[at, 1]
+        starts = np.where(at > 0, self._table[at - 1, 1] & ~_CUT, 0).astype(np.int64)
+        return Spans(starts, (ends & ~_CUT).astype(np.int64) - starts, (ends & _CUT) > 0)
 
 
 def _runs(starts: Int64s, counts: Int64s) -> Int64s:
@@ -187,8 +212,8 @@ def _runs(starts: Int64s, counts: Int64s) -> Int64s:
 class Sets:
     """The sketches of some documents, end to end."""
 
-    def __init__(self, values: Values, counts: Int64s) -> None:
-        self._values, self._counts = values, counts
+    def __init__(self, values: Values, counts: Int64s, cut: Bools) -> None:
+        self._values, self._counts, self._cut = values, counts, cut
         self._starts = np.cumsum(counts) - counts
 
     def compare(self, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
@@ -203,8 +228,8 @@ class Sets:
 
     def _complete_to(self, documents: Int64s) -> Values:
         bounds = np.full(len(documents), 2**32 - 1, np.uint32)
-        cut = np.flatnonzero(self._counts[documents] == MOST)
-        bounds[cut] = self._values[self._starts[documents[cut]] + MOST - 1]
+        cut = np.flatnonzero(self._cut[documents])
+        bounds[cut] = self._values[(self._starts + self._counts)[documents[cut]] - 1]
         return bounds
 
     def _keys(self, documents: Int64s, bounds: Values) -> Hashes:

@@ -189,7 +189,7 @@ class Deduplication:
         """Enter the run's hashes into the index that runs share, where there is one."""
         if self._rules.index is not None:
             resolve = self._resolve_task()
-            task = IndexTask(self._rules.index, self._prepared.identity.run_id, self._out, resolve)
+            task = IndexTask(self._prepared.identity.run_id, self._out, resolve)
             yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
 
 

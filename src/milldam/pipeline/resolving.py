@@ -23,6 +23,7 @@ from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
 
 if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork
+    from milldam.dedup.index import DedupIndex
 
 GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
 """The stages."""
@@ -202,7 +203,6 @@ def resolved(task: ResolveTask) -> tuple[dict[str, Any], dict[str, Any]]:
 class IndexTask:
     """Enter the hashes of a run into the index that runs share."""
 
-    index: str
     run_id: str
     out: str
     resolved: ResolveTask
@@ -212,7 +212,7 @@ class IndexTask:
         return self._commit
 
     def _commit(self, step: int, report: Report) -> None:
-        from milldam.dedup.index import DedupIndex, Sorting
+        from milldam.dedup.index import Sorting
 
         task = self.resolved
         sorting = Sorting(
@@ -222,21 +222,24 @@ class IndexTask:
             memory_bytes=task.memory_bytes - held_bytes(),
             threads=task.threads,
         )
-        DedupIndex(Path(self.index), normalize=task.rules.normalize).commit(self.run_id, self.out, task.folder, sorting)
+        open_index(task.rules).commit(self.run_id, self.out, task.folder, sorting)
+
+
+def open_index(rules: DedupRules) -> DedupIndex:
+    from milldam.dedup.index import DedupIndex
+
+    assert rules.index is not None
+    return DedupIndex(Path(rules.index), normalize=rules.normalize, near=rules.near)
 
 
 def check_index(rules: DedupRules, identity: Identity, out: str) -> None:
     """Raise StoreError when the index can't be used."""
     if rules.index is not None:
-        from milldam.dedup.index import DedupIndex
-
-        DedupIndex(Path(rules.index), normalize=rules.normalize).files(identity.run_id, out)
+        open_index(rules).files(identity.run_id, out)
 
 
 def pin_index(rules: DedupRules, folder: Path, identity: Identity, out: str) -> dict[str, Path]:
-    """Runs of the index that this one is compared with, those there are when it begins, and their files."""
+    """Runs of the index that this one is compared with, those there are when it begins, and their hash files."""
     if rules.index is None:
         return {}
-    from milldam.dedup.index import DedupIndex
-
-    return dict(DedupIndex(Path(rules.index), normalize=rules.normalize).pin(folder, run_id=identity.run_id, out=out))
+    return dict(open_index(rules).pin(folder, run_id=identity.run_id, out=out))

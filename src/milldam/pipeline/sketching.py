@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from milldam.dedup.candidates import Bools, Documents, NearWork, marked_rows
 from milldam.dedup.minhash import unit_name
-from milldam.dedup.sketches import Sketcher, SketchWriter
+from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.memory import usage
 from milldam.pipeline.documents import REPORT_SECONDS, Assignment, Reading, SetRules
 from milldam.pipeline.documents import Documents as Batch
@@ -57,7 +57,7 @@ class UnitSketcher:
         files = {}
         with ExitStack() as stack:
             if marked.any():
-                writer = stack.enter_context(SketchWriter(self._task.work.folder, unit_name(unit)))
+                writer = stack.enter_context(SketchWriter(*sketch_paths(self._task.work.folder, unit_name(unit))))
                 self._write(assignment, marked, writer, report)
                 files = writer.commit()
         below = self._task.work.folder.relative_to(self._task.out)

@@ -327,6 +327,7 @@ class TokenJob:
                 clean=config.clean_rules,
                 drops=dedup.folder if dedup is not None else None,
                 seen_by=tuple(dedup.index) if dedup is not None else (),
+                shown=dedup.shown if dedup is not None else (),
                 filters=config.filters,
                 shares=config.split_shares,
                 staged=config.counts_tokens,

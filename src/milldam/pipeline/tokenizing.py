@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe, Sides
     from milldam.chat.token_spans import TokenSpans
     from milldam.dedup.drops import DropSet
+    from milldam.dedup.near_summary import Place
     from milldam.pipeline.chat_encoding import ChatEncoder
+    from milldam.pipeline.near_examples import ShownTexts
 
 NOT_SAMPLED = "not_sampled"
 _COUNTED = ("special_tokens_in_content",)
@@ -65,6 +67,8 @@ class Selection:
     """Folder of the drop sets; None: no dedup."""
     seen_by: tuple[str, ...] = ()
     """Ids of the runs of the index, in the order in which drop sets number them."""
+    shown: tuple[Place, ...] = ()
+    """Documents whose texts are set aside beside the drop sets, to be looked at."""
     filters: FilterRules = field(default_factory=FilterRules)
     shares: dict[str, float] = field(default_factory=dict)
     """Splits beside train."""
@@ -105,6 +109,15 @@ class TokenizeTask:
         from milldam.pipeline.fingerprinting import PRINTS
 
         return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
+
+    def shown_of(self, unit: Unit) -> ShownTexts | None:
+        """What sets texts of a unit aside; None: nothing does."""
+        folder = self.selection.drops
+        if folder is None or all(number != unit.index for number, _ in self.selection.shown):
+            return None
+        from milldam.pipeline.near_examples import ShownTexts
+
+        return ShownTexts(folder, unit.index, self.selection.shown, self.sets[unit.dataset])
 
     def start(self) -> UnitTokenizer:
         return UnitTokenizer(self)
@@ -247,14 +260,15 @@ class _Judge:
         """What a dropped document duplicates, where that is why."""
         if self._drops is None:
             return {}
-        from milldam.dedup.drops import DUPLICATES
+        from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
 
         of = self._drops.of(row) if reason in DUPLICATES else None
         if of is None:
             return {}
+        like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
-            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]}}
-        return {"duplicate_of": {"unit": of.unit, "row": of.row} if of.unit is not None else None}
+            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
+        return {"duplicate_of": {"unit": of.unit, "row": of.row} | like if of.unit is not None else None}
 
 
 @dataclass(slots=True)
@@ -340,6 +354,7 @@ class _UnitWork:
             ahead=task.threads > 1,
         )
         self._reader = open_reader(reading, task.texts_of(assignment))
+        self._shown = task.shown_of(assignment.unit)
         self._giant: _Giant | None = None
         self._pieces: ShardWriter | None = None
         self._piece_tokens = 0
@@ -369,6 +384,8 @@ class _UnitWork:
         for documents in self._reader:
             for reject in documents.rejects:
                 self._rejects.add(reject)
+            if self._shown is not None:
+                self._shown.look(documents)
             inside = self._giant is not None
             if not inside and len(documents.texts) and self._shelf.text_bytes >= self._task.shard_size:
                 self._commit(last=False)

@@ -92,6 +92,23 @@ def test_packed_rows_are_exported_with_positions_and_lengths(store: Store, tmp_p
         assert row["seq_lengths"] == np.diff([*begins, 30]).tolist()
 
 
+@pytest.mark.parametrize("to", ["hf", "parquet"])
+def test_packed_rows_come_back_as_conversations(store: Store, every: list[Chat], tmp_path: Path, to: str) -> None:
+    """Each by itself, without the padding; those that were too long for a row are missing."""
+    milldam.export(store, to, tmp_path / "out", seq_len=30, workers=1)
+    again = milldam.import_tokens(tmp_path / "out", tmp_path / "again", workers=1)
+    assert not list(verify(tmp_path / "again"))
+    # Of a conversation that is one token, not trained on, at the end of a row nothing tells it from padding.
+    # And of a row of several, no first token is a label: nothing in its conversation comes before it.
+    kept = (Chat(chat.ids, [False, *chat.trained[1:]]) for chat in every if 1 < len(chat.ids) <= 30)
+    wanted = sorted((chat.ids, chat.spans) for chat in kept)
+    found = ((again[k].tolist(), [tuple(span) for span in again.spans(k).tolist()]) for k in range(len(again)))
+    assert sorted(one for one in found if len(one[0]) > 1) == wanted
+    broken = table(tmp_path / "b.parquet", input_ids=[[7, 8, 9]], labels=[[7, 8, -100]], seq_lengths=[[2, 2]])
+    with pytest.raises(InputError, match="seq_lengths are not the lengths of pieces"):
+        milldam.import_tokens(broken, tmp_path / "t", workers=1)
+
+
 def answered(rng: np.random.Generator, prompt: list[int]) -> Chat:
     answer = rng.integers(1, 1000, int(rng.integers(1, 9))).tolist()
     return Chat(prompt + answer, [False] * len(prompt) + [True] * len(answer))

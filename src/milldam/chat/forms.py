@@ -197,7 +197,9 @@ class _Row:
             prompt += 1 if prompt else 0
         if not messages:
             raise BadRowError("empty_conversation", "it has no messages")
-        return Conversation(messages, _tools(self.get("tools")), self._variables(), label, prompt)
+        # What OpenAI had before it had tools.
+        tools = self.get("tools") if self.get("tools") is not None else self._row.get("functions")
+        return Conversation(messages, _tools(tools), self._variables(), label, prompt)
 
     def _variables(self) -> dict[str, Any]:
         value = self.get("chat_template_kwargs")
@@ -335,6 +337,8 @@ def _message(given: Any) -> Message:
     if message["role"] == "function_call":
         return _function_call(message)
     _refuse_media(message)
+    if isinstance(message.get("function_call"), dict):
+        message["tool_calls"] = [*(message.get("tool_calls") or ()), message.pop("function_call")]
     if isinstance(message.get("content"), (list, tuple)):
         _join_parts(message)
     if isinstance(message.get("tool_calls"), (str, list, tuple)):

@@ -134,6 +134,11 @@ def _lines(check: ChatCheck) -> list[str]:
     if counts["special_tokens_in_content"]:
         said = counted(counts["special_tokens_in_content"], "conversation")
         lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+    if check.turn_end and check.ends[""]:
+        turns = counted(check.ends[""], "trained turn")
+        lines.append(
+            f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
+        )
     for reason, refused in sorted(check.refused.items(), key=lambda item: -item[1].count):
         lines.append(f"refused          {refused.count:,} {reason}, first {refused.first}")
         lines += [f"                   {count:,} x {message}" for message, count in refused.messages.most_common(_MOST)]

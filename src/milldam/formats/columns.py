@@ -18,7 +18,7 @@ from milldam.errors import InputError, Setting
 from milldam.formats.documents import ReadRules, SourceFile
 from milldam.formats.masks import MaskedRows, TokenColumns, choose_columns, spans_of, trained_of
 from milldam.loader.reading import ranges
-from milldam.loader.types import Array
+from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import cut_blocks
 from milldam.stores.tokens.spans import Spans
@@ -101,16 +101,38 @@ def _in_blocks(documents: Tokens) -> Iterator[Tokens]:
 
 
 def _documents_of(batch: pa.RecordBatch, columns: TokenColumns, path: Path) -> Tokens:
-    """The rows of a batch, with what is trained on where a second column says it."""
+    """The rows of a batch, with what is trained on where a second column says it; packed rows piece by piece."""
     name, masks = columns.ids[0], columns.masks
     flat, lengths = _values(batch.column(name), path)
-    if masks is None:
-        return Tokens(flat, lengths)
-    values, of_each = _values(batch.column(masks), path, masks)
-    if not np.array_equal(of_each, lengths):
-        raise InputError(f'{path}: "{masks}" has not as many values as "{name}" has tokens in every row.')
-    spans = spans_of(trained_of(flat, values, masks, path), lengths)
-    return Tokens(flat, lengths, spans=_labelled(spans, batch, columns, path))
+    mask: Bools | None = None
+    if masks is not None:
+        values, of_each = _values(batch.column(masks), path, masks)
+        if not np.array_equal(of_each, lengths):
+            raise InputError(f'{path}: "{masks}" has not as many values as "{name}" has tokens in every row.')
+        mask = trained_of(flat, values, masks, path)
+    if columns.pieces is not None:
+        return _pieces_of(
+            Tokens(flat, lengths), mask, _values(batch.column(columns.pieces), path, columns.pieces), path
+        )
+    spans = None if mask is None else _labelled(spans_of(mask, lengths), batch, columns, path)
+    return Tokens(flat, lengths, spans=spans)
+
+
+def _pieces_of(rows: Tokens, mask: Bools | None, pieces: tuple[Array, Int64s], path: Path) -> Tokens:
+    """The documents that rows were packed of. `pieces`: tokens of each, and how many pieces a row has."""
+    lengths, of_rows = pieces[0].astype(np.int64), pieces[1]
+    owners = np.arange(len(of_rows)).repeat(of_rows)
+    covered = np.bincount(owners, lengths, minlength=len(of_rows)).astype(np.int64)
+    if not np.array_equal(covered, rows.lengths) or (lengths < 1).any():
+        raise InputError(f"{path}: its seq_lengths are not the lengths of pieces that fill each row.")
+    if mask is None:
+        return Tokens(rows.flat, lengths)
+    spans = spans_of(mask, lengths)
+    # What is behind the last piece of a row, if it is not full: one id, which nothing is trained on.
+    begins = lengths.cumsum() - lengths
+    one_id = np.minimum.reduceat(rows.flat, begins) == np.maximum.reduceat(rows.flat, begins)
+    last = np.concatenate((owners[1:] != owners[:-1], [True])) if len(owners) else one_id
+    return Tokens(rows.flat, lengths, spans=spans).only(~(last & one_id & (spans.counts == 0)))
 
 
 def _answers_of(batch: pa.RecordBatch, columns: TokenColumns, path: Path) -> Tokens:

@@ -4,7 +4,8 @@ labels             the id where a token is trained on, else -100
 assistant_masks    1 where it is, else 0; completion_mask, as TRL makes it of prompt and completion, is read alike
 attention_mask     of conversations one by one: all ones. axolotl takes rows as tokenized by it
 position_ids       of packed rows: from 0 on in every conversation
-seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes
+seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes. Rows
+                   that have it are read piece by piece, without padding
 
 Where documents have labels (KTO), also what TRL's KTOTrainer makes:
 
@@ -45,7 +46,7 @@ MASK_COLUMNS = ("labels", "assistant_masks", "completion_mask")
 PROMPTS = ("prompt_ids", "prompt_input_ids")
 ANSWERS = (("chosen", "rejected"), ("completion",))
 """What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
-_LABEL = "label"
+_LABEL, _PIECES = "label", "seq_lengths"
 _ROWS_AT_ONCE = 1 << 16
 
 # ---- read ----
@@ -59,10 +60,12 @@ class TokenColumns:
     """One; or a prompt and the answers to it, each of which makes a document."""
     masks: str | None = None
     label: str | None = None
+    pieces: str | None = None
+    """Of packed rows: tokens of each piece."""
 
     @property
     def names(self) -> list[str]:
-        return [*self.ids, *(name for name in (self.masks, self.label) if name is not None)]
+        return [*self.ids, *(name for name in (self.masks, self.label, self.pieces) if name is not None)]
 
 
 def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, path: Path) -> TokenColumns:
@@ -75,6 +78,8 @@ def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, pat
     if answers and not any(name in USUAL_COLUMNS for name in schema.names):
         return TokenColumns(answers, label=label if len(answers) == 2 else None)
     found, own = choose_column(schema.names, column, path), choose_masks(schema, masks, path)
+    if _PIECES in schema.names:
+        return TokenColumns((found,), own, pieces=_PIECES)
     return TokenColumns((found,), own, None if own is None else label)
 
 

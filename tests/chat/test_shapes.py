@@ -101,9 +101,9 @@ def test_what_a_template_does_with_words_is_followed_or_left_to_it(look: str) ->
         CHATML.replace("{{ m.content }}", "{% if m.content %}{{ m.content.strip() }}{% else %}none{% endif %}"),
         PROMPTED + "{{ messages[-1].content }}",
         PROMPTED + "{{ messages[0].content }}<|im_start|>assistant\n",
-        "{{ messages[1].content }}" + PROMPTED,
-        "{% if 'b' in messages[1].content %}C{% endif %}" + PROMPTED,
-        "{% if '</think>' in messages[1].content %}C{% endif %}" + PROMPTED,
+        "{{ messages[-1].content }}" + PROMPTED,
+        "{% if 'b' in messages[-1].content %}C{% endif %}" + PROMPTED,
+        "{% if '</think>' in messages[-1].content %}C{% endif %}" + PROMPTED,
         "{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all + m.content %}{% endfor %}"
         + PROMPTED,
         "{% macro say(m) %}<{{ m.role }}>{{ m.content }}{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}",

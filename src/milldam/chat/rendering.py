@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,10 +130,16 @@ class Renderer:
         counts["conversations"], counts["turns"] = len(sides), roles.total()
         counts["characters"], counts["trained_characters"] = sum(map(len, texts)), trained
         if self._special is not None:
-            search = self._special.search
-            odd = sum(any(map(search, _contents(side.messages))) for side in sides)
-            counts["special_tokens_in_content"] = odd
+            counts["special_tokens_in_content"] = self._count_special(sides)
         return counts
+
+    def _count_special(self, sides: Sequence[Conversation]) -> int:
+        """How many have special tokens in what is said; most have none, and are looked at all at once."""
+        assert self._special is not None
+        search = self._special.search
+        if not search("\0".join([text for side in sides for text in _contents(side.messages)])):
+            return 0
+        return sum(any(map(search, _contents(side.messages))) for side in sides)
 
 
 class _Template:
@@ -229,11 +235,8 @@ def _require_unicode(text: str) -> None:
         raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
 
 
-def _contents(messages: Iterable[Message]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
+def _contents(messages: Iterable[Message]) -> list[str]:
+    return [text for message in messages if isinstance(text := message.get("content"), str)]
 
 
 def prompt_of(conversation: Conversation) -> str:

@@ -1,14 +1,15 @@
 """Shapes of conversations: what a template makes of all conversations that differ in their words alone.
 
-Conversations have the same form where their roles, the fields of their messages and all values that are no text are
-the same. A conversation whose form was seen before is traced (tracing.py): what the template wrote around the words,
-what it asked about them, and what is trained on, become a shape. Another conversation of the form that gives the same
-answers is then put together from the shape, without a rendering.
+Conversations have the same form where their roles, the fields of their messages, and all values but texts are the
+same; and where the same texts are empty. A conversation whose form was seen before is traced (tracing.py): what the
+template wrote around the words, what it asked about them, and what is trained on, become a shape. Another conversation
+of the form that gives the same answers is then put together from the shape, without a rendering.
 
 A shape gives what the rendering gives, text and stretches, or nothing; then the template is asked as always:
 
 - it was traced, so the words were not looked at but by the noted questions;
-- no words that it writes are empty, so that places are in the same order as in the conversation that was traced;
+- no words that it writes are empty, also when stripped, so that places are in the same order as in the conversation
+  that was traced;
 - of a derived mask the proof is in the trace: words of trained messages stand in their own stretches alone, and no
   others do; the rendering with other words, by which masks.py proves it, would have given the same answers.
 
@@ -26,7 +27,7 @@ from typing import Any
 from milldam.chat.masks import Masks, NotProvenError, is_tag, other_text
 from milldam.chat.template import ChatTemplate, Message, Stretch
 from milldam.chat.traced_masks import find_traced
-from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, is_object
+from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, is_object, is_role
 from milldam.errors import MilldamError
 
 MOST_CHARACTERS = 1 << 18
@@ -64,10 +65,14 @@ class Shape:
             values = [messages[number]["content"] for number in self._contents]
         else:
             values = [one.of(_value(messages, tools, one.path)) for one in self._words]
-        if not all(values) or any(values[one].isspace() for one in self._proven_by):
+        if not all(values):
             return None
-        if self._answers and not all(one.holds(messages, tools) for one in self._answers):
-            return None
+        for number in self._proven_by:
+            if values[number].isspace():
+                return None
+        for answer in self._answers:
+            if not answer.holds(messages, tools):
+                return None
         ends = [0, *accumulate(map(len, values))]
         if ends[-1] > MOST_CHARACTERS:
             return None
@@ -180,7 +185,15 @@ def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int) -> An
     ('user', 'assistant')
     """
     try:
-        found = tuple([_form_of_message(one) for one in messages])
+        # Most are a role and a text: no function is called for them.
+        found = tuple(
+            [
+                one["role"]
+                if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
+                else _form(one, ("messages", 0))
+                for one in messages
+            ]
+        )
         if tools is None and not prompt_messages:
             return found
         return found, _form(tools, ("tools",)), prompt_messages
@@ -192,17 +205,11 @@ class _OddError(Exception):
     """Too deep or too long to be looked at."""
 
 
-def _form_of_message(message: Message) -> Any:
-    if len(message) == 2 and next(iter(message)) == "role" and type(message.get("content")) is str:
-        return message["role"]
-    return _form(message, ("messages", 0))
-
-
 def _form(value: Any, path: Path) -> Any:
-    """As `tracing` puts unknowns into it: texts by their type alone, all else by value."""
+    """As `tracing` puts unknowns into it: texts by their type, unless they are empty; all else by value."""
     kind = type(value)
     if kind is str:
-        return value if len(path) == 3 and path[-1] == "role" else str
+        return value if is_role(path) else str if value else ""
     if is_object(path):
         if kind is not dict:
             raise _OddError

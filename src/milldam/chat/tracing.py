@@ -216,9 +216,9 @@ class _Asking:
         return UnknownText(self, tuple(literals), tuple(words)) if words else literals[0]
 
     def unknown(self, value: Any, path: Path) -> Any:
-        """A value with unknowns for its texts, and for the arguments of calls; roles are known."""
+        """A value with unknowns for its texts, and for the arguments of calls; roles and empty texts are known."""
         if isinstance(value, str):
-            if path[-1] == "role" and len(path) == 3:
+            if not value or is_role(path):
                 return value
             self.values[path] = value
             return UnknownText(self, ("", ""), (Words(path),))
@@ -230,6 +230,10 @@ class _Asking:
             self.values[path] = value
             return UnknownObject(self, Words(path))
         return {key: self.unknown(one, (*path, key)) for key, one in value.items()}
+
+
+def is_role(path: Path) -> bool:
+    return len(path) == 3 and path[0] == "messages" and path[-1] == "role"
 
 
 def is_object(path: Path) -> bool:

@@ -26,6 +26,8 @@ PROJECT = Path(__file__).parents[1]
 DOCS = PROJECT / "docs"
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *```)(\w+) +(\S+)$", re.MULTILINE)
+FOREIGN = "https://unpkg.com/iframe-worker/shim"
+WORKER = "assets/javascripts/iframe-worker.js"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "sh", ".toml": "toml"}
 
 
@@ -53,22 +55,32 @@ def on_files(files: Files, config: Any) -> Files:
     }
     sources = {"index.md": Path("README.md")}
     sources |= {file.src_uri: Path("docs") / file.src_uri for file in files if file.src_uri.endswith(".md")}
-    waiting = list(sources.items())
+    waiting = list(sources.values())
     while waiting:
-        page, source = waiting.pop()
+        source = waiting.pop()
         for outside in _outside(source):
             uri = _place(outside)
             if uri not in made:
                 made[uri] = _shown(outside)
                 if outside.suffix == ".md":
-                    waiting.append((uri, outside))
+                    waiting.append(outside)
+    made[WORKER] = (PROJECT / "site/iframe-worker.js").read_text(encoding="utf-8")
     for uri, content in made.items():
         files.append(File.generated(config, uri, content=content))
     return files
 
 
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """What the theme would fetch from elsewhere, for the search, is the site's own."""
+    return output.replace(FOREIGN, posixpath.relpath(WORKER, posixpath.dirname(page.file.dest_uri) or "."))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(FOREIGN, WORKER)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are in the repository lead to pages of the site; what stands behind a fence's language is its title."""
+    """Links as they are in the repository lead to pages of the site; a file's name behind a fence is its title."""
     source = _source_of(page.file.src_uri)
     if source is not None:
         markdown = LINK.sub(lambda found: _relinked(found, source, page.file.src_uri), markdown)
@@ -162,7 +174,8 @@ def _command(command: click.Command, context: click.Context) -> str:
     options = (one for one in command.get_params(context) if isinstance(one, click.Option))
     records = filter(None, (one.get_help_record(context) for one in options))
     rows = "".join(f"| {_cell(_code(left))} | {_cell(right)} |\n" for left, right in records)
-    return f"## {context.info_name}\n\n```text\n{usage}\n```\n\n{_help(command)}\n\n| option | meaning |\n|---|---|\n{rows}"
+    table = f"| option | meaning |\n|---|---|\n{rows}"
+    return f"## {context.info_name}\n\n```text\n{usage}\n```\n\n{_help(command)}\n\n{table}"
 
 
 def _help(command: click.Command) -> str:
@@ -190,7 +203,8 @@ def _table(title: str, schema: dict[str, Any]) -> str:
     )
     if not rows:
         return ""
-    return f"## {title}\n\n{schema.get('description', '')}\n\n| key | value | default | meaning |\n|---|---|---|---|\n{rows}"
+    table = f"| key | value | default | meaning |\n|---|---|---|---|\n{rows}"
+    return f"## {title}\n\n{schema.get('description', '')}\n\n{table}"
 
 
 def _type(schema: dict[str, Any]) -> str:

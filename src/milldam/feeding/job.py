@@ -24,9 +24,6 @@ from milldam.sources.compression import STDIN
 from milldam.sources.listing import is_as_listed
 from milldam.sources.units import Unit
 
-AHEAD_BYTES = 1_500_000_000
-"""Text of the units that may be made before they are needed; as many units as there are workers in any case."""
-
 
 class FeedJob(TokenJob):
     """`name`: of what was asked for, see `Planned`."""
@@ -48,7 +45,7 @@ class FeedJob(TokenJob):
         stage, folder, records = next(stages), session.folder, plan.records
         assert records is not None
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
-        units = DemandedUnits(folder, records, plan.workers)
+        units = DemandedUnits(folder, records)
         yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
         try:
             next(stages)
@@ -79,10 +76,13 @@ def refuse_unknowable(config: Config) -> None:
 
 
 class DemandedUnits:
-    """Units of a plan that loaders want and that are not made, until all of the plan are handed out."""
+    """Units of a plan that loaders want and that are not made, until all of the plan are handed out.
 
-    def __init__(self, folder: RunFolder, records: Records, workers: int) -> None:
-        self._folder, self._records, self._workers = folder, records, workers
+    How far ahead of training they are made is what loaders ask for.
+    """
+
+    def __init__(self, folder: RunFolder, records: Records) -> None:
+        self._folder, self._records = folder, records
         self._given = UnitSet()
         self._left = len(records.keys) - records.complete
 
@@ -92,17 +92,10 @@ class DemandedUnits:
     def __next__(self) -> int:
         if len(self._given) == self._left:
             raise StopIteration
-        ahead_bytes, before = 0.0, set[int]()
         for unit in demanded(self._folder.folder):
-            if not 0 <= unit < len(self._records.keys) or unit in before:
-                continue
-            if unit not in self._records and unit not in self._given:
+            if 0 <= unit < len(self._records.keys) and unit not in self._records and unit not in self._given:
                 self._given.add(unit)
                 return unit
-            before.add(unit)
-            ahead_bytes += _unit(self._folder, unit).unpacked_bytes
-            if ahead_bytes > AHEAD_BYTES and len(before) >= self._workers:
-                break
         raise NothingYetError
 
 

@@ -6,6 +6,7 @@ began, and a feed what `milldam tokenize` did.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import demanded
 from milldam.feeding.planned import Planned
+from milldam.memory import format_size
+from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import WORKER_MODULES, TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
@@ -23,6 +26,8 @@ from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
 from milldam.sources.listing import is_as_listed
 from milldam.sources.units import Unit
+
+log = logging.getLogger("milldam")
 
 
 class FeedJob(TokenJob):
@@ -39,6 +44,13 @@ class FeedJob(TokenJob):
         session.held.callback(Planned.forget, run_folder)
         session.pool.expect(WORKER_MODULES)
         return super().prepare(session)
+
+    def require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
+        """Nothing is refused: training may end before the disk is full."""
+        needed, free = self.typical_bytes(prepared, survey, units), free_bytes(self._config.out)
+        if needed > free:
+            sizes = format_size(needed), format_size(free)
+            log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
         stages = super().stages(session, prepared, plan)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, Setting, StoreError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import TOKENS, store_kind
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from milldam.chat.rules import ChatForm
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+    from milldam.config.settings import Config
+    from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
     from milldam.qa import FeatureStore
@@ -171,15 +173,52 @@ def open(
 
 
 def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
-    from milldam.feeding.opening import parts_of
+    from milldam.feeding import is_config
+    from milldam.feeding.growing import open_parts
     from milldam.loader.feeds import Feed
 
-    parts = parts_of(inputs, text)
+    parts = open_parts(_order_by_config(inputs, text) if is_config(inputs) else _order_by_options(inputs, **text))
     try:
         return Feed(parts, split=split)
     except ConfigError:
         parts.close()
         raise
+
+
+def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
+    from milldam.feeding.making import Order
+    from milldam.pipeline.receipt import Asked
+
+    if tokenizer is None:
+        raise ConfigError(Setting("tokenizer"), ": what turns the text into tokens is not said.")
+    if store is None:
+        raise ConfigError(Setting("store"), ": the folder for the tokens of the text is not said.")
+    given = (inputs, Path(store), tokenizer, options)
+    settings = tokenize_settings(*given)
+    return Order.of(Path(store), partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
+
+
+def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
+    from milldam.config.loading import read_config
+    from milldam.feeding.making import Order
+    from milldam.pipeline.receipt import Asked
+
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "store" in chosen:
+        chosen["out"] = str(chosen.pop("store"))
+    read = read_config(config, (), chosen)
+    settings, out = read.given.data, read.given.data.get("out")
+    if not isinstance(out, str):
+        raise ConfigError(Setting("store"), ": the folder for the tokens is not said; in the file it is called out.")
+    asked = Asked.of(settings, read.said)
+    return Order.of(Path(out), partial(_checked_config, config, chosen), asked, settings, read.said[0])
+
+
+def _checked_config(config: Any, options: dict[str, Any]) -> Config:
+    from milldam.config.loading import read_config
+
+    return read_config(config, (), options).checked().config
 
 
 def _as_feed(opened: object) -> Feed:

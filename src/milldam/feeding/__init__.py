@@ -1,8 +1,9 @@
 """Training straight from text: units of a store are made in the background, in the order in which loaders need them.
 
-opening      `milldam.open(INPUTS, tokenizer=..., store=...)`: what is asked for, and what can't be
-maker        a process that does the job of `milldam tokenize`, unit by unit as they are wanted; it has the run's lock
+job          the job of `milldam tokenize`, its units in the order in which they are wanted; what can't be fed
+maker        a process that does it beside training; it has the run's lock
 making       the maker as loaders see it: started, watched, replaced when it dies
+planned      what it tells loaders of its run
 demand       which units loaders wait for, as files of the run folder
 made         the run's records, read while they are written
 growing      the parts of a store that is being made, as `loader.parts` wants them

@@ -20,8 +20,8 @@ from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
 from milldam.feeding.planned import Planned
 from milldam.input_files import RUN_FOLDER
-from milldam.loader.parts import FeedFacts, Part
-from milldam.loader.stores import token_file
+from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
+from milldam.loader.stores import Store, token_file
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
 from milldam.run.units import UnitList
@@ -149,3 +149,10 @@ class GrowingParts:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GrowingParts, (self._order, self._planned)
+
+
+def open_parts(order: Order) -> Parts:
+    """The parts of a store that is made from text: where it is finished, those that are there."""
+    making = Making(order)
+    planned = None if order.asked.is_answered() else making.await_planned()
+    return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)

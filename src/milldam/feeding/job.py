@@ -6,6 +6,7 @@ began, and a feed what `milldam tokenize` did.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import demanded
 from milldam.feeding.planned import Planned
+from milldam.memory import format_size
+from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import WORKER_MODULES, TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
@@ -24,8 +27,7 @@ from milldam.sources.compression import STDIN
 from milldam.sources.listing import is_as_listed
 from milldam.sources.units import Unit
 
-AHEAD_BYTES = 1_500_000_000
-"""Text of the units that may be made before they are needed; as many units as there are workers in any case."""
+log = logging.getLogger("milldam")
 
 
 class FeedJob(TokenJob):
@@ -43,12 +45,19 @@ class FeedJob(TokenJob):
         session.pool.expect(WORKER_MODULES)
         return super().prepare(session)
 
+    def require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
+        """Nothing is refused: training may end before the disk is full."""
+        needed, free = self.typical_bytes(prepared, survey, units), free_bytes(self._config.out)
+        if needed > free:
+            sizes = format_size(needed), format_size(free)
+            log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
+
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
         stages = super().stages(session, prepared, plan)
         stage, folder, records = next(stages), session.folder, plan.records
         assert records is not None
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
-        units = DemandedUnits(folder, records, plan.workers)
+        units = DemandedUnits(folder, records)
         yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
         try:
             next(stages)
@@ -79,10 +88,13 @@ def refuse_unknowable(config: Config) -> None:
 
 
 class DemandedUnits:
-    """Units of a plan that loaders want and that are not made, until all of the plan are handed out."""
+    """Units of a plan that loaders want and that are not made, until all of the plan are handed out.
 
-    def __init__(self, folder: RunFolder, records: Records, workers: int) -> None:
-        self._folder, self._records, self._workers = folder, records, workers
+    How far ahead of training they are made is what loaders ask for.
+    """
+
+    def __init__(self, folder: RunFolder, records: Records) -> None:
+        self._folder, self._records = folder, records
         self._given = UnitSet()
         self._left = len(records.keys) - records.complete
 
@@ -92,17 +104,10 @@ class DemandedUnits:
     def __next__(self) -> int:
         if len(self._given) == self._left:
             raise StopIteration
-        ahead_bytes, before = 0.0, set[int]()
         for unit in demanded(self._folder.folder):
-            if not 0 <= unit < len(self._records.keys) or unit in before:
-                continue
-            if unit not in self._records and unit not in self._given:
+            if 0 <= unit < len(self._records.keys) and unit not in self._records and unit not in self._given:
                 self._given.add(unit)
                 return unit
-            before.add(unit)
-            ahead_bytes += _unit(self._folder, unit).unpacked_bytes
-            if ahead_bytes > AHEAD_BYTES and len(before) >= self._workers:
-                break
         raise NothingYetError
 
 

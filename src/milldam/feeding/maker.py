@@ -32,6 +32,8 @@ def main() -> None:
     try:
         _make(connection)
         told = FINISHED, None
+    except KeyboardInterrupt:
+        return
     except Exception as error:
         told = ERROR, as_sent(error)
     with contextlib.suppress(OSError):
@@ -39,7 +41,7 @@ def main() -> None:
 
 
 def _leave(*_: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)
+    raise KeyboardInterrupt
 
 
 def _end_with(parent: int) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerError
 from milldam.feeding.planned import Planned
+from milldam.files import hash_bytes
 from milldam.input_files import RUN_FOLDER
 from milldam.run.identity import Identity
 from milldam.run.presence import Presence
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milldam")
 
+_HOW = ("out", "memory", "workers", "overwrite", "executor", "address")
+"""Settings that do not change what is made."""
 _STDERR = 2
 _LOOK_SECONDS = 0.25
 """Between looks at who is at work."""
@@ -58,6 +61,12 @@ class Order:
     asked: Asked
     name: str
     """Names what is asked for, whatever its memory and workers."""
+
+    @classmethod
+    def of(cls, out: Path, check: Callable[[], Config], asked: Asked, settings: Mapping[str, Any], said: Any) -> Order:
+        """`settings`, before they are checked, and `said`, where they come from: another name for others."""
+        of_result = {name: value for name, value in settings.items() if name not in _HOW}
+        return cls(out, check, asked, hash_bytes(repr((of_result, said)).encode("utf-8", "backslashreplace")))
 
 
 class Making:

@@ -123,7 +123,11 @@ class _Job:
 
     def _is_busy(self) -> bool:
         workers = self._workers.values()
-        return not self._all_given or any(worker.pid is None or worker.unit is not None for worker in workers)
+        return (
+            not self._all_given
+            or bool(self._again)
+            or any(worker.pid is None or worker.unit is not None for worker in workers)
+        )
 
     def _idle(self) -> list[_Worker]:
         """Workers that wait for units which may still come."""
@@ -194,9 +198,11 @@ class _Job:
         worker.unit = self._next_unit()
         if worker.unit is not None:
             assignment = self._assign(worker.unit)
-            # Where it died meanwhile, that will be heard.
-            with contextlib.suppress(OSError):
+            try:
                 worker.connection.send((WORK, assignment))
+            except OSError:  # it died while it waited, which will be heard: not by this unit
+                self._again.append(worker.unit)
+                worker.unit = None
 
     def _go_on(self, worker: _Worker) -> None:
         """The next unit, for this worker or for a fresh one in its place."""
@@ -247,7 +253,7 @@ class _Job:
         if worker.pid is None and worker.server.cannot_fork:
             return  # it never was: others are started in its place
         self._forget(worker)
-        if worker.pid is not None and worker.unit is None and self._all_given:
+        if worker.pid is not None and worker.unit is None and self._all_given and not self._again:
             return  # it had nothing to do
         if worker.unit is not None:
             self._take_back(worker, worker.unit, code)

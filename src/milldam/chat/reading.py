@@ -269,18 +269,18 @@ def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) 
         prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
     labelled = bool(done.sides) and done.sides[0].label is not None
     labels = np.array([side.label for side in done.sides[::sides]], dtype=np.uint8) if labelled else None
-    turns = _turns(done.sides)
+    turns = _turns([side.messages for side in done.sides])
     sides_of = Sides(sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, labels)
     return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), dict(done.counts))
 
 
-def _turns(sides: Sequence[Conversation]) -> Int64s:
+def _turns(sides: Sequence[list[Message]]) -> Int64s:
     """(sides, roles): messages of each side by role."""
     width = len(ROLES)
     places = [
         number * width + _ROLE_NUMBERS.get(message["role"], width - 1)
         for number, side in enumerate(sides)
-        for message in side.messages
+        for message in side
     ]
     return np.bincount(places, minlength=len(sides) * width).reshape(-1, width)
 

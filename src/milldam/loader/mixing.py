@@ -33,7 +33,7 @@ from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader
 from milldam.loader.samples import ReadPart, Samples
-from milldam.loader.schedule import Schedule, schedule_of, shares_of
+from milldam.loader.schedule import schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
@@ -146,14 +146,12 @@ class MixedSamples(Samples[SampleT, BatchT]):
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
+        self.schedule = schedule_of(self.weights)
+        """Which source comes when."""
         self._by_number = Sources(self.sources)
+        self._epochs = _Epochs(tuple(source.epoch_samples for source in sources), self.weights, stop)
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which source comes when."""
-        return schedule_of(self.weights)
 
     @property
     def identity(self) -> State:
@@ -177,22 +175,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def epoch_samples(self) -> int:
-        return self._epoch_end(np.zeros(len(self.sources), np.int64))
-
-    def _epoch_end(self, drawn: Int64s) -> int:
-        """Samples up to the end of an epoch, when so many of each source were drawn before."""
-        if isinstance(self._stop, int):
-            return self._stop
-        whole = [source.epoch_samples for source in self.sources]
-        left = [samples - count % samples for samples, count in zip(whole, drawn.tolist(), strict=True)]
-        # Places are known to within three samples without a look: most sources can't be the first or last to end.
-        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        if self._stop == "first_exhausted":
-            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
-            return min(self.schedule.place(source, left[source]) for source in first)
-        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
-        return max(self.schedule.place(source, left[source] - 1) for source in last) + 1
+        return self._epochs.end(np.zeros(len(self.sources), np.int64))
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first so many of the mixture."""
@@ -217,7 +200,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     def __getitem__(self, number: int) -> SampleT:
         number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
-        for source in self._leaves():
+        for source in _leaves(self):
             if number < source._numbered:
                 return source[number]
             number -= source._numbered
@@ -252,21 +235,13 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def _reading(self) -> MixedReading | None:
-        return mixed_reading(list(self._leaves()))
-
-    def _leaves(self) -> Iterator[Samples[SampleT, BatchT]]:
-        """The sources, and for a mixture among them its own."""
-        for source in self.sources:
-            if isinstance(source, MixedSamples):
-                yield from source._leaves()
-            else:
-                yield source
+        return mixed_reading(list(_leaves(self)))
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epoch_end)
+        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epochs.end)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
@@ -286,6 +261,40 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     def __repr__(self) -> str:
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Epochs:
+    """Where epochs of a mixture end."""
+
+    whole: tuple[int, ...]
+    """Samples of an epoch of each source."""
+    weights: tuple[Fraction, ...]
+    stop: Stop
+
+    def end(self, drawn: Int64s) -> int:
+        """Samples up to the end of an epoch, when so many of each source were drawn before."""
+        if isinstance(self.stop, int):
+            return self.stop
+        left = [samples - count % samples for samples, count in zip(self.whole, drawn.tolist(), strict=True)]
+        # Places are known to within three samples without a look: most sources can't be the first or last to end.
+        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
+        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
+        schedule = schedule_of(self.weights)
+        if self.stop == "first_exhausted":
+            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
+            return min(schedule.place(source, left[source]) for source in first)
+        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
+        return max(schedule.place(source, left[source] - 1) for source in last) + 1
+
+
+def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
+    """The samples themselves, or the sources that a mixture of mixtures ends in."""
+    if isinstance(samples, MixedSamples):
+        for source in samples.sources:
+            yield from _leaves(source)
+    else:
+        yield samples
 
 
 def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
@@ -319,8 +328,7 @@ def _refuse_other_tokenizers(sources: Sequence[Samples[object, Any]]) -> None:
 
 def _form(samples: Samples[object, Any]) -> str:
     """What a batch is, in words: its arrays, and what the labels are."""
-    if isinstance(samples, MixedSamples):
-        return _form(samples.sources[0])
+    samples = next(_leaves(samples))
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
     return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays

@@ -40,7 +40,7 @@ from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_s
 from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import VERIFY_PARTS, decide, verify_pairs
 from milldam.dedup.rules import NearRules
-from milldam.dedup.sketches import SketchWriter
+from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
 from near_peers import PEERS
@@ -240,7 +240,7 @@ def make_documents(folder: Path, documents: int) -> None:
         with SignatureWriter(folder / signature_file_name(unit)) as writer:
             writer.add(rows)
             writer.commit()
-        with SketchWriter(folder, unit_name(unit)) as sketched:
+        with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
             sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
             sketched.commit()
 

@@ -32,7 +32,7 @@ from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.files import NewFile, explain_os_errors
 
-DEVIATIONS = 4
+DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
 _BANDS_AT_ONCE = 4
@@ -135,7 +135,7 @@ def least_matches(rules: NearRules) -> int:
     """How many places of two signatures must be equal for the pair to be worth a look.
 
     >>> least_matches(NearRules(bands=32, rows=8, threshold=0.8))
-    180
+    186
     """
     size = rules.bands * rules.rows
     deviation = (rules.threshold * (1 - rules.threshold) / size) ** 0.5

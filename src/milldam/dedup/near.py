@@ -43,7 +43,7 @@ from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
 
-VERIFY_PARTS, ROUNDS = 16, 8
+MOST_PARTS, ROUNDS = 16, 8
 _VECTOR_STEPS = 16
 _EXACT_SIZES = 64
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))
@@ -89,8 +89,7 @@ def resolve_near(work: NearWork) -> NearResolved:
         rank(work)
     for step in range(pair_steps(work.rules)):
         find_pairs(work, step)
-    compared = sum(verify_pairs(work, part) for part in range(VERIFY_PARTS))
-    found = decide(work, compared)
+    found = decide(work, verify_pairs(work, 0, 1))
     remove_work(work)
     return found
 
@@ -106,10 +105,11 @@ def remove_work(work: NearWork) -> None:
 # ---- pairs to edges ----
 
 
-def verify_pairs(work: NearWork, part: int) -> int:
-    """Compare the pairs whose later document is in a part of the ranks, and write those alike; how many it were."""
+def verify_pairs(work: NearWork, part: int, parts: int) -> int:
+    """Compare the pairs whose later document is in one of the parts of the ranks, `MOST_PARTS` at most, and write the
+    edges; how many were compared."""
     documents = Documents(work)
-    start, stop = (documents.count * edge // VERIFY_PARTS for edge in (part, part + 1))
+    start, stop = (documents.count * edge // parts for edge in (part, part + 1))
     compared, layout = 0, documents.layout
     for group in range(layout.pair_groups):
         low, high = layout.key_range(group, start, stop)
@@ -244,7 +244,7 @@ class _Decision:
             star.remove()
         compared = added = 0
         for group, keys in enumerate(pairs):
-            with _EdgeWriter(self._folder, _edge_name(group, VERIFY_PARTS + number)) as writer:
+            with _EdgeWriter(self._folder, _edge_name(group, MOST_PARTS + number)) as writer:
                 for block in each_once(keys.blocks(self._work.share(400))):
                     compared += len(block)
                     writer.add(_alike(self._work, self._documents, group, block))

@@ -155,6 +155,7 @@ class Deduplication:
             partitions=self._prepared.partitions,
             exempt_below=sum(1 for unit in self._units() if unit.dataset < validation),
             index_files=tuple(self.index.values()),
+            units=len(self._session.folder.units),
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,
         )

@@ -215,7 +215,7 @@ class TokenJob:
         if dedup is not None:
             from milldam.pipeline.resolving import steps_of
 
-            steps = steps_of(dedup, prepared.partitions)
+            steps = steps_of(dedup, prepared.partitions, units)
             found |= {"fingerprint": units} | {stage: len(each) or units for stage, each in steps.items()}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 

@@ -40,8 +40,8 @@ GROUPING_BYTES = 40
 """While a partition is grouped: 9 to 31, and DuckDB's own files."""
 BAND_BYTES, MARK_BYTES, RANK_BYTES, VERDICT_BYTES = 8, 2, 24, 15
 """A key of a band; marks of each document; ranks, while they are made; what is said of it while it is decided on."""
-PAIR_BYTES, EDGE_BYTES = 45, 10
-"""Pairs depend on the data: 13 where 11 % are near-duplicates, 45 where 25 % are. A pair that is alike."""
+PAIR_BYTES, EDGE_BYTES, ALIKE_SHARE = 45, 10, 0.5
+"""Pairs depend on the data: 13 where 11 % are near-duplicates, 45 where 25 % are. A pair that is alike; their share."""
 PAIRED_SHARE, SHINGLE_BYTES = 0.3, 0.7
 """Of the documents, those in pairs, where 25 % are near-duplicates; of a byte of text, what its shingles take."""
 INDEX_BYTES, DEDUP_INDEX_BYTES = 20, 14
@@ -50,7 +50,7 @@ INDEX_HEAD_BYTES = 42
 # ---- seconds of one core ----
 GROUP_SECONDS, GROUP_FILE_SECONDS = 0.4e-6, 1.2e-3
 """A document; and a file of hashes in each partition, however little of it is read."""
-BAND_SECONDS, DECIDE_SECONDS, PAIR_SECONDS, EDGE_SECONDS = 0.16e-6, 0.12e-6, 10e-6, 1e-6
+BAND_SECONDS, DECIDE_SECONDS, PAIR_SECONDS, EDGE_SECONDS = 0.2e-6, 0.15e-6, 10e-6, 1e-6
 """A document and band; a document; a pair that is compared by shingles; one that is alike."""
 RANK_SECONDS = 0.3e-6
 SHINGLE_SHARE = 0.6
@@ -211,7 +211,7 @@ def _while_grouping(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, 
         bands = BAND_BYTES * -(-near.bands // sizes.band_steps) + MARK_BYTES
         return {"bands": documents * bands * at_once} | pairs
     shingles = {"shingles": int(load.text_bytes * SHINGLE_BYTES * sizes.paired_share)}
-    edges = {"edges": documents * PAIR_BYTES // 8 * EDGE_BYTES}
+    edges = {"edges": int(documents * PAIR_BYTES / 8 * ALIKE_SHARE * EDGE_BYTES)}
     verdicts = {"verdicts": documents * VERDICT_BYTES}
     return {SHINGLE: pairs | shingles, VERIFY: pairs | shingles | edges, DECIDE: shingles | edges | verdicts}.get(
         stage, {}
@@ -237,7 +237,7 @@ def _seconds(sizes: _Sizes, machines: Machines) -> dict[str, float]:
         NEAR: bands_seconds,
         SHINGLE: (again + signatures * SHINGLE_SHARE * sizes.paired_share) / everyone,
         VERIFY: pairs * PAIR_SECONDS / everyone,
-        DECIDE: load.documents * DECIDE_SECONDS + pairs * EDGE_SECONDS,
+        DECIDE: load.documents * DECIDE_SECONDS + pairs * ALIKE_SHARE * EDGE_SECONDS,
         "tokenize": (again + work["filter"] + work["encode"] + work["write"] + drops) / everyone,
         "arrange": load.token_bytes * ARRANGE_SECONDS / everyone,
         "index": load.documents * GROUP_SECONDS,

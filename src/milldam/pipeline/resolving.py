@@ -41,6 +41,8 @@ class ResolveTask:
     exempt_below: int
     """Documents of the units before this one are never dropped."""
     index_files: tuple[Path, ...]
+    units: int
+    """Of the plan: pairs are verified in as many parts, unless they are many."""
     memory_bytes: int
     """What a process that does it may take in all."""
     threads: int
@@ -144,7 +146,7 @@ class ResolveTask:
         if stage == NEAR:
             return {"pairs": find_pairs(work, number)}
         if stage == VERIFY:
-            return {"pairs": verify_pairs(work, number)}
+            return {"pairs": verify_pairs(work, number, len(self.stages[VERIFY]))}
         found = decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY]))
         return asdict(found) | {"shown": asdict(summarize(sorted(self.folder.glob("drops-near-*.parquet"))))}
 
@@ -159,18 +161,18 @@ class ResolveTask:
     @property
     def stages(self) -> dict[str, range]:
         """The steps of each stage but the one that is done unit by unit; a stage needs all of those before it."""
-        return steps_of(self.rules, self.partitions)
+        return steps_of(self.rules, self.partitions, self.units)
 
 
-def steps_of(rules: DedupRules, partitions: int) -> dict[str, range]:
+def steps_of(rules: DedupRules, partitions: int, units: int) -> dict[str, range]:
     """The steps of each stage in order, none of what is done unit by unit. Exact first: what it drops is in no pair."""
     counts = {GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
     if rules.near is not None:
         from milldam.dedup.candidates import pair_steps
-        from milldam.dedup.near import VERIFY_PARTS
+        from milldam.dedup.near import MOST_PARTS
 
-        ranking = int(rules.near.prefer != "first")
-        counts |= {RANK: ranking, NEAR: pair_steps(rules.near), SHINGLE: 0, VERIFY: VERIFY_PARTS, DECIDE: 1}
+        ranking, parts = int(rules.near.prefer != "first"), max(1, min(MOST_PARTS, units))
+        counts |= {RANK: ranking, NEAR: pair_steps(rules.near), SHINGLE: 0, VERIFY: parts, DECIDE: 1}
     found, first = {}, 0
     for stage, count in counts.items():
         if count or stage == SHINGLE:

@@ -7,11 +7,9 @@ import json
 import math
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-import zlib
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +21,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
@@ -720,34 +719,6 @@ def peak_of_report(out: Path) -> int:
 
 
 # ---- in a real browser ----
-
-
-def chromium(tmp_path: Path, page: Path, *options: str) -> str:
-    """What headless Chromium prints of a page."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium here to look at the page with")
-    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
-    command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", *options, page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def pixel_rows(png: bytes) -> list[bytes]:
-    """The rows of a picture as PNG stores them: of a blank one, next to none differ."""
-    at, data = 8, b""
-    while at < len(png):
-        (size,) = struct.unpack_from(">I", png, at)
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : at + 8 + size]
-        at += size + 12
-    width, height = struct.unpack_from(">II", png, 16)
-    raw = zlib.decompress(data)
-    stride = len(raw) // height
-    assert stride > width
-    return [raw[row * stride : (row + 1) * stride] for row in range(height)]
 
 
 def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:

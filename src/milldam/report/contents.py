@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from milldam.markup import escape, share, short_count, shorten
+from milldam.markup import escape, share, short_count, shorten, turns_by_role
 from milldam.memory import format_size
 from milldam.report.drawing import WIDTH, Column, column_chart
 from milldam.report.facts import MAX_SPLITS, Facts, Lengths, Sample
@@ -180,7 +180,7 @@ def conversations(facts: Facts) -> Section | None:
     count, trained = told["conversations"], told["trained_tokens"]
     tiles = [
         Tile("Pairs" if told["pairs"] else "Conversations", short_count(count // 2 if told["pairs"] else count)),
-        Tile("Turns", short_count(told["turns"]) if told["turns"] else "–"),
+        Tile("Turns", short_count(told["turns"]) if told["turns"] else "–", "", turns_by_role(told)),
         Tile("Trained tokens", short_count(trained), "", f"{trained:,}" if trained >= 10_000 else ""),
         Tile("Trained share", share(trained, facts.manifest.tokens) or "–"),
         Tile("Cut to fit", short_count(told.get("truncated", 0))),

@@ -38,9 +38,9 @@ from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
 from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
 from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
-from milldam.dedup.near import VERIFY_PARTS, decide, verify_pairs
+from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.rules import NearRules
-from milldam.dedup.sketches import SketchWriter
+from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
 from near_peers import PEERS
@@ -52,7 +52,7 @@ RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SKETCH_VALUES = 40
+SKETCH_VALUES, VERIFY_PARTS = 40, 16
 PARTS = 8
 """Files of a planted corpus, each a unit."""
 MEMORY = "1GB"
@@ -240,7 +240,7 @@ def make_documents(folder: Path, documents: int) -> None:
         with SignatureWriter(folder / signature_file_name(unit)) as writer:
             writer.add(rows)
             writer.commit()
-        with SketchWriter(folder, unit_name(unit)) as sketched:
+        with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
             sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
             sketched.commit()
 
@@ -267,7 +267,7 @@ def resolve_here(folder: Path, limit_bytes: int) -> None:
         return found
 
     timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
-    compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work))
+    compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
     start = time.process_time()
     found = decide(work, compared)
     seconds["decide"] = time.process_time() - start

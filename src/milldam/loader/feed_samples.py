@@ -27,7 +27,7 @@ from milldam.loader.order import Order, Shuffle
 from milldam.loader.parts import Parts
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import NoSamplesError, ReadPart, Samples, StreamSamples, Until, samples_of
+from milldam.loader.samples import NoSamplesError, ReadPart, Samples, StreamSamples, Until
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, UnitOrder, epoch_begin
@@ -95,10 +95,14 @@ class _Group:
     def __len__(self) -> int:
         return int(self._sources.begins[-1])
 
+    def sample(self, number: int) -> Any:
+        ((source, _, local),) = self._sources.groups(np.array([number]))
+        return self.samples[source][int(local[0])]
+
     def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
         if self._reading is not None:
             return self._reading.look_up(numbers, dtype)
-        return self._sources.look_up(numbers, dtype, self.samples[0]._padding)
+        return self._sources.look_up(numbers, dtype, self.samples[0]._padding, self.samples[0]._rows_each)
 
 
 class FeedSamples(Samples[SampleT, BatchT]):
@@ -108,7 +112,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
         self.parts, self.split, self.cut = parts, split, cut
-        self._signed, self._reusable = cut.kind._signed, cut.kind._reusable
+        self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
         self._lock = threading.RLock()
         self._serials: dict[Key, int] = {}
         self._keys: list[Key] = []
@@ -167,8 +171,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
         """Sample k of the first epoch, in sequence."""
         if number < 0:
             raise IndexError(f"sample {number} of a feed; its end is not known. Count from 0.")
-        found = self._order(False, 0).numbers(np.array([number]))
-        return cast(SampleT, samples_of(self.read(found))[0])
+        return self._sample(int(self._order(False, 0).numbers(np.array([number]))[0]))
 
     def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks: a sampler has to know how many samples there are."""
@@ -204,6 +207,10 @@ class FeedSamples(Samples[SampleT, BatchT]):
         return samples
 
     # ---- for those who make batches ----
+
+    def _sample(self, number: int) -> SampleT:
+        serial, inside = divmod(number, 1 << _INDEX_BITS)
+        return cast(SampleT, self._open(self._keys[serial]).sample(inside))
 
     def _order(self, shuffle: Shuffle, seed: int) -> UnitOrder:
         if not isinstance(shuffle, bool):
@@ -252,7 +259,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
         if len(opened) == 1:
             return opened[0].look_up(inside, dtype)
         found = [(where, opened[one].look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
-        return lambda part, out: read_by_source(found, part, out, self._padding, self.cut.kind._rows_each)
+        return lambda part, out: read_by_source(found, part, out, self._padding, self._rows_each)
 
     # ---- for the order ----
 

@@ -54,10 +54,12 @@ class Sources:
         for source, where in groups(sources, len(self.sources)):
             yield source, where, numbers[where] - self.begins[source]
 
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike, padding: Mapping[str, int] | None) -> ReadPart[Any]:
-        """Look up samples, each source by itself. `padding`: as that of `Samples`."""
+    def look_up(
+        self, numbers: Int64s, dtype: npt.DTypeLike, padding: Mapping[str, int] | None, rows_each: int = 1
+    ) -> ReadPart[Any]:
+        """Look up samples, each source by itself. `padding`, `rows_each`: as those of `Samples`."""
         found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in self.groups(numbers)]
-        return lambda part, out: read_by_source(found, part, out, padding)
+        return lambda part, out: read_by_source(found, part, out, padding, rows_each)
 
 
 def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:

@@ -45,7 +45,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     """Whether it can be told at once how many samples an epoch has."""
 
     _rows_each = 1
-    """Rows of a batch for each sample; two: the first half of the rows is that of the first ones."""
+    """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
 
     @property
     def _padding(self) -> Mapping[str, int] | None:
@@ -129,6 +129,10 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     @abstractmethod
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         """The order in which the samples come."""
+
+    def _sample(self, number: int) -> SampleT:
+        """The sample that an order has given this number."""
+        return self[number]
 
     def _epoch_at(self, order: Order, place: int) -> int:
         """How many epochs are through at a place."""

@@ -214,6 +214,7 @@ def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
         ({"datasets": {"path": "corpus.jsonl", "max_documents": 5}}, "which of its documents are meant"),
         ({"datasets": "-"}, "standard input can't be read in any order"),
         ({"executor": "ray"}, "a feed is made on the machine that trains"),
+        ({"overwrite": True}, "a rank that comes late would replace what the first ones made"),
     ],
 )
 def test_what_needs_the_whole_input_is_refused(
@@ -338,6 +339,17 @@ def test_ranks_share_a_store_and_survive_one_another(corpus: Path, reference: Pa
     assert store_bytes(store) == store_bytes(reference)
     records = [json.loads(line)["key"] for line in (store / "run/records.jsonl").read_bytes().splitlines()]
     assert len(records) == len(set(records))
+
+
+def test_ranks_of_machines_that_see_no_other_are_told(
+    corpus: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their store makes itself all the same, with the same batches."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
+        assert "Unless all of them see this folder" in caplog.text
+        assert digests(feed, 10) == digests(milldam.open(reference, units=True), 10)
 
 
 def test_the_maker_ends_with_its_program_not_with_its_thread(corpus: Path, tmp_path: Path) -> None:

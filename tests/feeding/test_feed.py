@@ -114,6 +114,25 @@ def test_what_made_it_up_to_date_is_asked_for_again_in_a_moment(corpus: Path, tm
         assert feed.finished and not psutil.Process().children()
 
 
+def test_changed_input_is_made_anew_where_it_changed(tmp_path: Path) -> None:
+    """A finished store whose input grew is not taken for finished; what is there of the new one is not made again."""
+    data, store = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    several(data, 6)
+    milldam.tokenize(data, store, **OPTIONS)
+    records = (store / "run/records.jsonl").read_bytes().splitlines()
+    write_corpus(data / "part-99.jsonl", 110_000, seed=99)
+    with milldam.open(data, store=store, **OPTIONS) as feed:
+        assert not feed.finished
+        found = digests(feed)
+        wait_until(lambda: feed.finished)
+    milldam.tokenize(data, tmp_path / "fresh", **OPTIONS)
+    assert found == digests(milldam.open(tmp_path / "fresh", units=True))
+    assert store_bytes(store) == store_bytes(tmp_path / "fresh")
+    again = (store / "run/records.jsonl").read_bytes().splitlines()
+    assert len(set(again) & set(records)) >= 5 and len(again) == 7
+
+
 # ---- what can be fed ----
 
 
@@ -261,9 +280,9 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
 # ---- input that fails while training runs ----
 
 
-def several(folder: Path) -> list[Path]:
+def several(folder: Path, files: int = 40) -> list[Path]:
     """Files that are units of their own, more than are made ahead."""
-    return [write_corpus(folder / f"part-{k:02d}.jsonl", 110_000, seed=k).path for k in range(40)]
+    return [write_corpus(folder / f"part-{k:02d}.jsonl", 110_000, seed=k).path for k in range(files)]
 
 
 def vanish(path: Path) -> None:

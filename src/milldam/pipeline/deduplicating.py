@@ -22,6 +22,7 @@ from milldam.config.settings import Config
 from milldam.dedup.candidates import preference_file_name
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
+from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.rules import DedupRules
 from milldam.memory import usage
 from milldam.pipeline.documents import Assignment
@@ -162,12 +163,18 @@ class Deduplication:
             threads=self._cores,
         )
 
+    @property
+    def shown(self) -> tuple[Place, ...]:
+        """Near-duplicates to look at, and what they are like."""
+        near = self.figures[1]
+        return tuple(sorted(NearSummary.from_json(near["shown"]).places)) if near else ()
+
     def verdicts(self) -> KeyArray:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
         found = np.zeros(len(origins), np.uint64)
-        told = ("row", "of_unit", "of_row") if self._config.write_dropped else ("row",)
+        told = ("row", "of_unit", "of_row", "similarity") if self._config.write_dropped else ("row",)
         for path in sorted(self.folder.glob("drops-*.parquet")):
             salt = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             with pq.ParquetFile(path) as file:

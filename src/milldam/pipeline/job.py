@@ -39,10 +39,11 @@ from milldam.pipeline.estimating import (
     require_disk,
 )
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.receipt import leave_receipt
-from milldam.pipeline.tokenizing import Selection, TokenizeTask
+from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
@@ -327,6 +328,7 @@ class TokenJob:
                 clean=config.clean_rules,
                 drops=dedup.folder if dedup is not None else None,
                 seen_by=tuple(dedup.index) if dedup is not None else (),
+                shown=dedup.shown if dedup is not None else (),
                 filters=config.filters,
                 shares=config.split_shares,
                 staged=config.counts_tokens,

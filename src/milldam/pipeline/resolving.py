@@ -137,6 +137,7 @@ class ResolveTask:
     def _near(self, stage: str, number: int, memory_bytes: int) -> dict[str, Any]:
         from milldam.dedup.candidates import find_pairs, rank
         from milldam.dedup.near import decide, verify_pairs
+        from milldam.dedup.near_summary import summarize
 
         work = self.near_work(memory_bytes)
         if stage == RANK:
@@ -146,7 +147,8 @@ class ResolveTask:
             return {"pairs": find_pairs(work, number)}
         if stage == VERIFY:
             return {"pairs": verify_pairs(work, number, len(self.stages[VERIFY]))}
-        return asdict(decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY])))
+        found = decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY]))
+        return asdict(found) | {"shown": asdict(summarize(sorted(self.folder.glob("drops-near-*.parquet"))))}
 
     @property
     def is_small(self) -> bool:

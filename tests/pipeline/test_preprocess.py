@@ -190,6 +190,14 @@ def test_a_chain_of_like_documents_keeps_what_is_unlike_all_that_stay(tmp_path: 
         assert texts_in(cut, "train") == texts_in(store, "train")
 
 
+def test_no_document_is_dropped_for_one_that_a_filter_drops(tmp_path: Path) -> None:
+    """The first of two is too short for a filter, the second is not: the second stays; giants are judged as well."""
+    for name, text in {"small": fresh_texts(1, words=(150, 200))[0], "giant": giant_text(20_000_000)}.items():
+        filters = {"min_characters": len(text) + 1}
+        store = lines_job(tmp_path / name, [text, f"{text} longword"], dedup="near", filters=filters)
+        assert_holds(store, [f"{text} longword"])
+
+
 def test_the_longest_of_near_duplicates_stays_when_preferred(tmp_path: Path) -> None:
     """Wherever it stands; plan order decides between equal lengths."""
     base = fresh_texts(80, words=(150, 200))

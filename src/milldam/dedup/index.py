@@ -284,6 +284,7 @@ def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) ->
             kept = found.rows[_kept(folder, unit, len(table))[found.rows.astype(np.int64)]].astype(np.int64)
             for start in range(0, len(kept), _KEPT_AT_ONCE):
                 rows = kept[start : start + _KEPT_AT_ONCE]
+                rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
                 spans = found.find(rows)
                 counts = np.minimum(spans.counts, SHINGLES_KEPT)
                 cut = spans.cut | (spans.counts > SHINGLES_KEPT)

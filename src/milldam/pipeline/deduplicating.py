@@ -63,8 +63,10 @@ class Deduplication:
         self.figures: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         """What exact and near dedup found."""
 
-    def find_drops(self, readers: Workers, assign: Callable[[int], Assignment]) -> Generator[Stage, None, None]:
-        """All stages: `readers` read the units, as `assign` gives them; then they are grouped."""
+    def find_drops(
+        self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
+    ) -> Generator[Stage, None, None]:
+        """All stages: `readers` read the units, as `assign` gives them; `judges` do too, and ask filters."""
         for place in (self.folder, self._session.folder.folder / PRINTS):
             place.mkdir(exist_ok=True)
         # Settled once, for now and for when it resumes.
@@ -78,7 +80,7 @@ class Deduplication:
         task = self._resolve_task()
         for name in task.stages:
             if name == SHINGLE:
-                stage = self._shingle(originals, task, readers, assign)
+                stage = self._shingle(originals, task, judges, assign)
                 if stage.total and not task.is_decided:
                     yield stage
             elif steps := task.todo(name):
@@ -95,7 +97,7 @@ class Deduplication:
         return Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
 
     def _shingle(
-        self, originals: Int64s, task: ResolveTask, readers: Workers, assign: Callable[[int], Assignment]
+        self, originals: Int64s, task: ResolveTask, judges: Workers, assign: Callable[[int], Assignment]
     ) -> Stage:
         """The shingles of the documents that are in pairs: of another corpus, there may be others."""
         folder, corpus = self._session.folder, np.uint64(int(self.folder.name.rpartition("-")[2], 16))
@@ -103,14 +105,15 @@ class Deduplication:
         records = Records(folder.journal, SKETCHES, folder.out, keys)
         todo = originals[[number not in records for number in originals.tolist()]]
         work = task.near_work(0)
-        sketch = SketchTask(folder.out, self._prepared.sets, self._config.clean_rules, work, readers.threads)
+        rules = self._config.clean_rules, self._config.filters
+        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, judges.threads)
 
         def assigned(number: int) -> Assignment:
             return replace(assign(number), key=keys[number], prints=self.keys[number])
 
         size = int(folder.units.sizes()[todo].sum())
         return Stage(
-            SHINGLE, sketch, iter(todo.tolist()), assigned, readers, records.add, total=len(todo), input_bytes=size
+            SHINGLE, sketch, iter(todo.tolist()), assigned, judges, records.add, total=len(todo), input_bytes=size
         )
 
     def _units(self) -> Iterator[Unit]:

@@ -243,7 +243,7 @@ class TokenJob:
                 unit = _unit(folder, number)
                 return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
 
-            yield from dedup.find_drops(readers, assign)
+            yield from dedup.find_drops(readers, plan.fitting.readers(plan.units, judging=True), assign)
             keys = keys.mixed(dedup.verdicts())
         records = plan.records or Records(folder.journal, RECORDS, folder.out, keys)
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)

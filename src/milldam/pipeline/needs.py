@@ -263,11 +263,15 @@ class Fitting:
     @property
     def loaded_bytes(self) -> int:
         """What a worker of the second pass holds besides its batches."""
-        filters, clean = self.config.filters, self.config.clean_rules
-        text_rules = FILTER_BYTES if filters.on_text else 0
-        language = LANGUAGE_BYTES if filters.language is not None else 0
+        clean = self.config.clean_rules
         function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
-        return self.prepared.tokenizer_bytes + text_rules + language + function + self.pool.overhead_bytes
+        return self.prepared.tokenizer_bytes + self._filter_bytes + function + self.pool.overhead_bytes
+
+    @property
+    def _filter_bytes(self) -> int:
+        filters = self.config.filters
+        language = LANGUAGE_BYTES if filters.language is not None else 0
+        return (FILTER_BYTES if filters.on_text else 0) + language
 
     @property
     def unpacking_bytes(self) -> int:
@@ -303,12 +307,13 @@ class Fitting:
         held = parent if workers > 1 or self.pool.machine else 0
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
-    def readers(self, units: int) -> Workers:
-        """Who reads without encoding: no tokenizer takes memory."""
+    def readers(self, units: int, *, judging: bool = False) -> Workers:
+        """Who reads without encoding: no tokenizer takes memory, but filters do where they are asked."""
         wanted = 1 if self.one_process else self.cores
         useful = min(wanted, max(1, units))
-        count = self.fit(self.pool.overhead_bytes, useful, forked=self.pool.forks)
-        alone = self.fit(self.pool.overhead_bytes, useful)
+        loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
+        count = self.fit(loaded, useful, forked=self.pool.forks)
+        alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
 
     def tokenizers(self, count: int, threads: int, share_bytes: int) -> Workers:

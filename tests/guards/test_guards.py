@@ -213,6 +213,17 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
     ] == []
 
 
+def test_a_class_has_one_job() -> None:
+    """Twenty methods are enough for any: what has more is divided."""
+    large = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+                large += [f"{name}.{node.name}: {methods}"] if methods > 20 else []
+    assert large == []
+
+
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
     rules = {f"milldam.{room}.rules" for room in ("chat", "dedup", "filters", "packing", "text")}

@@ -105,7 +105,7 @@ ABOVE = {
     # What makes any job resumable, and the job of text to tokens.
     "run", "pipeline",
     # Other jobs.
-    "mapping", "qa",
+    "mapping", "qa", "feeding",
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.

@@ -441,9 +441,9 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_the_file_tree_of_the_readme_is_the_one_there_is() -> None:
-    """Every file that the README's tree names exists, and no room is left out."""
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+def test_the_file_tree_for_contributors_is_the_one_there_is() -> None:
+    """Every file that the tree in CONTRIBUTING.md names exists, and no room is left out."""
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.split("src/milldam/\n", 1)[1].split("```", 1)[0]
     named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
     rooms = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}

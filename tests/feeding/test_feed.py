@@ -24,6 +24,7 @@ from tests.kit.quick import first_quick
 
 import milldam
 from milldam import ConfigError, Feed, InputError, MilldamError, MismatchError, RunHeldError, WorkerError
+from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.verify import verify
 
 OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "shard_size": "100KB", "workers": 1, "memory": "1GB"}
@@ -369,6 +370,18 @@ def test_ranks_of_machines_that_see_no_other_are_told(
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
         assert "Unless all of them see this folder" in caplog.text
         assert digests(feed, 10) == digests(milldam.open(reference, units=True), 10)
+
+
+def test_what_a_maker_left_that_is_gone_is_not_believed(corpus: Path, reference: Path, tmp_path: Path) -> None:
+    """Killed on another machine, it can't be asked whether it lives: the lock tells."""
+    store = tmp_path / "store"
+    with milldam.open(corpus, store=store, **OPTIONS) as feed:
+        digests(feed, 1)
+        told = read_sealed(store / "run/feed.json")
+    assert told is not None
+    write_sealed(store / "run/feed.json", told | {"host": "elsewhere", "identity": "0" * 16, "units": 1})
+    with milldam.open(corpus, store=store, **OPTIONS) as feed:
+        assert digests(feed) == digests(milldam.open(reference, units=True))
 
 
 def test_the_maker_ends_with_its_program_not_with_its_thread(corpus: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Making:
         """What is made for loaders; None: nothing, the store is finished."""
         while not self.is_finished:
             self._look(None)
-            planned = Planned.read(self._run)
+            planned = self._told()
             if planned is not None and planned.name != self._order.name:
                 raise RunHeldError(
                     f"{self._order.out}: another feed with other arguments is making it. "
@@ -98,6 +98,13 @@ class Making:
                 return planned
             time.sleep(0.005)
         return None
+
+    def _told(self) -> Planned | None:
+        """What the maker that is at work has told; not what one that is gone has left."""
+        planned = Planned.read(self._run)
+        if self._process is not None:
+            return planned if planned is not None and planned.pid == self._process.pid else None
+        return planned if self._presence.is_anybody_here() else None
 
     def tend(self, identity: str, made: int) -> None:
         """While waiting for a unit: raise what went wrong, see that somebody makes it. `made`: parts, up to now."""
@@ -200,6 +207,10 @@ class _MakerProcess:
         self._connection.send(order)
         self._told: tuple[str, Any] | None = None
         self.end = weakref.finalize(self, _end, self._process, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

@@ -48,7 +48,6 @@ class TextOptions(TypedDict, total=False):
     memory: str | int | None
     workers: int | None
     encoder: Encoder
-    overwrite: bool
 
 
 @overload
@@ -89,7 +88,6 @@ def open(
     split: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
-    overwrite: bool | None = None,
 ) -> Feed: ...
 @overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...

@@ -208,7 +208,7 @@ class Trickle:
 
     def __next__(self) -> int:
         self._asked += 1
-        if self._asked % 3 or len(values(self._done, PART)) < self._given:
+        if self._asked % 3 or len(values(self._done, DONE)) < self._given:
             raise NothingYetError
         unit = next(self._units)
         self._given += 1

@@ -83,6 +83,9 @@ def refuse_unknowable(config: Config) -> None:
             raise ConfigError(f"{one.name}: which of its documents are meant {whole} Take all of them.")
         if STDIN in one.paths:
             raise ConfigError(f"{STDIN}: standard input can't be read in any order. Save it to a file.")
+    if config.overwrite:
+        said = ": a rank that comes late would replace what the first ones made. Remove the folder instead."
+        raise ConfigError(Setting("overwrite"), said)
     if config.executor != "local":
         raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
 

@@ -257,7 +257,7 @@ class _Job:
             return  # it had nothing to do
         if worker.unit is not None:
             self._take_back(worker, worker.unit, code)
-        elif code is not None:
+        elif code is not None and worker.pid is None:
             self._servers.count_failed_start(f"A worker {cause_of(code)}")
         self._start_worker(worker.number)
 

@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,13 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
-from milldam.loader.conversations import Pairs
 from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader
-from milldam.loader.samples import ReadPart, Samples, samples_of
+from milldam.loader.samples import ReadPart, Samples
 from milldam.loader.schedule import schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
@@ -200,8 +199,12 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return int(self._by_number.begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
-        (sample,) = samples_of(self.read(self._order(False, 0).numbers(np.array([self._number(number)]))))
-        return cast(SampleT, sample)
+        number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
+        for source in _leaves(self):
+            if number < source._numbered:
+                return source[number]
+            number -= source._numbered
+        raise AssertionError("an order gives numbers of samples")
 
     def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks: it would come back to the same samples in every epoch."""
@@ -220,7 +223,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
             (where, self.sources[source]._look_up(local, dtype))
             for source, where, local in self._by_number.groups(numbers)
         ]
-        return lambda part, out: _read_by_source(found, part, out, _padding_of(self))
+        return lambda part, out: _read_by_source(found, part, out, next(_leaves(self)))
 
     @cached_property
     def _reading(self) -> MixedReading | None:
@@ -286,10 +289,6 @@ def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, Batc
         yield samples
 
 
-def _padding_of(samples: Samples[object, Any]) -> Mapping[str, int] | None:
-    return next(_leaves(samples))._padding
-
-
 def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
     return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
@@ -297,12 +296,8 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
-    if any(isinstance(source, Pairs) for source in sources):
-        raise ConfigError(
-            "mix: preference pairs of several stores do not go into one batch. Train on one store of pairs."
-        )
     for other in others:
-        if _padding_of(first) is None and other.sample_tokens != first.sample_tokens:
+        if next(_leaves(first))._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."
@@ -341,7 +336,7 @@ class _Part:
 
 
 def _read_by_source(
-    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, padding: Mapping[str, int] | None
+    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, samples: Samples[Any, Any]
 ) -> Any:
     """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
     parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
@@ -352,8 +347,10 @@ def _read_by_source(
     if len(parts) == 1:
         (read, own, _) = parts[0]
         return read(own, out)
-    made = [_Part(rows, read(own, None)) for read, own, rows in parts]
-    return _joined(made if padding is None else _as_wide(made, padding), out)
+    # A second row of each sample stands behind the first ones of all.
+    firsts = np.arange(samples._rows_each)[:, None] * (part.stop - part.start)
+    made = [_Part((firsts + rows).reshape(-1), read(own, None)) for read, own, rows in parts]
+    return _joined(made if samples._padding is None else _as_wide(made, samples._padding), out)
 
 
 def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:

@@ -27,6 +27,7 @@ from milldam.text.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from milldam.dedup.drops import DropSet
+    from milldam.dedup.near_summary import Place
 
 NOT_SAMPLED = "not_sampled"
 
@@ -45,6 +46,8 @@ class Selection:
     """Folder of the drop sets; None: no dedup."""
     seen_by: tuple[str, ...] = ()
     """Ids of the runs of the index, in the order in which drop sets number them."""
+    shown: tuple[Place, ...] = ()
+    """Documents whose texts are set aside beside the drop sets, to be looked at."""
     filters: FilterRules = field(default_factory=FilterRules)
     shares: dict[str, float] = field(default_factory=dict)
     """Splits beside train."""
@@ -148,11 +151,12 @@ class Judge:
         """What a dropped document duplicates, where that is why."""
         if self._drops is None:
             return {}
-        from milldam.dedup.drops import DUPLICATES
+        from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
 
         of = self._drops.of(row) if reason in DUPLICATES else None
         if of is None:
             return {}
+        like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
-            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]}}
-        return {"duplicate_of": {"unit": of.unit, "row": of.row} if of.unit is not None else None}
+            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
+        return {"duplicate_of": {"unit": of.unit, "row": of.row} | like if of.unit is not None else None}

@@ -29,6 +29,7 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.planning import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from milldam.chat.token_spans import TokenSpans
     from milldam.pipeline.chat_encoding import ChatEncoder
     from milldam.pipeline.giants import Giants
+    from milldam.pipeline.near_examples import ShownTexts
 
 _COUNTED = ("special_tokens_in_content",)
 """Of what is known of conversations before any is dropped."""
@@ -76,6 +78,15 @@ class TokenizeTask:
         from milldam.pipeline.fingerprinting import PRINTS
 
         return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
+
+    def shown_of(self, unit: Unit) -> ShownTexts | None:
+        """What sets texts of a unit aside; None: nothing does."""
+        folder = self.selection.drops
+        if folder is None or all(number != unit.index for number, _ in self.selection.shown):
+            return None
+        from milldam.pipeline.near_examples import ShownTexts
+
+        return ShownTexts(folder, unit.index, self.selection.shown, self.sets[unit.dataset])
 
     def start(self) -> UnitTokenizer:
         return UnitTokenizer(self)
@@ -189,6 +200,7 @@ class _UnitWork:
             ahead=task.threads > 1,
         )
         self._reader = open_reader(reading, task.texts_of(assignment))
+        self._shown = task.shown_of(assignment.unit)
         self._read = self._bytes_read = self._input_bytes = 0
         self._giants: Giants | None = None
         self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
@@ -198,6 +210,8 @@ class _UnitWork:
         for documents in self._reader:
             for reject in documents.rejects:
                 self._output.reject(reject)
+            if self._shown is not None:
+                self._shown.look(documents)
             full = self._output.text_bytes >= self._task.shard_size
             if full and len(documents.texts) and not self._inside_giant:
                 self._commit(last=False)
@@ -292,11 +306,8 @@ class _UnitWork:
         facts = self._judge.facts(texts, rows, grouped).of_sides(sides.texts(texts), sides.count)
         facts = facts.at(np.flatnonzero(both))
         assert tokens.spans is not None
-        self._chat_counts += encoded.counts + Counter(
-            conversations=len(tokens.lengths),
-            turns=int(sides.turns[both].sum()),
-            trained_tokens=tokens.spans.trained_tokens,
-        )
+        self._chat_counts += encoded.counts + sides.turn_counts(both)
+        self._chat_counts += Counter(conversations=len(tokens.lengths), trained_tokens=tokens.spans.trained_tokens)
         encoded_at = time.perf_counter()
         self._seconds["encode"] += encoded_at - started
         self._output.add(tokens, facts)

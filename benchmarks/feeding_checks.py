@@ -2,8 +2,8 @@
 
 `equal` makes a store of a text, then feeds the text itself, from nothing each time, with every number of ranks and
 workers, and compares every sample of two epochs by its place in the global order. `first` lays out 10,000 files of
-about 10 MB, links to some parts of the text, or one compressed file of a gigabyte under several names, and tells when the
-first batch came after `milldam.open`, cold and warm for the tokenizer, and how much CPU was used up to then.
+about 10 MB, links to some parts of the text, and a compressed file of a gigabyte under several names, and tells when
+the first batch came after `milldam.open`, where the tokenizer is known on this machine and where it is not.
 
     python benchmarks/feeding_checks.py equal 1gb.jsonl --tokenizer gpt2/
     python benchmarks/feeding_checks.py first 1gb.jsonl --tokenizer gpt2/ --rounds 5
@@ -50,7 +50,7 @@ def _filled(batches: Any) -> Iterator[Any]:
 
 
 def _digest(x: Any, y: Any) -> int:
-    return xxh3_64_intdigest(np.ascontiguousarray(x)) ^ xxh3_64_intdigest(np.ascontiguousarray(y)) >> 1
+    return int(xxh3_64_intdigest(x.tobytes()) ^ xxh3_64_intdigest(y.tobytes()) >> 1)
 
 
 def equal(arguments: argparse.Namespace, work: Path) -> int:
@@ -81,14 +81,13 @@ feed.close()
 
 
 def first(arguments: argparse.Namespace, work: Path) -> int:
-    for name, data in (
-        ("10,000 files of 10 MB", _many(arguments.text, work)),
-        ("zst", _compressed(arguments.text, work)),
-    ):
+    inputs = {"10,000 files of 10 MB": _many, "files of 1 GB, .zst": _compressed}
+    for name, make in inputs.items():
+        data = make(arguments.text, work)
         for cache in ("cold", "warm"):
-            seconds = []
+            seconds: list[float] = []
             for seed in range(arguments.rounds):
-                folder = work / "cache" if cache == "warm" or not seconds else work / f"cache-{seed}"
+                folder = work / "cache"
                 if cache == "cold":
                     shutil.rmtree(folder, ignore_errors=True)
                 given = [str(data), str(arguments.tokenizer), str(work / "fed"), str(seed)]

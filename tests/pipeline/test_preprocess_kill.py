@@ -234,7 +234,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(slow: Job, tmp_path: 
     with running(slow, trial) as process:
         assert wait_until(lambda: has_come(trial, 0, stage), process)
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr and stderr.count("Interrupted") == 1
     again = stderr.rstrip().splitlines()[-1].strip()

@@ -194,8 +194,8 @@ def test_an_epoch_fetches_each_shard_about_once_and_stays_in_the_bound(
     for left, right in zip(store.windows(16).batches(8, shuffle=order), expected, strict=True):
         assert_equal(left, right)
         traffic.look()
-    # On a busy machine one shard was fetched twice in one run of fourteen; why is not known.
-    assert 40 <= traffic.shards <= (42 if order is False else 52)
+    # By windows it depends on what was fetched ahead whether a sample over the end of a shard finds the other one here.
+    assert traffic.shards == 40 if order is False else 40 <= traffic.shards <= 52
     assert traffic.most_bytes <= 5 * SHARD
 
 

@@ -366,9 +366,10 @@ def _check_content(message: Message) -> None:
 
 
 def _refuse_media(message: Message) -> None:
-    for reason, names in _MEDIA.items():
-        if any(message.get(name) for name in names):
-            raise BadRowError(reason, f"a message of {message['role']} has one")
+    if not _MEDIA_NAMES.keys().isdisjoint(message):
+        for name, reason in _MEDIA_NAMES.items():
+            if message.get(name):
+                raise BadRowError(reason, f"a message of {message['role']} has one")
 
 
 def _join_parts(message: Message) -> None:

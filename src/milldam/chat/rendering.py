@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -134,12 +136,11 @@ class Renderer:
         return counts
 
     def _count_special(self, sides: Sequence[Conversation]) -> int:
-        """How many have special tokens in what is said; most have none, and are looked at all at once."""
+        """How many have special tokens in what is said: all are searched at once."""
         assert self._special is not None
-        search = self._special.search
-        if not search("\0".join([text for side in sides for text in _contents(side.messages)])):
-            return 0
-        return sum(any(map(search, _contents(side.messages))) for side in sides)
+        said = ["\0".join(_contents(side.messages)) for side in sides]
+        begins = [0, *accumulate(len(text) + 1 for text in said)]
+        return len({bisect_right(begins, found.start()) for found in self._special.finditer("\0".join(said))})
 
 
 class _Template:

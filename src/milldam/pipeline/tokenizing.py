@@ -293,11 +293,8 @@ class _UnitWork:
         facts = self._judge.facts(texts, rows, grouped).of_sides(sides.texts(texts), sides.count)
         facts = facts.at(np.flatnonzero(both))
         assert tokens.spans is not None
-        self._chat_counts += encoded.counts + Counter(
-            conversations=len(tokens.lengths),
-            turns=int(sides.turns[both].sum()),
-            trained_tokens=tokens.spans.trained_tokens,
-        )
+        self._chat_counts += encoded.counts + sides.turn_counts(both)
+        self._chat_counts += Counter(conversations=len(tokens.lengths), trained_tokens=tokens.spans.trained_tokens)
         encoded_at = time.perf_counter()
         self._seconds["encode"] += encoded_at - started
         self._output.add(tokens, facts)

@@ -12,7 +12,7 @@ import click
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the store here. [default: a temporary folder]")
 def demo(out: Path | None) -> None:
-    """Preprocess, verify and look into a small corpus; train from it as far as batches go; show the report's place."""
+    """Preprocess, verify and look into a small corpus; batches of it, and straight from its text; its report."""
     if out is not None:
         _run(out)
         return
@@ -39,6 +39,7 @@ def _run(out: Path) -> None:
     _show_batches(out)
     sizes = ["--seq-len", "128", "--batch-size", "32"]
     _step(feed, [str(out), "--split", "train", *sizes, "--epochs", "10000", "--seconds", "1"])
+    _step(feed, [str(data / "corpus.jsonl"), "--tokenizer", str(data / "tokenizer.json"), *sizes, "--seconds", "1"])
     _step(report, [str(out)])
 
 

@@ -48,6 +48,7 @@ from milldam.tokenizers.special import SpecialTokens
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe, Sides
     from milldam.chat.token_spans import TokenSpans
+    from milldam.decontamination.removing import Removals
     from milldam.dedup.drops import DropSet
     from milldam.pipeline.chat_encoding import ChatEncoder
 
@@ -63,6 +64,8 @@ class Selection:
     clean: CleanRules | None = None
     drops: Path | None = None
     """Folder of the drop sets; None: no dedup."""
+    removals: Path | None = None
+    """What decontamination removes; None: nothing is looked for."""
     seen_by: tuple[str, ...] = ()
     """Ids of the runs of the index, in the order in which drop sets number them."""
     filters: FilterRules = field(default_factory=FilterRules)
@@ -184,22 +187,37 @@ class _Judge:
             from milldam.dedup.drops import DropSet
 
             self._drops = DropSet.load(selection.drops, unit.origin)
+        self.removals: Removals | None = None
+        if selection.removals is not None:
+            from milldam.decontamination.removing import Removals
+
+            self.removals = Removals(selection.removals, unit.origin)
         self._share = rules.share(unit.copy)
         self._chooser = Chooser(selection.seed, HEAD_BYTES)
         self._shares, self._staged = selection.shares, selection.staged
         self._seen_by = selection.seen_by
         self.dropped: dict[str, Counter[str]] = {stage: Counter() for stage in STAGES}
 
-    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any = None) -> None:
-        """`characters`: the length to judge by, where `texts` is the head of a longer document."""
+    def judge(
+        self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any = None
+    ) -> pa.LargeStringArray:
+        """The texts to go on with. `characters`: the length to judge by, where `texts` is the head of a longer one, of
+        which what is cut out is gone already."""
         self._book("clean", verdicts, Counter())
         before = verdicts.counts()
         if self._drops is not None:
             self._drops.apply(first_row, verdicts)
             self._book("dedup", verdicts, before)
             before = verdicts.counts()
-        if self._share < 1:
-            verdicts.drop(~below(self._chooser.sample_keys(texts), self._share), NOT_SAMPLED)
+        # By the text as it was read: so the first pass chose.
+        sampled = below(self._chooser.sample_keys(texts), self._share) if self._share < 1 else None
+        if self.removals is not None:
+            self.removals.drop(first_row, verdicts)
+            texts = texts if characters is not None else self.removals.cut(texts, first_row, verdicts)
+            self._book("decontaminate", verdicts, before)
+            before = verdicts.counts()
+        if sampled is not None:
+            verdicts.drop(~sampled, NOT_SAMPLED)
             self._book("sample", verdicts, before)
             before = verdicts.counts()
         keep = verdicts.keep
@@ -208,6 +226,7 @@ class _Judge:
             self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
             verdicts.merge(filtered, keep)
             self._book("filter", verdicts, before)
+        return texts
 
     def judge_characters(self, characters: int) -> str | None:
         """A reason to drop a document whose length is known only now."""
@@ -288,6 +307,8 @@ class _Giant:
     waiting: list[pa.LargeStringArray] = field(default_factory=list)
     """Parts that are not encoded yet."""
     head: bytes = b""
+    bytes_read: int = 0
+    """Of its parts, with what is cut out of them."""
     text_bytes: int = 0
     characters: int = 0
     judged: bool = False
@@ -397,7 +418,7 @@ class _UnitWork:
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
         self._chat_counts += Counter({name: documents.counts.get(name, 0) for name in _COUNTED})
-        self._judge.judge(texts, verdicts, documents.first_row)
+        texts = self._judge.judge(texts, verdicts, documents.first_row)
         keep = verdicts.keep
         if not keep.all():
             if self._dropped is not None:
@@ -525,13 +546,22 @@ class _UnitWork:
             self._giant = _Giant(documents.first_row)
             self._read += 1
         giant = self._giant
-        giant.add(documents.texts)
+        giant.add(self._without_removed(documents.texts, giant))
         if not giant.judged and (len(giant.head) >= HEAD_BYTES or documents.last):
             self._judge_giant(giant)
         if documents.last:
             self._end_giant(giant, documents.verdicts)
         elif giant.judged and giant.reason is None:
             self._encode_parts(giant, len(giant.waiting))
+
+    def _without_removed(self, texts: pa.LargeStringArray, giant: _Giant) -> pa.LargeStringArray:
+        """A part without the stretches that are cut out of its document."""
+        if self._judge.removals is None:
+            return texts
+        data, before = bytes(texts[0].as_buffer()), giant.bytes_read
+        giant.bytes_read += len(data)
+        left = self._judge.removals.part(giant.row, data, before)
+        return texts if len(left) == len(data) else pa.array([left.decode()], pa.large_string())
 
     def _judge_giant(self, giant: _Giant) -> None:
         started = time.perf_counter()

@@ -6,8 +6,8 @@ found is equal letter by letter; the hashes only say where to look.
 
 An n-gram that occurs in more than `max_items` passages does not count: it is a phrase of the sets' own making. A
 passage of fewer than `MIN_WORDS` words or `MIN_LETTERS` bytes of letters is too short to tell anything, and is not
-looked for; nor is one of fewer than `SHORT_WORDS` words beside a longer one of its item: an answer such as "the Cape of
-Good Hope" is no evidence.
+looked for; nor is one of fewer than `SHORT_WORDS` words that comes after another one of its item: behind a question, an
+answer such as "the Cape of Good Hope" is no evidence.
 
 The file: letters, words and texts of the passages, 16 bytes a seed: about 5 times the text of the sets. It is mapped;
 a process holds a table of at most 8 MB beside it.
@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
 from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, pair_hashes, words_of
-from milldam.decontamination.passages import Passages
+from milldam.decontamination.passages import MIN_LETTERS, Passages
 from milldam.decontamination.rules import EvaluationSet
 
-MIN_WORDS, MIN_LETTERS, SHORT_WORDS = 4, 16, 8
+MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16
 """Letters from a seed on that are compared at once; an n-gram has as many behind its seed."""
 REACH = 64 * 50
@@ -98,14 +98,12 @@ class _Grams:
     """Words of each."""
 
     @classmethod
-    def of(cls, text: _Text, ngram: Int64s, items: Int64s) -> _Grams:
-        """`items`: a number for the item of each passage."""
+    def of(cls, text: _Text, ngram: Int64s, follows: Mask) -> _Grams:
+        """`follows`: passages that come after another one of their item."""
         words = np.diff(text.word_bounds)
         sizes = np.minimum(ngram, words)
         short = (words < MIN_WORDS) | (np.diff(text.bounds) < MIN_LETTERS)
-        longest = np.zeros(int(items.max(initial=0)) + 1, np.int64)
-        np.maximum.at(longest, items, words)
-        short |= (words < SHORT_WORDS) & (longest[items] >= SHORT_WORDS)
+        short |= (words < SHORT_WORDS) & follows
         counts = np.where(short, 0, words - sizes + 1)
         bounds = _bounds(counts)
         passage = np.repeat(np.arange(len(counts)), counts)
@@ -190,10 +188,8 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     if not len(passages):
         return write_arrays(path, {}, passages=0)
     text = _read_text(passages)
-    # Passages of an item follow each other.
-    rows = np.frombuffer(passages.items, np.int64)
-    items = np.cumsum(np.concatenate(([False], (rows[1:] != rows[:-1]) | (owners[1:] != owners[:-1]))))
-    grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], items)
+    follows = np.frombuffer(passages.follows, np.bool_)
+    grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
     passage = np.repeat(np.arange(len(passages)), np.diff(grams.bounds))
     most = np.array([one.max_items for one in sets])[owners][passage]
     common = _in_many(_hashes(text, *grams.letters(text)), passage, most) if len(passage) else np.zeros(0, np.bool_)
@@ -216,7 +212,7 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "texts": np.frombuffer(passages.texts, np.uint8),
         "text_bounds": passages.offsets,
         "sets": owners.astype(np.uint16),
-        "items": rows,
+        "items": np.frombuffer(passages.items, np.int64),
         "columns": np.frombuffer(passages.columns, np.uint16),
     }
     repeated = {str(number): count for number, count in passages.repeated.items()}

@@ -15,6 +15,9 @@ import xxhash
 
 from milldam.decontamination.letters import Int64s
 
+MIN_LETTERS = 16
+"""Bytes of letters; what has fewer is too short to tell anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class Passage:
@@ -36,6 +39,8 @@ class Passages:
     sets: array[int] = field(default_factory=lambda: array("H"))
     items: array[int] = field(default_factory=lambda: array("q"))
     columns: array[int] = field(default_factory=lambda: array("H"))
+    follows: array[int] = field(default_factory=lambda: array("B"))
+    """Whether another passage of its item came before, which says more."""
     names: list[str] = field(default_factory=list)
     """Of columns."""
     repeated: Counter[int] = field(default_factory=Counter)
@@ -44,12 +49,17 @@ class Passages:
     """With those."""
     _digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
     _seen: set[int] = field(default_factory=set)
+    _leader: tuple[int, int] | None = None
+    """The last item of which a passage came that is not too short."""
 
     def add(self, passage: Passage) -> None:
         data = passage.text.encode("utf-8", "replace")
         for part in (f"{passage.set} {passage.item} {passage.column} {len(data)} ".encode(), data):
             self._digest.update(part)
         self.read += 1
+        follows = self._leader == (passage.set, passage.item)
+        if len(data) >= MIN_LETTERS:
+            self._leader = passage.set, passage.item
         seen = xxhash.xxh3_64_intdigest(data)
         if seen in self._seen:
             self.repeated[passage.set] += 1
@@ -59,6 +69,7 @@ class Passages:
             self.names.append(passage.column)
         self.texts += data
         self.stops.append(len(self.texts))
+        self.follows.append(follows)
         self.sets.append(passage.set)
         self.items.append(passage.item)
         self.columns.append(self.names.index(passage.column))

@@ -77,26 +77,24 @@ class Scanner:
         at, entries, stops = self._seeds(words)
         if not len(at):
             return
-        starts = words.starts[at]
-        documents = np.searchsorted(offsets, starts, side="right") - 1
         comparing = _Comparing(self._index, words)
-        done: dict[int, int] = {}
-        before = -1
-        for place, document, entry, stop in zip(
-            starts.tolist(), documents.tolist(), entries.tolist(), stops.tolist(), strict=True
-        ):
+        documents = np.searchsorted(offsets, words.starts[at], side="right") - 1
+        before, low, high = -1, 0, 0
+        done: dict[tuple[int, int], int] = {}
+        for word, document, entry, stop in zip(*(one.tolist() for one in (at, documents, entries, stops)), strict=True):
             if document != before:
                 before, low, high = document, int(offsets[document]), int(offsets[document + 1])
                 done.clear()
             for seed in range(entry, stop):
                 letter = int(self._index.seed_letters[seed])
                 passage = int(np.searchsorted(self._index.bounds, letter, side="right")) - 1
-                if done.get(passage, 0) > place:
+                beside = comparing.letter(word) - letter
+                if done.get((passage, beside), 0) > words.starts[word]:
                     continue  # inside of what was just found
-                found = comparing.at(place, letter, passage, low, high)
+                found = comparing.at(word, letter, passage, low, high)
                 if found is not None:
                     first, last, start, end = found
-                    done[passage] = end
+                    done[passage, beside] = end
                     yield Match(document, passage, first, last, start - low, end - low)
 
     def _seeds(self, words: Words) -> tuple[Int64s, Int64s, Int64s]:
@@ -142,29 +140,31 @@ class _Comparing:
     """A place in a document beside a place in a passage."""
 
     def __init__(self, index: Index, words: Words) -> None:
-        self._index, self._words = index, words
-        self._folded = words.folded
+        self._index, self._words, self._folded = index, words, words.folded
+        self._letters_before = np.cumsum(words.lengths) - words.lengths
 
-    def at(self, place: int, letter: int, passage: int, low: int, high: int) -> tuple[int, int, int, int] | None:
+    def letter(self, word: int) -> int:
+        """How many letters lie before a word."""
+        return int(self._letters_before[word])
+
+    def at(self, word: int, letter: int, passage: int, low: int, high: int) -> tuple[int, int, int, int] | None:
         """N-grams (first, behind the last) around a letter of a passage that stand in the document (from `low` up to
-        `high`) around a place, and from where to where; None: there are none."""
-        index = self._index
+        `high`) around a word, and from where to where; None: there are none."""
+        index, place, here = self._index, int(self._words.starts[word]), self.letter(word)
         begin, end = int(index.bounds[passage]), int(index.bounds[passage + 1])
         right = self._equal_right(place, high, letter, min(end, letter + REACH))
-        if right < SEED_LETTERS:
-            return None
         left = self._equal_left(place, low, letter, max(begin, letter - REACH))
         first_letter, behind = letter - left, letter + right
         if self._grams(passage, first_letter, behind) is None:
             return None
         # A word that goes on beyond what is equal is another word.
-        first_letter += not self._begins_word(self._place(place, -left))
-        behind -= not self._ends_word(self._place(place, right - 1))
+        first_letter += not self._begins_word(here - left)
+        behind -= not self._ends_word(here + right - 1)
         found = self._grams(passage, first_letter, behind)
         if found is None:
             return None
         from_letter, to_letter = self._letters(passage, *found)
-        return *found, self._place(place, from_letter - letter), self._place(place, to_letter - 1 - letter) + 1
+        return *found, self._place(here + from_letter - letter), self._place(here + to_letter - 1 - letter) + 1
 
     # ---- the passage ----
 
@@ -228,26 +228,20 @@ class _Comparing:
                 return equal
             look *= 4
 
-    def _place(self, place: int, letters: int) -> int:
-        """Where the letter so many behind (or before) the one at a place stands."""
-        words = self._words
-        word = int(np.searchsorted(words.starts, place, side="right")) - 1
-        left = letters + place - int(words.starts[word])
-        while left < 0:
-            word -= 1
-            left += int(words.lengths[word])
-        while left >= words.lengths[word]:
-            left -= int(words.lengths[word])
-            word += 1
-        return int(words.starts[word]) + left
+    def _word_of(self, letter: int) -> int:
+        return int(np.searchsorted(self._letters_before, letter, side="right")) - 1
 
-    def _begins_word(self, place: int) -> bool:
-        word = int(np.searchsorted(self._words.starts, place, side="right")) - 1
-        return int(self._words.starts[word]) == place
+    def _place(self, letter: int) -> int:
+        """Where a letter stands, counted over all texts."""
+        word = self._word_of(letter)
+        return int(self._words.starts[word]) + letter - self.letter(word)
 
-    def _ends_word(self, place: int) -> bool:
-        word = int(np.searchsorted(self._words.starts, place, side="right")) - 1
-        return int(self._words.starts[word] + self._words.lengths[word]) == place + 1
+    def _begins_word(self, letter: int) -> bool:
+        return self.letter(self._word_of(letter)) == letter
+
+    def _ends_word(self, letter: int) -> bool:
+        word = self._word_of(letter)
+        return self.letter(word) + int(self._words.lengths[word]) == letter + 1
 
 
 def _common_prefix(one: bytes, other: bytes) -> int:

@@ -258,7 +258,8 @@ class Config:
         Packing is not in it: rows are made from a store, whenever they are wanted.
         """
         tokenizer = self.tokenizer_rules
-        evaluation = [asdict(replace(one, path="")) for one in self.evaluation_sets]
+        # Not the path: what moves is still the same.
+        evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.evaluation_sets]
         return {
             "special_text": tokenizer.special_text,
             "datasets": [_set_settings(one) for one in _data_sets(self.datasets)],

@@ -31,7 +31,7 @@ class EvaluationSet:
     """A passage is found in a document that holds at least this share of its n-grams."""
     max_items: Annotated[int, Ge(1)] = 10
     """N-grams that occur in more passages than this, of all sets together, do not count."""
-    common_share: Annotated[float, Gt(0), Le(1)] = 0.01
+    common_share: Annotated[float, Gt(0), Le(1)] = 0.05
     """N-grams that occur in more than this share of the documents, and in more than 20, do not count."""
     action: Action = "drop"
     """drop the document, cut the stretch out of it, or only report it."""

@@ -11,8 +11,10 @@ READERS := brotli catalogue lightning-utilities packaging pillow python-snappy r
 
 # Tests start milldam some hundred times: without bytecode each start would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
+# mkdocs-material's note on its successor: what it would replace has no hooks yet.
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test test-all check install clean
+.PHONY: demo test test-all check docs install clean
 
 demo: $(VENV)/installed
 	$(BIN)/milldam demo
@@ -28,6 +30,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
@@ -39,6 +44,10 @@ $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata
 	$(BIN)/pip install --quiet --disable-pip-version-check $(READERS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata megatron-core mosaicml-streaming
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	touch $@
 
 # What the examples train with.

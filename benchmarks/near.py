@@ -1,40 +1,172 @@
-"""Near-duplicates: how fast signatures are made, how good they are, and what finding the duplicates costs.
+"""Near-duplicates: what is removed and what should have been, against peers; how fast, on what cores and memory.
 
+    python benchmarks/near.py quality                         # milldam's removals against brute force, 20,000 documents
+    python benchmarks/near.py peers --python VENV/bin/python  # the same for rensa, datatrove, text-dedup, with time
+    python benchmarks/near.py stages CORPUS.jsonl --workers 1 4   # wall seconds of each stage by workers
     python benchmarks/near.py signatures CORPUS.jsonl.zst     # MB of text a CPU second, one core, by document size
     python benchmarks/near.py estimate                        # bias, spread and recall on pairs of known similarity
-    python benchmarks/near.py resolve 200_000 2_000_000 --memory 256MB --threads 2
+    python benchmarks/near.py resolve 200_000 2_000_000 --limit 256MB
 
-`resolve` works on made-up signatures, a fifth of which are near-duplicates of another one (similarity 0.85, in clusters
-of up to a few dozen), in a temporary folder (256 bytes of disk a document, and 65 more while it works). Each size runs
-in a process of its own; its memory is what it holds beyond the imports, sampled every 10 ms.
+`quality` and `peers` plant edits in real text (near_quality.py) and judge what is kept by the true similarities. The
+exit status is 1 when milldam removed what it must not (nothing that stays is 0.7 like it), found less than 98 % of what
+is 0.85 alike, or named a similarity that is not so.
+
+`resolve` works on made-up signatures and sketches, a fifth of which are near-duplicates of another one, in clusters of
+up to a few dozen. Each size runs in a process of its own in a memory cgroup with that limit (Linux, root).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import shutil
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name
-from milldam.dedup.near import least_matches, resolve_near
+import cores
+import milldam
+from cores import MILLDAM, Task, run_command
+from corpus import SEED_FOLDER, read_texts
+from memory import lines_of, measure
+from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
+from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
+from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.rules import NearRules
+from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
 from milldam.sources.compression import read_blocks
+from near_peers import PEERS
+from near_quality import KINDS, Corpus, Mask, Removals, Verdict, judge, plant
 from sizes import megabytes, parse_size
+from tokenizing import json_in
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SAMPLE_SECONDS = 0.01
+SKETCH_VALUES, VERIFY_PARTS = 40, 16
+PARTS = 8
+"""Files of a planted corpus, each a unit."""
+MEMORY = "1GB"
+TOKENIZER = Path(milldam.__file__).with_name("demo_data") / "tokenizer.json"
+
+
+# ---- quality and peers ----
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """What one of them made of the corpus."""
+
+    name: str
+    wall: float
+    cpu: float
+    kept: Mask
+    stages: dict[str, float] = field(default_factory=dict)
+    removals: Removals | None = None
+
+
+def run_milldam(corpus: Corpus, folder: Path, workers: int) -> Contender:
+    """The whole command, tokenizing included."""
+    out = folder / "out"
+    config = {
+        "datasets": str(corpus.folder),
+        "tokenizer": str(TOKENIZER),
+        "dedup": "near",
+        "write_dropped": True,
+        "out": str(out),
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    options = ["--memory", MEMORY, "--workers", str(workers), "--json"]
+    wall, cpu, said, failed = run_command([*MILLDAM, "preprocess", str(folder / "config.yaml"), *options])
+    if failed:
+        raise SystemExit(f"milldam: {failed}")
+    removals = corpus.removals(out)
+    return Contender("milldam", wall, cpu, removals.kept, json_in(said)["stages"], removals)
+
+
+def run_peer(name: str, corpus: Corpus, folder: Path, workers: int, python: Path) -> Contender:
+    script = str(Path(__file__).with_name("near_peers.py"))
+    command = [str(python), script, name, str(corpus.folder), str(folder), "--workers", str(workers)]
+    wall, cpu, said, failed = run_command(command)
+    if failed:
+        raise SystemExit(f"{name}: {failed}")
+    told = json.loads(said.splitlines()[-1])
+    kept = np.zeros(len(corpus.documents), bool)
+    kept[told["kept"]] = True
+    return Contender(f"{name} {told['version']}", wall, cpu, kept)
+
+
+def show_kinds(corpus: Corpus, found: Contender, verdict: Verdict) -> None:
+    kinds = np.array([one.kind for one in corpus.documents])
+    print(f"\n| {found.name}, by kind | documents | removed | wrong | missed |\n|---|---|---|---|---|")
+    for kind in KINDS:
+        removed = int((~found.kept & (kinds == kind)).sum())
+        wrong, missed = (int((kinds[these] == kind).sum()) for these in (verdict.wrong_numbers, verdict.missed_numbers))
+        print(f"| {kind} | {(kinds == kind).sum():,} | {removed:,} | {wrong:,} | {missed:,} |")
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """milldam, and the peers that are asked for, on one corpus, in turns."""
+    with tempfile.TemporaryDirectory() as name:
+        seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
+        texts = [text for path in seeds for _, text in read_texts(path)]
+        corpus = Corpus.write(Path(name) / "corpus", plant(texts, arguments.documents, arguments.seed), PARTS)
+        truth = corpus.truth()
+        size = f"{len(corpus.documents):,} documents, {megabytes(corpus.text_bytes)}"
+        print(f"{size}, seed {arguments.seed}, {arguments.workers} workers\n")
+        print("| | wall s | CPU s | " + " | ".join(judge(truth, np.ones(len(truth.sizes), bool)).figures()) + " |")
+        verdicts = {}
+        for number in range(arguments.rounds):
+            for peer in ("milldam", *arguments.peers):
+                folder = Path(name) / f"{peer}-{number}"
+                folder.mkdir()
+                given = corpus, folder, arguments.workers
+                found = run_milldam(*given) if peer == "milldam" else run_peer(peer, *given, arguments.python)
+                verdicts[peer] = verdict = judge(truth, found.kept)
+                figures = " | ".join(f"{value:,}" for value in verdict.figures().values())
+                print(f"| {found.name} | {found.wall:.1f} | {found.cpu:.1f} | {figures} |", flush=True)
+                if peer == "milldam":
+                    ours = found
+                shutil.rmtree(folder)
+        show_kinds(corpus, ours, verdicts["milldam"])
+        assert ours.removals is not None
+        false = len(ours.removals.false_names(truth))
+        print(f"\nmilldam by stage: {ours.stages}\ndrops that name what is not so: {false}")
+    sys.exit(int(verdicts["milldam"].wrong > 0 or verdicts["milldam"].recall < 0.98 or false > 0))
+
+
+# ---- stages ----
+
+
+def measure_stages(arguments: argparse.Namespace) -> None:
+    """Wall seconds of each stage by workers, the best of some rounds, and how many times those of the first."""
+    task = Task(arguments.corpus, TOKENIZER, arguments.memory, None, "")
+    best: dict[int, dict[str, float]] = {}
+    for _ in range(arguments.rounds):
+        for workers in arguments.workers:
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                run = cores.run_milldam(task, "near", workers, Path(folder))
+            if run.failed:
+                raise SystemExit(run.failed)
+            stages = run.stages | {"in all": run.wall, "CPU": run.cpu}
+            held = best.setdefault(workers, stages)
+            best[workers] = {name: min(seconds, held[name]) for name, seconds in stages.items()}
+    heads = [f"{workers} workers s" for workers in best] + [f"times, {workers}" for workers in [*best][1:]]
+    print("| stage | " + " | ".join(heads) + " |\n|---" + "|---" * len(heads) + "|")
+    first = next(iter(best.values()))
+    for stage in first:
+        times = [first[stage] / max(1e-9, one[stage]) for one in [*best.values()][1:]]
+        cells = [f"{one[stage]:.2f}" for one in best.values()] + [f"{one:.2f}" for one in times]
+        print(f"| {stage} | " + " | ".join(cells) + " |")
 
 
 # ---- signatures ----
@@ -91,74 +223,100 @@ def _pair(random: np.random.Generator, replaced: int, every: int) -> tuple[str, 
 # ---- resolve ----
 
 
-def make_signatures(folder: Path, documents: int) -> None:
-    """Random rows; every fifth is a copy of an earlier one of its unit with 15 % of the places changed."""
+def make_documents(folder: Path, documents: int) -> None:
+    """Signatures and sketches; every fifth document is like an earlier one of its unit, 0.86 by its shingles."""
     random = np.random.default_rng(0)
     for unit, start in enumerate(range(0, documents, UNIT_DOCUMENTS)):
-        rows = random.integers(0, 255, (min(UNIT_DOCUMENTS, documents - start), 256), dtype=np.uint8)
-        copies = np.arange(4, len(rows), 5)
+        count = min(UNIT_DOCUMENTS, documents - start)
+        rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
+        sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
+        copies = np.arange(4, count, 5)
         models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
         models -= models % 5 == 4  # models are no copies themselves
         changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
         rows[copies] = np.where(changed, rows[copies], rows[models])
+        sketches[copies, 3:] = sketches[models, 3:]
+        sketches.sort(axis=1)
         with SignatureWriter(folder / signature_file_name(unit)) as writer:
             writer.add(rows)
             writer.commit()
+        with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
+            sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
+            sketched.commit()
 
 
-def measure_resolve(documents: int, memory: str, threads: int) -> None:
-    """Make the signatures here, resolve them in a new process."""
-    with tempfile.TemporaryDirectory() as name:
-        make_signatures(Path(name), documents)
-        arguments = ["resolve-here", name, "--memory", memory, "--threads", str(threads)]
-        subprocess.run([sys.executable, __file__, *arguments], check=True)
+def measure_resolve(sizes: list[int], limit_bytes: int, folder: Path | None) -> None:
+    """Make the files here, find the duplicates in a new process in a cgroup."""
+    for documents in sizes:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            make_documents(Path(name), documents)
+            found = measure([sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)], limit_bytes)
+            print("\n".join(lines_of(found)), flush=True)
 
 
-def resolve_here(folder: Path, memory_bytes: int, threads: int) -> None:
-    held = usage().anonymous
-    peak, done = 0, threading.Event()
+def resolve_here(folder: Path, limit_bytes: int) -> None:
+    """All steps one by one, each with what the limit leaves, as in a job."""
+    seconds, disk = {}, {"signatures": folder_bytes(folder)}
+    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=limit_bytes - usage().anonymous)
 
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(SAMPLE_SECONDS):
-            peak = max(peak, usage().anonymous)
+    def timed(stage: str, steps: range, do: Callable[[int], int]) -> int:
+        start = time.process_time()
+        found = sum(map(do, steps))
+        seconds[stage] = time.process_time() - start
+        disk[stage] = folder_bytes(folder)
+        return found
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    start = time.perf_counter()
-    found = resolve_near(folder, RULES, exempt_below=0, memory_bytes=memory_bytes, threads=threads)
-    seconds = time.perf_counter() - start
-    done.set()
-    watcher.join()
-    counts = f"{found.documents:,} documents, {found.candidates:,} candidates, {found.dropped:,} dropped"
-    print(f"{counts}: {seconds:.1f} s, peak {megabytes(peak - held)} of {megabytes(memory_bytes)}")
+    timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
+    compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
+    start = time.process_time()
+    found = decide(work, compared)
+    seconds["decide"] = time.process_time() - start
+    print(f"{found.documents:,} documents, {found.candidates:,} pairs compared, {found.dropped:,} dropped")
+    print("  CPU seconds: " + ", ".join(f"{stage} {one:.1f}" for stage, one in seconds.items()))
+    print("  disk after: " + ", ".join(f"{stage} {megabytes(one)}" for stage, one in disk.items()))
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    quality, peers = commands.add_parser("quality"), commands.add_parser("peers")
+    for command in (quality, peers):
+        command.add_argument("--documents", type=int, default=20_000)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--workers", type=int, default=2)
+        command.add_argument("--rounds", type=int, default=1)
+        command.set_defaults(do=compare, peers=[])
+    peers.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
+    peers.add_argument("--python", type=Path, required=True, help="of an environment that has the peers")
+    stages = commands.add_parser("stages")
+    stages.add_argument("corpus", type=Path, help="JSON lines with a field text")
+    stages.add_argument("--workers", type=int, nargs="+", default=[1, 4])
+    stages.add_argument("--memory", default="4GB")
+    stages.add_argument("--rounds", type=int, default=1)
+    stages.add_argument("--folder", type=Path, help="for the stores (a temporary one)")
+    stages.set_defaults(do=measure_stages)
     signatures = commands.add_parser("signatures")
     signatures.add_argument("corpus", type=Path, help="JSON lines with a field text, compressed or not")
     signatures.add_argument("--megabytes", type=int, default=8)
+    signatures.set_defaults(do=lambda given: measure_signatures(given.corpus, given.megabytes))
     estimate = commands.add_parser("estimate")
     estimate.add_argument("--pairs", type=int, default=1000)
+    estimate.set_defaults(do=lambda given: measure_estimate(given.pairs))
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
+    resolve.add_argument("--folder", type=Path, help="for the files, about 470 bytes a document (a temporary one)")
+    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.folder))
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
+    here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit))
     for command in (resolve, here):
-        command.add_argument("--memory", default="256MB")
-        command.add_argument("--threads", type=int, default=2)
+        command.add_argument("--limit", type=parse_size, default=parse_size("1GB"), help="of memory (1GB)")
     arguments = parser.parse_args()
-    if arguments.command == "signatures":
-        measure_signatures(arguments.corpus, arguments.megabytes)
-    elif arguments.command == "estimate":
-        measure_estimate(arguments.pairs)
-    elif arguments.command == "resolve-here":
-        resolve_here(arguments.folder, parse_size(arguments.memory), arguments.threads)
-    else:
-        for documents in arguments.documents:
-            measure_resolve(documents, arguments.memory, arguments.threads)
+    arguments.do(arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import replace
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.needs import Load, Machines, Needs, find_needs
-from milldam.pipeline.resolving import GROUP, JOIN, NEAR
+from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, SHINGLE, VERIFY
 
 # English JSON lines, GPT-2: seconds of one core for a gigabyte of text, and for a document (docs/log.md).
 WORK = {"read": 5.8, "hash": 0.2, "signatures": 8.0, "encode": 9.7, "write": 1.4}
@@ -27,7 +27,7 @@ MANIFEST_BYTES, RECORD_BYTES = 350, 420
 OPEN_SECONDS, FIRST_BATCH_SECONDS, LOADER_BYTES = 11e-6, 16e-6, 1700
 
 EXACT = ("fingerprint", GROUP, "tokenize", "report")
-WITH_NEAR = ("fingerprint", GROUP, NEAR, JOIN, "tokenize", "index", "report")
+WITH_NEAR = ("fingerprint", GROUP, NEAR, SHINGLE, VERIFY, DECIDE, "tokenize", "index", "report")
 
 
 def load_of(input_bytes: float, documents: float, units: int) -> Load:

@@ -5,8 +5,9 @@
     python examples/training/chat_torch.py chat.milldam --steps 200 --resume
 
 A row of `store.packed` has whole conversations, as many as fit; `labels` are -100 outside of what is trained on,
-positions begin anew in each. Attention: on a GPU by `cu_seqlens`, all rows end to end (torch's flash attention for
-sequences of varying length; `flash_attn_varlen_func` takes the same numbers); elsewhere by a mask of equal ids.
+positions begin anew in each. Attention goes by `cu_seqlens`, all rows end to end: on a GPU as nested tensors, for which
+torch has flash attention (`flash_attn_varlen_func` takes the same numbers); elsewhere piece after piece. At the end a
+mask of equal ids is asked for the loss of the same batch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 
 import torch
 from packed_attention import dense
-from tiny_gpt import Attend, TinyGPT
+from tiny_gpt import Attend, TinyGPT, causal
 from torch import Tensor
+from torch.nn import functional
 
 import milldam
 from milldam.torch import tensors
@@ -39,18 +41,32 @@ def parse() -> argparse.Namespace:
 
 def by_lengths(batch: dict[str, Any]) -> Attend:
     """Attention within conversations, all rows end to end, as flash attention has it."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    borders, longest = batch["cu_seqlens"], batch["max_seqlen"]
+    borders, longest, shape = batch["cu_seqlens"].long(), batch["max_seqlen"], batch["input_ids"].shape
 
     def attend(*parts: Tensor) -> Tensor:
         # (rows, heads, length, width) -> (tokens, heads, width)
-        queries, keys, values = (part.transpose(1, 2).flatten(0, 1).to(torch.bfloat16) for part in parts)
-        seen = varlen_attn(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0))
-        rows, length = batch["input_ids"].shape
-        return seen.to(parts[0].dtype).unflatten(0, (rows, length)).transpose(1, 2)
+        flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
+        seen = nested(flat, borders, longest) if flat[0].is_cuda else one_by_one(flat, borders)
+        return seen.to(parts[0].dtype).unflatten(0, shape).transpose(1, 2)
 
     return attend
+
+
+def nested(parts: list[Tensor], borders: Tensor, longest: int) -> Tensor:
+    """By torch's kernels for sequences of varying length, which take half precision."""
+    jagged = (
+        torch.nested.nested_tensor_from_jagged(part.bfloat16(), borders, min_seqlen=1, max_seqlen=longest)
+        for part in parts
+    )
+    queries, keys, values = (part.transpose(1, 2) for part in jagged)
+    seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return seen.transpose(1, 2).values()
+
+
+def one_by_one(parts: list[Tensor], borders: Tensor) -> Tensor:
+    """CPUs have no such kernel."""
+    pieces = zip(*(part.transpose(0, 1).split(borders.diff().tolist(), dim=1) for part in parts), strict=True)
+    return torch.cat([causal(*piece) for piece in pieces], dim=1).transpose(0, 1)
 
 
 def main() -> None:
@@ -69,17 +85,21 @@ def main() -> None:
         batches.load_state_dict(saved["data"])
         done = saved["step"]
 
-    on_gpu = options.device.startswith("cuda")
-    within = by_lengths if on_gpu else (lambda batch: dense(batch["document_ids"]))
     loss_of = partial(train_step, model, optimizer)
     for step in range(done + 1, options.steps + 1):
         batch = next(batches)
-        loss = loss_of(batch, within(batch))
+        loss = loss_of(batch, by_lengths(batch))
         share = batch["loss_mask"].float().mean().item()
         print(f"step {step}: loss {loss:.6f}, {100 * share:.0f} % of tokens trained on", flush=True)
         if step % options.checkpoint_every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state | {"data": batches.state_dict(), "step": step}, options.checkpoint)
+
+    batch = next(batches)
+    with torch.no_grad():
+        for name, attend in (("lengths", by_lengths(batch)), ("a mask", dense(batch["document_ids"]))):
+            loss = model(batch["input_ids"], batch["labels"], positions=batch["position_ids"], attend=attend)
+            print(f"attention by {name}: loss {loss.item():.4f}")
 
 
 def train_step(model: TinyGPT, optimizer: torch.optim.Optimizer, batch: dict[str, Any], attend: Attend) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 NAME_CHARACTERS = 60
 
@@ -68,6 +70,15 @@ def counted(count: int, noun: str) -> str:
     ('1 document', '2,000 documents')
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def turns_by_role(counts: Mapping[str, Any]) -> str:
+    """Turns of conversations, from `turns_ROLE`.
+
+    >>> turns_by_role({"turns": 3, "turns_user": 2, "turns_assistant": 1})
+    '1 assistant, 2 user'
+    """
+    return ", ".join(f"{counts[key]:,} {key[6:]}" for key in sorted(counts) if key.startswith("turns_"))
 
 
 def share(part: float, whole: float) -> str:

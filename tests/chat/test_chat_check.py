@@ -56,6 +56,16 @@ def test_json_tells_the_same(tmp_path: Path) -> None:
     assert found["counts"]["turns_assistant"] == 1
 
 
+def test_an_end_that_is_written_with_the_next_message_is_warned_of(tmp_path: Path) -> None:
+    """The model would not learn to stop."""
+    late = """{% for m in messages %}{% if not loop.first %}<|end|>{% endif %}<|{{ m.role }}|>\
+{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|end|><|assistant|>{% endif %}"""
+    warning = "no end of 1 trained turn is trained on"
+    assert warning in _run(tmp_path, template=late)[1]
+    assert warning not in _run(tmp_path, "--no-turn-end", template=late)[1]
+    assert warning not in _run(tmp_path)[1]
+
+
 def test_a_template_that_can_not_be_proven_is_said_to_be_so(tmp_path: Path) -> None:
     """And the command fails."""
     code, said = _run(tmp_path, template="{% for m in messages %}{{ m.content }}{{ messages[-1].content }}{% endfor %}")

@@ -164,6 +164,25 @@ def test_preference_data_of_every_form_become_pairs(row: dict[str, Any]) -> None
     assert pair.chosen.prompt_messages == pair.rejected.prompt_messages == 1
 
 
+def test_function_calls_of_openai_are_tool_calls() -> None:
+    """As they were before there were tools: `functions`, `function_call`, and a role `function`."""
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    row = {
+        "messages": [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "f", "content": "3"},
+            {"role": "assistant", "content": "Three."},
+        ],
+        "functions": [{"name": "f", "parameters": {}}],
+    }
+    found = recognise([row]).conversation(row)
+    assert isinstance(found, Conversation)
+    assert found.messages[1]["tool_calls"] == [{"type": "function", "function": call}]
+    assert "function_call" not in found.messages[1] and found.messages[2]["role"] == "tool"
+    assert found.tools == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
 def test_tools_may_be_json_or_bare_functions() -> None:
     """Templates get them as OpenAI writes them."""
     wanted = [{"type": "function", "function": TOOL}]

@@ -62,7 +62,7 @@ def test_a_pair_comes_whole_or_not_at_all() -> None:
         Conversation([*asked, {"role": "assistant", "content": said}], prompt_messages=3) for said in ("good", "bad")
     ]
     done = _render(Pair(*sides), Pair(sides[0], Conversation(asked[:1])))
-    assert (done.numbers, done.prompts) == ([0, 0], ["q\na\nr"] * 2)
+    assert done.numbers == [0, 0] and [prompt_of(side) for side in done.sides] == ["q\na\nr"] * 2
     trained = [done.texts[n].encode()[slice(*done.stretches[n])] for n in range(2)]
     assert trained == [b"good<|im_end|>\n", b"bad<|im_end|>\n"]
     assert [one.number for one in done.rejects] == [1]
@@ -75,7 +75,7 @@ def test_counts_tell_what_was_there() -> None:
     assert (counts["conversations"], counts["turns"], counts["turns_user"]) == (2, 4, 2)
     assert counts["special_tokens_in_content"] == 1
     assert counts["trained_characters"] == len("<|im_end|><|im_end|>\n" + "Hello<|im_end|>\n")
-    assert done.labels == [None, True]
+    assert [side.label for side in done.sides] == [None, True]
 
 
 def test_the_prompt_is_what_was_said_before_the_last_answer() -> None:

@@ -99,6 +99,7 @@ def test_stats_tell_the_trained_share(store: Path) -> None:
     trained = sum(end - begin for begin, end in opened.spans(0).tolist())
     told = found["chat"]
     assert (told["conversations"], told["turns"], told["pairs"], told["trained_tokens"]) == (1, 4, 0, trained)
+    assert (told["turns_user"], told["turns_assistant"], "turns_tool" in told) == (2, 2, False)
     assert told["trained_share"] == pytest.approx(trained / opened.tokens, abs=1e-4)
     assert "  trained_share:" in invoke("stats", store).stdout
 

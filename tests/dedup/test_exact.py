@@ -203,7 +203,8 @@ def read_drops(folder: Path) -> Drops:
     for path in sorted(folder.glob("drops-*.parquet")):
         rows = list(zip(*(column.to_pylist() for column in pq.read_table(path).columns), strict=True))
         assert rows == sorted(rows)
-        found |= {(unit, row): (of_unit, of_row) for unit, row, of_unit, of_row in rows}
+        assert all(similarity == 1000 for *_, similarity in rows)
+        found |= {(unit, row): (of_unit, of_row) for unit, row, of_unit, of_row, _ in rows}
     return found
 
 

@@ -46,10 +46,15 @@ def labels_of(chat: Chat) -> list[int]:
 def test_conversations_are_exported_with_labels_and_masks(
     store: Store, every: list[Chat], tmp_path: Path, to: str
 ) -> None:
-    """As HF has them: labels unshifted, -100 where a token is not trained on."""
+    """As HF has them: labels unshifted, -100 where a token is not trained on; attention sees all."""
     milldam.export(store, to, tmp_path / "out", workers=1, shard_size="2KB")
     expected = [
-        {"input_ids": chat.ids, "labels": labels_of(chat), "assistant_masks": [int(one) for one in chat.trained]}
+        {
+            "input_ids": chat.ids,
+            "labels": labels_of(chat),
+            "assistant_masks": [int(one) for one in chat.trained],
+            "attention_mask": [1] * len(chat.ids),
+        }
         for chat in every
     ]
     assert rows_of(to, tmp_path / "out") == expected
@@ -87,19 +92,79 @@ def test_packed_rows_are_exported_with_positions_and_lengths(store: Store, tmp_p
         assert row["seq_lengths"] == np.diff([*begins, 30]).tolist()
 
 
-def test_pairs_are_exported_as_trl_has_them_after_tokenization(tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["hf", "parquet"])
+def test_packed_rows_come_back_as_conversations(store: Store, every: list[Chat], tmp_path: Path, to: str) -> None:
+    """Each by itself, without the padding; those that were too long for a row are missing."""
+    milldam.export(store, to, tmp_path / "out", seq_len=30, workers=1)
+    again = milldam.import_tokens(tmp_path / "out", tmp_path / "again", workers=1)
+    assert not list(verify(tmp_path / "again"))
+    # Of a conversation that is one token, not trained on, at the end of a row nothing tells it from padding.
+    # And of a row of several, no first token is a label: nothing in its conversation comes before it.
+    kept = (Chat(chat.ids, [False, *chat.trained[1:]]) for chat in every if 1 < len(chat.ids) <= 30)
+    wanted = sorted((chat.ids, chat.spans) for chat in kept)
+    found = ((again[k].tolist(), [tuple(span) for span in again.spans(k).tolist()]) for k in range(len(again)))
+    assert sorted(one for one in found if len(one[0]) > 1) == wanted
+    broken = table(tmp_path / "b.parquet", input_ids=[[7, 8, 9]], labels=[[7, 8, -100]], seq_lengths=[[2, 2]])
+    with pytest.raises(InputError, match="seq_lengths are not the lengths of pieces"):
+        milldam.import_tokens(broken, tmp_path / "t", workers=1)
+
+
+def answered(rng: np.random.Generator, prompt: list[int]) -> Chat:
+    answer = rng.integers(1, 1000, int(rng.integers(1, 9))).tolist()
+    return Chat(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+
+def test_pairs_are_exported_as_trl_has_them_after_tokenization_and_come_back(tmp_path: Path) -> None:
+    """Both of a pair in one shard, however small shards are."""
     rng = np.random.default_rng(5)
-    store = chat_store(tmp_path / "s", [[random_chat(rng, int(n)) for n in rng.integers(3, 9, 20)]], pairs=True)
+    prompts = [rng.integers(1, 1000, int(n)).tolist() for n in rng.integers(1, 9, 50)]
+    every = [answered(rng, prompt) for prompt in prompts for _ in range(2)]
+    store = chat_store(tmp_path / "s", [every], pairs=True)
     milldam.export(store, "parquet", tmp_path / "out", workers=1, shard_size="200")
     pairs = store.pairs()
-    expected = [{name: ids.tolist() for name, ids in pairs[k].items()} for k in range(10)]
+    expected = [{name: ids.tolist() for name, ids in pairs[k].items()} for k in range(50)]
     assert rows_of("parquet", tmp_path / "out") == expected
+    again = milldam.import_tokens(tmp_path / "out", tmp_path / "again", workers=1, shard_size="60")
+    assert len(again.shards) > 20 and not any(shard.documents % 2 for shard in again.shards)
+    assert not list(verify(tmp_path / "again")) and again.manifest.chat == store.manifest.chat | {
+        "turns": 0,
+        "form": "tokens",
+    }
+    assert [again[k].tolist() for k in range(100)] == [chat.ids for chat in every]
+    found = again.pairs()
+    assert [{name: ids.tolist() for name, ids in found[k].items()} for k in range(50)] == expected
 
 
-def test_labels_of_documents_are_exported(tmp_path: Path, every: list[Chat]) -> None:
-    store = chat_store(tmp_path / "s", [every], labels=[k % 3 == 0 for k in range(len(every))])
+def test_labels_of_documents_are_exported_as_trl_has_them_and_come_back(tmp_path: Path, every: list[Chat]) -> None:
+    """KTO: the last stretch that is trained on is the completion, what comes before it the prompt."""
+    labels = [k % 3 == 0 for k in range(len(every))]
+    store = chat_store(tmp_path / "s", [every], labels=labels)
     milldam.export(store, "parquet", tmp_path / "out", workers=1)
-    assert [row["label"] for row in rows_of("parquet", tmp_path / "out")] == [k % 3 == 0 for k in range(len(every))]
+    rows = rows_of("parquet", tmp_path / "out")
+    assert [row["label"] for row in rows] == labels
+    for chat, row in zip(every, rows, strict=True):
+        begin, end = chat.spans[-1] if chat.spans else (len(chat.ids), len(chat.ids))
+        assert (row["prompt_ids"], row["completion_ids"]) == (chat.ids[:begin], chat.ids[begin:end])
+    again = milldam.import_tokens(tmp_path / "out", tmp_path / "again", workers=1, shard_size="500")
+    assert len(again.shards) > 1
+    assert [again.conversations()[k]["label"] for k in range(len(every))] == labels
+    assert [again.spans(k).tolist() for k in range(len(every))] == [list(map(list, chat.spans)) for chat in every]
+
+
+def test_prompts_with_completions_and_labels_are_imported(tmp_path: Path) -> None:
+    """As TRL's KTOTrainer has them after its preparation."""
+    source = table(tmp_path / "a.parquet", prompt_ids=[[1, 2], [3]], completion_ids=[[4], []], label=[True, False])
+    store = milldam.import_tokens(source, tmp_path / "s", workers=1)
+    assert [store[k].tolist() for k in range(2)] == [[1, 2, 4], [3]]
+    assert [store.spans(k).tolist() for k in range(2)] == [[[2, 3]], []]
+    assert [store.conversations()[k]["label"] for k in range(2)] == [True, False]
+
+
+def test_pairs_and_conversations_are_not_mixed_in_an_import(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", prompt_ids=[[1, 2]], chosen_ids=[[4]], rejected_ids=[[5]])
+    table(tmp_path / "b.parquet", prompt_ids=[[1, 2]], completion_ids=[[4]])
+    with pytest.raises(InputError, match="Some files have pairs"):
+        milldam.import_tokens([tmp_path / "a.parquet", tmp_path / "b.parquet"], tmp_path / "s", workers=1)
 
 
 def test_a_format_without_masks_says_so(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

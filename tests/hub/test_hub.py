@@ -260,7 +260,7 @@ def at_work(
     """A command that waits for the server, which stalls at a request; it is killed at the end."""
     mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
     process = start(hub, command, *arguments, group=group)
-    assert mishap.reached.wait(20), process.communicate(timeout=60)[0]
+    assert mishap.reached.wait(60), process.communicate(timeout=60)[0]
     try:
         yield process
     finally:
@@ -322,7 +322,7 @@ def test_an_interrupt_ends_it_at_once(
         push(folder, REPO)
     mishap = hub.mishap(at, None, stall=threading.Event(), times=9)
     process = start(hub, command, *((folder, REPO) if command == "push" else (REPO, "-o", out)))
-    assert mishap.reached.wait(20)
+    assert mishap.reached.wait(60)
     process.send_signal(number)
     told = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "run the same command again" in told

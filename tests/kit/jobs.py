@@ -141,6 +141,14 @@ def run_milldam(*arguments: object, code: int | None = 0, **options: Any) -> sub
     return done
 
 
+def run_apart(program: str, *arguments: object) -> str:
+    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
+    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @contextmanager
 def started(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A run in a process group of its own, ended at the latest when the block is left."""

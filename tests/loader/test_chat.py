@@ -320,6 +320,35 @@ def test_windows_say_that_they_know_nothing_of_masks(many: Store, caplog: pytest
     assert "windows train on every token of its conversations" in caplog.text
 
 
+def test_pairs_of_several_stores_are_mixed(tmp_path: Path) -> None:
+    """Chosen ones in the first half of a batch, rejected ones in the second, each pair as its store has it alone."""
+    rng = np.random.default_rng(3)
+    stores = [
+        chat_store(tmp_path / str(n), [[random_chat(rng, int(k)) for k in rng.integers(3, longest, 40)]], pairs=True)
+        for n, longest in enumerate((9, 30))
+    ]
+    sources = [store.pairs() for store in stores]
+    mixed = milldam.mix({sources[0]: 2, sources[1]: 1}, stop=18)
+    batches = list(mixed.batches(6, shuffle=False))
+    drawn = [0, 0]
+    for number, source in enumerate(mixed._order(False, 0).numbers(np.arange(18)) // 20):
+        batch, row = batches[number // 6], number % 6
+        pair = sources[source][drawn[source]]
+        assert {name: ids.tolist() for name, ids in mixed[number].items()} == {
+            name: ids.tolist() for name, ids in pair.items()
+        }
+        alone = sources[source].read(np.array([drawn[source]]))
+        for half in range(2):
+            width = int(alone["attention_mask"][half].sum())
+            for name in ("input_ids", "attention_mask", "completion_mask"):
+                found = batch[name][row + 6 * half]
+                assert found[:width].tolist() == alone[name][half][:width].tolist()
+                assert not found[width:].any()
+            assert batch["document_ids"][row + 6 * half] == alone["document_ids"][half]
+        drawn[source] += 1
+    assert drawn == [12, 6]
+
+
 def test_a_store_without_pairs_says_so(many: Store) -> None:
     with pytest.raises(ConfigError, match="is no store of pairs"):
         many.pairs()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import wait_until
 
+from milldam.mapping import memory_gate
 from milldam.mapping.memory_gate import SMALL_BYTES, Board, MemoryGate, gate_path, remove_gates
-from milldam.memory import usage
+from milldam.memory import Usage, usage
 
 MB = 10**6
 
@@ -128,23 +132,44 @@ def test_who_is_killed_while_the_table_is_written_makes_nobody_forget(tmp_path: 
     other.end()
 
 
-def test_what_stays_is_no_part_of_the_next_batch(tmp_path: Path) -> None:
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Waits until what this process holds now was looked at, however busy the machine is."""
+    looks = itertools.count()
+    looked = [0]
+
+    def look(*arguments: Any) -> Usage:
+        number, found = next(looks), usage(*arguments)
+        looked[0] = number
+        return found
+
+    monkeypatch.setattr(memory_gate, "usage", look)
+
+    def wait() -> bool:
+        # One look may have begun before.
+        before = looked[0]
+        return wait_until(lambda: looked[0] > before + 1)
+
+    return wait
+
+
+def test_what_stays_is_no_part_of_the_next_batch(tmp_path: Path, sampled: Callable[[], object]) -> None:
     """A model that is loaded in the first call is held from then on, not expected of every batch."""
     gate = gate_of(tmp_path, 10**12, (MB, MB))
     with gate.passed(4 * MB, is_first=True):
         model = bytearray(b"x") * (80 * MB)
-        time.sleep(0.1)
+        sampled()
     with gate.board() as board:
         assert board.expected(4 * MB) < 20 * MB
     del model
 
 
-def test_what_batches_take_is_learned(tmp_path: Path) -> None:
+def test_what_batches_take_is_learned(tmp_path: Path, sampled: Callable[[], object]) -> None:
     """A batch that takes much makes the next one of its size expect as much."""
     gate = gate_of(tmp_path, 10**12, (MB, MB))
     with gate.passed(4 * MB):
         held = bytearray(b"x") * (80 * MB)
-        time.sleep(0.1)
+        sampled()
         del held
     with gate.board() as board:
         assert 75 * MB < board.expected(4 * MB) < 120 * MB

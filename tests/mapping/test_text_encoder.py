@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError
 from milldam.mapping.identity import identify
@@ -66,10 +65,7 @@ def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder
 
 
 def test_memory_stays_within_bounds() -> None:
-    """The encoder remembers each run, ten times its bytes; what it took is given back again and again.
-
-    In a process of its own: this one holds what other tests left.
-    """
+    """The encoder remembers each run, ten times its bytes; what it took is given back again and again."""
     program = """
 import random, sys
 from milldam.mapping import text_encoder
@@ -83,8 +79,7 @@ for seed in range(4):
     grown.append(usage().anonymous)
 print(grown[-1] - grown[0])
 """
-    command = [sys.executable, "-c", program, str(GPT2)]
-    assert int(subprocess.run(command, capture_output=True, check=True, text=True).stdout) < 24 << 20
+    assert int(run_apart(program, GPT2)) < 24 << 20
 
 
 def test_begin_and_end_tokens(encode: TextEncoder) -> None:

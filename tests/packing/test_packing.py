@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.jobs import run_apart
 from tests.kit.token_stores import shard_file
 
 import milldam
@@ -448,7 +449,6 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path, rules: PackingRules
 
 
 def _peak_of_writing(store: Path, rows: Path, rules: PackingRules) -> int:
-    """In a process of its own: this one holds what other tests left."""
     program = """
 import sys
 from pathlib import Path
@@ -469,8 +469,7 @@ rules = PackingRules(strategy=sys.argv[3], pad_last=sys.argv[4] == "True")
 write_rows(Path(sys.argv[1]), Path(sys.argv[2]), rules, seq_len=1024, pad_id=7)
 print(highest)
 """
-    command = [sys.executable, "-c", program, str(store), str(rows), rules.strategy, str(rules.pad_last)]
-    return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    return int(run_apart(program, store, rows, rules.strategy, rules.pad_last))
 
 
 def test_lengths_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,9 +240,9 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"question": "a"}\n{"question": \n')
     (tmp_path / "numbers.jsonl").write_text('{"id": 1}\n')
     refused = {
-        r'decontaminate.0.columns: .*no text in a field "qestion".*Did you mean "question"': {"columns": ["qestion"]},
+        r'columns: .*no text in a field "qestion".*Did you mean "question"': {"columns": ["qestion"]},
         r"broken.jsonl:2: bad_json": {"path": tmp_path / "broken.jsonl"},
-        r"decontaminate.0.path: .*no text in its rows": {"path": tmp_path / "numbers.jsonl"},
+        r"path: .*no text in its rows": {"path": tmp_path / "numbers.jsonl"},
         r"missing.jsonl": {"path": tmp_path / "missing.jsonl"},
     }
     for said, rules in refused.items():
@@ -251,7 +251,7 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     for said, rules in {"ngram": {"ngram": 1}, "action": {"action": "remove"}, "min_share": {"min_share": 2}}.items():
         with pytest.raises(ConfigError, match=said):
             lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals} | rules])
-    with pytest.raises(ConfigError, match=r"decontaminate.0.action: cut"):
+    with pytest.raises(ConfigError, match=r"action: cut"):
         lines_job(tmp_path, PLAIN, chat={}, decontaminate=[{"path": evals, "action": "cut"}])
 
 

@@ -125,7 +125,8 @@ def test_the_plan_lists_the_stages_of_the_job(tmp_path: Path) -> None:
     }
     sets = [{"path": path, "max_documents": 40}]
     planned = plan_of(write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", sets, **settings)))
-    stages = ["count", "fingerprint", "group", "near", "join", "tokenize", "arrange", "index", "pack", "report"]
+    near = ["near", "shingle", "verify", "decide"]
+    stages = ["count", "fingerprint", "group", *near, "tokenize", "arrange", "index", "pack", "report"]
     assert planned["plan"]["stages"] == stages
     kinds = {kind for kinds in planned["estimate"]["disk"].values() for kind in kinds}
     assert kinds >= {"fingerprints", "grouping", "signatures", "staged tokens"}
@@ -173,7 +174,7 @@ def test_an_empty_input_has_a_plan_or_an_error(tmp_path: Path) -> None:
 
 # ---- what it needs ----
 
-DISK_STAGES = ("fingerprint", "group", "near", "join", "tokenize", "index", "pack")
+DISK_STAGES = ("fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "index", "pack")
 
 
 def load(**more: Any) -> Load:
@@ -198,11 +199,12 @@ def full_config(tmp_path: Path, **more: Any) -> Any:
 
 
 def test_more_machines_take_less_time_until_one_has_to_do_it_alone(tmp_path: Path) -> None:
-    """Units and partitions are shared by all, bands by as many as there are steps, the rest by nobody."""
+    """Units, partitions and pairs are shared by all, bands by eight workers, the rest by nobody."""
     stages = (*DISK_STAGES, "report")
     one, many = (find_needs(full_config(tmp_path), load(), stages, Machines(nodes, 32)).seconds for nodes in (1, 64))
     assert list(one) == list(stages)
-    for stage, factor in {"fingerprint": 64, "tokenize": 64, "group": 64, "near": 4, "join": 1, "pack": 1}.items():
+    shared = dict.fromkeys(("fingerprint", "tokenize", "group", "shingle", "verify"), 64)
+    for stage, factor in (shared | {"near": 1, "decide": 1, "pack": 1}).items():
         assert one[stage] / many[stage] == pytest.approx(factor), stage
 
 
@@ -212,7 +214,7 @@ def test_disk_is_told_stage_by_stage(tmp_path: Path) -> None:
     needs = find_needs(config, load(), DISK_STAGES, Machines())
     assert set(needs.disk) == set(DISK_STAGES)
     assert needs.disk["fingerprint"] == {"fingerprints": 17 * 10**10, "signatures": 256 * 10**10}
-    assert {"bands", "pairs"} <= set(needs.disk["near"]) and "labels" in needs.disk["join"]
+    assert {"bands", "pairs"} <= set(needs.disk["near"]) and "verdicts" in needs.disk["decide"]
     stage, most = needs.peak
     assert stage == "pack" and most == sum(needs.disk["pack"].values()) > needs.store_bytes
     wide = find_needs(config, load(), DISK_STAGES, Machines(nodes=4))

@@ -166,7 +166,58 @@ def test_near_dedup_keeps_the_first_of_each_cluster(tmp_path: Path) -> None:
         assert original.split()[:5] == document["text"].split()[:5] or document["reason"] == "near_duplicate"
 
 
+def changed(text: str, seed: int = 0) -> str:
+    """A near-duplicate: one word is another."""
+    words = text.split()
+    words[len(words) // 2] = f"changed{seed}"
+    return " ".join(words)
+
+
+def test_a_chain_of_like_documents_keeps_what_is_unlike_all_that_stay(tmp_path: Path) -> None:
+    """Each 0.9 like the one before, the first and the last with nothing in common: every third stays, for any number of
+    workers, memory and units; what is dropped names the one that stays."""
+    words = fresh_texts(1, words=(1200, 1201))[0].split()
+    chain = [" ".join(words[20 * k : 20 * k + 400]) for k in range(40)]
+    texts = [text for pair in zip(chain, fresh_texts(40, 2, words=(400, 600)), strict=True) for text in pair]
+    store = lines_job(tmp_path, texts, dedup="near", write_dropped=True, workers=1)
+    assert [text for text in texts_in(store, "train") if text in chain] == chain[::3]
+    for document in dropped_documents(store.path):
+        place, kept = (chain.index(text) for text in (document["text"], texts[document["duplicate_of"]["row"]]))
+        assert abs(place - kept) < 3 and kept % 3 == 0
+    path, dedup = tmp_path / "corpus.jsonl", {"near": {}}
+    for workers, memory, size in ((2, "1GB", "100KB"), (4, "600MB", "150KB")):
+        cut = preprocess(tmp_path / f"{workers}", path, dedup=dedup, workers=workers, memory=memory, shard_size=size)
+        assert texts_in(cut, "train") == texts_in(store, "train")
+
+
+def test_no_document_is_dropped_for_one_that_a_filter_drops(tmp_path: Path) -> None:
+    """The first of two is too short for a filter, the second is not: the second stays; giants are judged as well."""
+    for name, text in {"small": fresh_texts(1, words=(150, 200))[0], "giant": giant_text(20_000_000)}.items():
+        filters = {"min_characters": len(text) + 1}
+        store = lines_job(tmp_path / name, [text, f"{text} longword"], dedup="near", filters=filters)
+        assert_holds(store, [f"{text} longword"])
+
+
+def test_the_longest_of_near_duplicates_stays_when_preferred(tmp_path: Path) -> None:
+    """Wherever it stands; plan order decides between equal lengths."""
+    base = fresh_texts(80, words=(150, 200))
+    texts = [version for text in base for version in (text, f"{text} and more", changed(text))]
+    store = lines_job(tmp_path, texts, dedup={"near": {"prefer": "longest"}}, shard_size="100KB")
+    longest = [max(texts[3 * k : 3 * k + 3], key=len) for k in range(80)]
+    assert_holds(store, longest)
+
+
 # ---- validation ----
+
+
+def test_near_duplicates_of_validation_go_from_training(tmp_path: Path) -> None:
+    """Validation stays whole, its own near-duplicates too."""
+    texts = fresh_texts(20, words=(150, 200))
+    validation = [texts[0], changed(texts[0]), changed(texts[1])]
+    write_lines(tmp_path / "val.jsonl", validation)
+    store = lines_job(tmp_path, texts, validation=tmp_path / "val.jsonl", dedup={"near": {"prefer": "longest"}})
+    assert_holds(store, validation, "val")
+    assert_holds(store, texts[2:], "train")
 
 
 def test_validation_is_used_whole_and_training_copies_go(tmp_path: Path) -> None:
@@ -247,6 +298,32 @@ def test_new_data_loses_exactly_what_was_seen(tmp_path: Path, method: str) -> No
         told = [one for one in dropped_documents(store.path) if one["reason"] == "seen_before"]
         (run,) = [one["id"] for one in indexed_runs(tmp_path) if one["out"] == str(first.path.resolve())]
         assert all(run in json.dumps(one["duplicate_of"]) for one in told)
+
+
+def test_near_duplicates_of_earlier_runs_are_dropped(tmp_path: Path) -> None:
+    """Of what they kept, not of what they dropped; a repeated run drops none of its own."""
+    old = fresh_texts(60, words=(150, 200))
+    words = fresh_texts(1, 7, words=(600, 601))[0].split()
+    chain = [" ".join(words[35 * k : 35 * k + 400]) for k in range(3)]  # the third is like the second alone
+    near: dict[str, Any] = {"near": {}}
+    first = indexed(tmp_path, "a", [*old, *chain[:2]], dedup=near)
+    assert_holds(first, [*old, chain[0]])
+    assert texts_in(preprocess(tmp_path / "b", tmp_path / "a.jsonl", dedup=near | {"index": str(tmp_path / "seen")}))
+    new = [*map(changed, old[:30]), old[40], *fresh_texts(5, 8), chain[2]]
+    store = indexed(tmp_path, "c", new, dedup=near, write_dropped=True)
+    assert_holds(store, [*fresh_texts(5, 8), chain[2]])
+    assert drops_by_stage(store.path)["dedup"] == {"seen_before": 31}
+    assert summary_of(store.path)["near"]["seen_before"] == 30
+    assert_holds(indexed(tmp_path, "d", [changed(chain[2]), changed(old[3], 1), "new"], dedup=near), ["new"])
+
+
+def test_signatures_of_other_rules_are_refused(tmp_path: Path) -> None:
+    """With the run's name and what its rules are; a run without near-dedup may use the index, and be in it."""
+    indexed(tmp_path, "a", fresh_texts(5))
+    indexed(tmp_path, "b", fresh_texts(5, 1), dedup={"near": {}})
+    with pytest.raises(ConfigError, match="'ngram': 5"):
+        indexed(tmp_path, "c", fresh_texts(5, 2), dedup={"near": {"ngram": 3}})
+    assert_holds(indexed(tmp_path, "d", [*fresh_texts(5, 3), *fresh_texts(5, 1)]), fresh_texts(5, 3))
 
 
 def test_overwriting_with_more_data_does_not_eat_its_own(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(slow: Job, tmp_path: 
     with running(slow, trial) as process:
         assert wait_until(lambda: has_come(trial, 0, stage), process)
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     assert stdout == "" and "Traceback" not in stderr and stderr.count("Interrupted") == 1
     again = stderr.rstrip().splitlines()[-1].strip()
@@ -258,8 +258,15 @@ POINTS = [
     ("fingerprints", "after", 1),
     ("stage", "after", 1),
     ("exact", "after", 1),
-    ("near", "before", 1),
-    ("near", "after", 1),
+    ("pairs", "after", 1),
+    ("pairs", "before", 3),
+    ("sketches", "before", 2),
+    ("sketches", "after", 1),
+    ("verify", "after", 3),
+    ("decide", "before", 1),
+    ("decide", "after", 1),
+    ("removed", "before", 1),
+    ("removed", "after", 1),
     ("stage", "after", 2),
     ("shard", "before", 2),
     ("shard", "after", 1),
@@ -294,7 +301,9 @@ POINTS = [
 
 QUICK = {
     ("fingerprints", "before", 2),
-    ("near", "after", 1),
+    ("pairs", "before", 3),
+    ("sketches", "after", 1),
+    ("decide", "after", 1),
     ("record", "before", 2),
     ("manifest", "before", 1),
     ("manifest", "after", 1),

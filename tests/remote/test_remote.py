@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.chat_stores import Chat, chat_store, random_chat
 from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
@@ -193,8 +194,8 @@ def test_an_epoch_fetches_each_shard_about_once_and_stays_in_the_bound(
     for left, right in zip(store.windows(16).batches(8, shuffle=order), expected, strict=True):
         assert_equal(left, right)
         traffic.look()
-    # On a busy machine one shard was fetched twice in one run of fourteen; why is not known.
-    assert 40 <= traffic.shards <= (42 if order is False else 52)
+    # By windows it depends on what was fetched ahead whether a sample over the end of a shard finds the other one here.
+    assert traffic.shards == 40 if order is False else 40 <= traffic.shards <= 52
     assert traffic.most_bytes <= 5 * SHARD
 
 
@@ -295,6 +296,23 @@ def test_it_pickles_as_its_address_and_settings(tmp_path: Path) -> None:
     write_even(tmp_path / "s", 2)
     with pytest.raises(MismatchError, match="another store lies there"):
         pickle.loads(data)
+
+
+def test_conversations_at_an_address_are_those_of_the_same_store_here(tmp_path: Path) -> None:
+    """Stretches, labels, packed rows and padded batches, with a cache that does not hold all shards."""
+    rng = np.random.default_rng(1)
+    every = [random_chat(rng, int(length)) for length in rng.integers(1, 40, 240)]
+    shards = [every[first : first + 30] for first in range(0, 240, 30)]
+    here = chat_store(tmp_path / "s", shards, labels=[k % 3 == 0 for k in range(240)])
+    sizes = [sum(file["bytes"] for file in shard.files.values()) for shard in here.shards]
+    there = remote(tmp_path / "s", 5 * max(sizes))
+    assert sum(sizes) > 5 * max(sizes) and there.has_spans
+    for number in rng.permutation(240).tolist():
+        assert_equal(here.spans(number), there.spans(number))
+    for cut in (lambda store: store.packed(64), lambda store: store.conversations()):
+        for one, other in zip(*(cut(store).batches(7, shuffle="shard") for store in (here, there)), strict=True):
+            assert_equal(one, other)
+    assert not list(verify(place_at(f"file://{tmp_path / 's'}")))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -502,6 +520,8 @@ def s3(corpus: Path) -> Iterator[dict[str, Any]]:
     with folder() as base:
         write_even(base / "s", 12)
         client.put(str(base / "s"), "bucket/even.milldam", recursive=True)
+        chat_store(base / "c", [[Chat([5, 6, 7, 8], [False, True, True, False])], [Chat([9, 8], [False, True])]])
+        client.put(str(base / "c"), "bucket/chat.milldam", recursive=True)
     yield options
     server.stop()
 
@@ -518,6 +538,15 @@ def test_a_store_on_s3_is_read_and_verified(s3: dict[str, Any], corpus: Path, tm
     assert list(verify(place_at("s3://bucket/corpus.milldam", storage_options=s3))) == []
     assert repr(store).startswith("Store('s3://bucket/corpus.milldam': 3 documents")
     assert "secret" not in repr(store) + repr(store.windows(2)) + repr(store.place)
+
+
+def test_conversations_on_s3_are_trained_on(s3: dict[str, Any], tmp_path: Path) -> None:
+    store = milldam.open("s3://bucket/chat.milldam", cache_dir=tmp_path / "cache", storage_options=s3)
+    assert isinstance(store, Store)
+    assert [store.spans(number).tolist() for number in range(2)] == [[[1, 3]], [[1, 2]]]
+    batch = next(store.conversations().batches(2, shuffle=False))
+    assert batch["labels"].tolist() == [[-100, 6, 7, -100], [-100, 8, -100, -100]]
+    assert list(verify(place_at("s3://bucket/chat.milldam", storage_options=s3))) == []
 
 
 def test_an_epoch_over_s3_fetches_each_shard_once(

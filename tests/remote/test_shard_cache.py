@@ -17,6 +17,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.jobs import wait_until
 
 from milldam.errors import ResourceError, StoreError
 from milldam.remote.shard_cache import Content, DamagedError, Download, ShardCache
@@ -173,6 +174,30 @@ def test_no_file_gets_its_name_while_another_process_counts(tmp_path: Path) -> N
     assert cache.has(content)
 
 
+def test_what_was_just_fetched_is_not_removed_before_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that needs room meanwhile finds none: it would have been fetched twice."""
+    cache, source, open_whole = ShardCache(tmp_path, 1500), Source(), ShardCache._open_whole
+    others: list[threading.Thread] = []
+
+    def take_room() -> None:
+        assert cache.open_if_room(content_of(data_of(2)), source.download(2)) is None
+
+    def slowly(self: ShardCache, content: Content) -> int | None:
+        if source.fetched and not others:
+            others.append(threading.Thread(target=take_room))
+            others[0].start()
+            others[0].join(0.3)
+        return open_whole(self, content)
+
+    monkeypatch.setattr(ShardCache, "_open_whole", slowly)
+    descriptor = cache.open(content_of(data_of(1)), source.download(1))
+    others[0].join()
+    os.close(descriptor)
+    assert source.fetched == [1]
+
+
 FETCHING = """
 import os, sys, time
 from pathlib import Path
@@ -199,17 +224,14 @@ def start(folder: Path, log: Path, seconds: float) -> subprocess.Popen[bytes]:
 
 
 def wait_for(log: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not log.exists() or not log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_until(lambda: log.exists() and log.read_text())
 
 
 def test_processes_that_need_the_same_file_fetch_it_once(tmp_path: Path) -> None:
     """The second waits while the first downloads."""
     log = tmp_path / "log"
     processes = [start(tmp_path / "cache", log, 0.5) for _ in range(3)]
-    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    assert [process.wait() for process in processes] == [0, 0, 0]
     assert log.read_text() == "fetch\n"
 
 

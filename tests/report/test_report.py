@@ -7,11 +7,9 @@ import json
 import math
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-import zlib
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,6 +21,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
@@ -121,6 +120,15 @@ def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
                 yield f"{begin + at:.2f},{stage},{200 + worker},{used:.0f},{55 * MB},worker\n"
 
 
+def near_pair(dropped: str | None, kept: str | None, similarity: float = 0.8) -> dict[str, Any]:
+    """A near-duplicate and what it is like, as a run tells of them."""
+    sides = {
+        name: {"file": f"/data/{name}.jsonl", "unit": 3, "row": 1_234, "text": text, "start": 0}
+        for name, text in (("dropped", dropped), ("kept", kept))
+    }
+    return {"similarity": similarity, **sides}
+
+
 def full_summary() -> dict[str, Any]:
     """Everything that a run can tell."""
     return {
@@ -160,6 +168,9 @@ def full_summary() -> dict[str, Any]:
                 "distinct": 968_401,
                 "dropped": 66_902,
                 "clusters": {"2": 30_100, "3": 9_000},
+                "worst": [near_pair("one two <b>three</b> four", "one two five four"), near_pair(None, "alone", 0.9)],
+                "largest": [{"dropped": 20_700, "worst": near_pair("日本語です", "日本人です", 0.85)}],
+                "warnings": ["20,701 documents (2 % of the corpus) are copies of one text or template."],
             },
             "packing": {
                 "train": {
@@ -290,6 +301,22 @@ def test_a_full_run_gives_every_section(full: Path) -> None:
         "3.11.9",
     ):
         assert shown in page.text, shown
+
+
+def test_near_duplicates_are_shown_side_by_side_with_their_differences_marked(full: Path) -> None:
+    """In words, or in characters where there are no spaces; a text that was not read again is said to be missing."""
+    markup = write_report(full).read_text(encoding="utf-8")
+    assert "one two <mark>&lt;b&gt;three&lt;/b&gt; </mark>four" in markup and "one two <mark>five </mark>four" in markup
+    assert "日本<mark>語</mark>です" in markup and "日本<mark>人</mark>です" in markup
+    text = read_page(full).text
+    for shown in (
+        "removed, 0.800 alike: dropped.jsonl, unit 3, row 1,234",
+        "stays: kept.jsonl, unit 3, row 1,234",
+        "kept.jsonl, unit 3, row 1,234 20,700 2 % 0.850 日本人です",
+        "20,701 documents (2 % of the corpus) are copies of one text or template.",
+        "not read again",
+    ):
+        assert shown in text, shown
 
 
 def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
@@ -692,34 +719,6 @@ def peak_of_report(out: Path) -> int:
 
 
 # ---- in a real browser ----
-
-
-def chromium(tmp_path: Path, page: Path, *options: str) -> str:
-    """What headless Chromium prints of a page."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("no Chromium here to look at the page with")
-    quiet = ("--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
-    command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", *quiet]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", *options, page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def pixel_rows(png: bytes) -> list[bytes]:
-    """The rows of a picture as PNG stores them: of a blank one, next to none differ."""
-    at, data = 8, b""
-    while at < len(png):
-        (size,) = struct.unpack_from(">I", png, at)
-        if png[at + 4 : at + 8] == b"IDAT":
-            data += png[at + 8 : at + 8 + size]
-        at += size + 12
-    width, height = struct.unpack_from(">II", png, 16)
-    raw = zlib.decompress(data)
-    stride = len(raw) // height
-    assert stride > width
-    return [raw[row * stride : (row + 1) * stride] for row in range(height)]
 
 
 def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:

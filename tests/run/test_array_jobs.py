@@ -131,7 +131,17 @@ def test_shares_make_what_one_run_makes(tmp_path: Path) -> None:
     job = make_job(tmp_path, **EVERYTHING)
     prepare_job(job.config())
     pieces = plan_job(job.config()).plan.pieces
-    assert list(pieces) == ["count", "fingerprint", "group", "near", "join", "tokenize", "arrange"]
+    assert list(pieces) == [
+        "count",
+        "fingerprint",
+        "group",
+        "near",
+        "shingle",
+        "verify",
+        "decide",
+        "tokenize",
+        "arrange",
+    ]
     for stage, most in pieces.items():
         of = min(2, most)
         for index in reversed(range(of)):
@@ -558,7 +568,9 @@ def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
     assert plan.pieces == {
         **dict.fromkeys(("count", "fingerprint"), plan.units),
         "group": 1,
-        "near": 4,
-        "join": 1,
+        "near": 8,
+        "shingle": plan.units,
+        "verify": min(16, plan.units),
+        "decide": 1,
         **dict.fromkeys(("tokenize", "arrange"), plan.units),
     }

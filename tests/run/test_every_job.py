@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
 from tests.kit.document_stores import random_documents, store_of
 from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_milldam, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
@@ -81,6 +83,19 @@ def preprocess_job(folder: Path) -> Case:
     return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
 
 
+def chat_job(folder: Path) -> Case:
+    """Its template has no tags: every mask is proven, by whoever does the unit."""
+    datasets = [str(write_messages(folder / f"c-{k}.jsonl", make_conversations(300, k))) for k in range(4)]
+    plain = re.sub("{% (end)?generation %}", "", TEMPLATE)
+    prompt = '{% if add_generation_prompt %}{{ "<assistant>\\n" }}{% endif %}'
+    (folder / "plain.jinja").write_text(plain + prompt, "utf-8")
+    chat = {"template": str(folder / "plain.jinja"), "dedup_on": "prompt", "group_by": "prompt"}
+    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB", "chat": chat}
+    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
+    path = write_config(folder / "config.yaml", config)
+    return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
+
+
 def qa_job(folder: Path) -> Case:
     examples = [write_examples(folder / f"q-{k}.jsonl", 40, seed=k) for k in range(4)]
     return Case(("qa", *examples, "--tokenizer", TOKENIZER, *SIZES), ("window",), folder)
@@ -106,6 +121,7 @@ def export_job(folder: Path, to: str, *options: object) -> Case:
 JOBS: dict[str, Callable[[Path], Case]] = {
     "tokenize": tokenize_job,
     "preprocess": preprocess_job,
+    "chat": chat_job,
     "qa": qa_job,
     "map": map_job,
     "import": import_job,
@@ -114,7 +130,7 @@ JOBS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-@pytest.fixture(params=JOBS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "chat")) for name in JOBS])
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     """Each of the jobs, done once."""
     yield JOBS[request.param](tmp_path)
@@ -208,8 +224,8 @@ def test_the_script_of_every_job(job: Case, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["import", "export of a folder", "export of a file"])
-def test_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["chat", "import", "export of a folder", "export of a file"])
+def test_conversations_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
     """On a cluster of two nodes: the bytes of this machine. The other jobs are in test_ray_jobs.py."""
     pytest.importorskip("ray")
     from tests.kit.ray_clusters import two_nodes

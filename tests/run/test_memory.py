@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
+from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, write_lines
 
 from milldam import memory
 from milldam.errors import ConfigError, ResourceError
@@ -155,8 +155,7 @@ def test_own_memory_is_seen_to_grow() -> None:
         "del held\n"
         "print(grown, usage().anonymous - before)"
     )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
-    grown, left = map(int, shown.split())
+    grown, left = map(int, run_apart(program).split())
     assert grown + (1 << 20) >= 64 << 20 and left < 32 << 20
 
 
@@ -175,7 +174,6 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
-        time.sleep(3 * monitoring.SAMPLE_SECONDS)
         monitor.enter_stage("two")
         child.communicate(b"\n")
     summary = monitor.use(10**9)

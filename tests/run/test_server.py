@@ -170,7 +170,7 @@ def test_workers_of_a_killed_server_do_not_stay(tmp_path: Path) -> None:
         workers = server.children()
         pids.extend(worker.pid for worker in workers)
         server.kill()
-        _, alive = psutil.wait_procs(workers, timeout=30)
+        _, alive = psutil.wait_procs(workers, timeout=60)
         assert alive == []
         raise KeyboardInterrupt
 

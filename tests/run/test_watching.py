@@ -31,9 +31,23 @@ def watched(tmp_path: Path, code: str) -> tuple[Ended, Timeline]:
     return ended, timeline
 
 
+def until_seen(tmp_path: Path, least: int) -> str:
+    """Code of a command: wait until a sample of it shows so many bytes, however busy the machine is."""
+    return f"""
+import os, time
+
+def seen():
+    rows = [line.split(",") for line in open({str(tmp_path / "memory.csv")!r}) if line.endswith("\\n")]
+    return any(row[2] == str(os.getpid()) and int(row[3]) > {least} for row in rows[1:])
+
+while not seen():
+    time.sleep(0.02)
+"""
+
+
 def test_a_command_is_measured(tmp_path: Path) -> None:
     """What a command allocates shows in the peak, beside its exit code."""
-    ended, timeline = watched(tmp_path, "x = bytearray(60_000_000); import time; time.sleep(0.3); exit(3)")
+    ended, timeline = watched(tmp_path, f"x = bytearray(60_000_000)\n{until_seen(tmp_path, 60 * MB)}\nexit(3)")
     assert ended.exit_code == 3
     assert 60 * MB < timeline.peak.anonymous < 85 * MB
     assert ended.largest_resident > 60 * MB
@@ -47,7 +61,7 @@ def test_a_small_command_does_not_count_with_our_own_memory(tmp_path: Path) -> N
 
 def test_children_and_their_children_count(tmp_path: Path) -> None:
     """A command's memory is that of all it started, each under its own name."""
-    inner = "x = bytearray(30_000_000); import time; time.sleep(0.5)"
+    inner = f"x = bytearray(30_000_000)\n{until_seen(tmp_path, 30 * MB)}"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     _, timeline = watched(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {outer!r}])")
     assert timeline.peak.anonymous > 30 * MB
@@ -59,14 +73,16 @@ def test_children_and_their_children_count(tmp_path: Path) -> None:
 def test_a_process_that_leaves_its_parents_is_followed(tmp_path: Path) -> None:
     """Forked twice, in a session of its own: it is still seen, and its end is taken note of."""
     mark = tmp_path / "pid"
+    seen = until_seen(tmp_path, 50 * MB) + f"open({str(mark)!r} + '.end', 'w')"
     code = (
         "import os, time\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork() == 0:\n"
-        f"        open({str(mark)!r}, 'w').write(str(os.getpid())); x = bytearray(50_000_000); time.sleep(0.4)\n"
+        f"        open({str(mark)!r}, 'w').write(str(os.getpid())); x = bytearray(50_000_000); exec({seen!r})\n"
         "    os._exit(0)\n"
-        "os.wait(); time.sleep(0.7)\n"
+        f"os.wait()\nwhile not os.path.exists({str(mark)!r} + '.end'): time.sleep(0.02)\n"
+        "time.sleep(0.2)\n"
     )
     ended, timeline = watched(tmp_path, code)
     (found,) = [process for process in timeline.processes if process.pid == mark.read_text()]
@@ -130,7 +146,7 @@ def test_what_can_not_be_run_is_said(tmp_path: Path) -> None:
 def test_without_proc_psutil_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux, all resident memory counts as anonymous."""
     monkeypatch.setattr("milldam.run.process_tree._HAS_PROC", False)
-    _, timeline = watched(tmp_path, "x = bytearray(40_000_000); import time; time.sleep(0.3)")
+    _, timeline = watched(tmp_path, f"x = bytearray(40_000_000)\n{until_seen(tmp_path, 40 * MB)}")
     assert timeline.peak.anonymous > 40 * MB
 
 

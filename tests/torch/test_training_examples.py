@@ -125,7 +125,8 @@ def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF data sets; a tokenizer of their ids."""
+    """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF data sets; the same answers,
+    each with a label; a tokenizer of their ids."""
     from tests.kit.chat_stores import Chat, chat_store, random_chat
 
     folder = tmp_path_factory.mktemp("chats")
@@ -138,6 +139,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     milldam.export(folder / "chat", "hf", folder / "packed", seq_len=128, workers=1)
     milldam.export(folder / "chat", "hf", folder / "single", workers=1)
     milldam.export(folder / "pairs", "hf", folder / "preferences", workers=1)
+    chat_store(folder / "kto", [pairs], labels=[number % 2 for number in range(80)])
+    milldam.export(folder / "kto", "hf", folder / "judged", workers=1)
     (folder / "tokenizer").mkdir()
     words = {f"w{number}": number for number in range(1000)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
@@ -149,11 +152,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> None:
-    """Stopped at a checkpoint and resumed, the losses are the same."""
+    """Stopped at a checkpoint and resumed, the losses are the same; attention by cu_seqlens sees what a mask shows."""
     pytest.importorskip("torch")
     options = [chats / "chat", "--seq-len", 128, "--steps", 4, "--checkpoint-every", 3]
-    whole = losses(run(tmp_path, "chat_torch.py", *options))
+    output = run(tmp_path, "chat_torch.py", *options)
+    whole = losses(output)
     assert list(whole) == [1, 2, 3, 4]
+    told = dict(line.split(": loss ") for line in output.splitlines() if line.startswith("attention by "))
+    assert float(told["attention by lengths"]) == pytest.approx(float(told["attention by a mask"]), abs=2e-4)
     assert losses(run(tmp_path, "chat_torch.py", *options, "--resume")) == {4: whole[4]}
 
 
@@ -164,7 +170,9 @@ def test_the_trainer_trains_on_conversations(chats: Path, tmp_path: Path, option
     assert list(losses(output)) == [1, 2]
 
 
-@pytest.mark.parametrize(("example", "data"), [("sft", "packed"), ("sft", "single"), ("dpo", "preferences")])
+@pytest.mark.parametrize(
+    ("example", "data"), [("sft", "packed"), ("sft", "single"), ("dpo", "preferences"), ("kto", "judged")]
+)
 def test_trl_takes_exports_as_they_are(chats: Path, tmp_path: Path, example: str, data: str) -> None:
     pytest.importorskip("trl")
     output = run(tmp_path, f"chat_{example}.py", chats / data, chats / "tokenizer", "--steps", 2)

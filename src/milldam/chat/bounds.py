@@ -120,7 +120,7 @@ def tree_size(value: Any, enough: int) -> int:
     return size
 
 
-class _Code(CodeGenerator):
+class Code(CodeGenerator):
     """What a template becomes in Python: what most of them do most often goes through no function of the sandbox."""
 
     def visit_Call(self, node: nodes.Call, frame: Any, forward_caller: bool = False) -> None:  # noqa: N802
@@ -169,7 +169,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox in which nothing grows without being counted."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
-    code_generator_class = _Code
+    code_generator_class = Code
 
     def __init__(self, effort: Effort, **options: Any) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
@@ -213,8 +213,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         if isinstance(receiver, (str, bytes)):
             arguments = self._charge_method(receiver, called.__name__, arguments, named)
         result = super().call(context, called, *arguments, **named)
-        if result:
-            self.effort.charge_value(result)
+        self.effort.charge_value(result)
         return result
 
     def _charge_sum(self, left: Any, right: Any) -> None:

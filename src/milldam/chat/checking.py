@@ -46,6 +46,8 @@ class ChatCheck:
 
     form: Form
     tagged: bool
+    turn_end: bool = True
+    """What ends a turn is to be trained on with it."""
     first: tuple[str, list[Stretch]] | None = None
     """The first conversation's text, and what is trained on of it."""
     rows: int = 0
@@ -92,7 +94,7 @@ def check_chat(
         for records, places, begin in _batches(inputs, spool, unread):
             if check is None:
                 form = recognise(records[:_FIRST_ROWS], form=rules.form, columns=rules.columns)
-                check = ChatCheck(form, renderer.tagged)
+                check = ChatCheck(form, renderer.tagged, rules.train_on.turn_end and not renderer.tagged)
             if rules.limit is not None:
                 records = records[: rules.limit - check.rows]
             for number, record in enumerate(records):
@@ -117,7 +119,7 @@ def _check_row(check: ChatCheck, renderer: Renderer, record: dict[str, Any], pla
         return
     check.proven += 1
     for side, rendering, stretches in shown:
-        renderer.count(check.counts, side, rendering.text, stretches)
+        check.counts += renderer.count([side], [rendering.text], sum(end - begin for begin, end in stretches))
         _note_parts(check, side, rendering, stretches)
         if check.first is None:
             check.first = rendering.text, stretches

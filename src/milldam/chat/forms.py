@@ -51,6 +51,7 @@ _MEDIA = {
     "has_audio": ("audio", "audios", "audio_url", "input_audio"),
     "has_video": ("video", "videos", "video_url"),
 }
+_MEDIA_NAMES = {name: reason for reason, names in _MEDIA.items() for name in names}
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -181,8 +182,8 @@ class _Row:
 
     def __init__(self, row: Row, columns: Mapping[str, str]) -> None:
         self._row, self._columns = row, columns
-        for reason, names in _MEDIA.items():
-            for name in names:
+        if not _MEDIA_NAMES.keys().isdisjoint(row):
+            for name, reason in _MEDIA_NAMES.items():
                 if row.get(name):
                     raise BadRowError(reason, f'there is something in "{name}"')
 
@@ -197,7 +198,9 @@ class _Row:
             prompt += 1 if prompt else 0
         if not messages:
             raise BadRowError("empty_conversation", "it has no messages")
-        return Conversation(messages, _tools(self.get("tools")), self._variables(), label, prompt)
+        # What OpenAI had before it had tools.
+        tools = self.get("tools") if self.get("tools") is not None else self._row.get("functions")
+        return Conversation(messages, _tools(tools), self._variables(), label, prompt)
 
     def _variables(self) -> dict[str, Any]:
         value = self.get("chat_template_kwargs")
@@ -314,13 +317,19 @@ def _messages(value: Any) -> list[Message]:
         raise BadRowError("no_messages", "there are no messages")
     if not value:
         raise BadRowError("empty_conversation", "it has no messages")
-    return [_message(one) for one in value]
+    # Most are a text of a role: there is nothing to do, and no function is called for them.
+    return [
+        one
+        if type(one) is dict
+        and len(one) == 2
+        and one.get("role") in ("user", "assistant", "system")
+        and type(one.get("content")) is str
+        else _message(one)
+        for one in value
+    ]
 
 
 def _message(given: Any) -> Message:
-    if _is_plain(given):
-        message: Message = given
-        return message
     if not isinstance(given, dict):
         raise BadRowError("bad_message", f"a message is {str(given)[:80]!r}")
     # A column of Parquet has every key in every message.
@@ -335,6 +344,8 @@ def _message(given: Any) -> Message:
     if message["role"] == "function_call":
         return _function_call(message)
     _refuse_media(message)
+    if isinstance(message.get("function_call"), dict):
+        message["tool_calls"] = [*(message.get("tool_calls") or ()), message.pop("function_call")]
     if isinstance(message.get("content"), (list, tuple)):
         _join_parts(message)
     if isinstance(message.get("tool_calls"), (str, list, tuple)):
@@ -343,16 +354,6 @@ def _message(given: Any) -> Message:
             del message["tool_calls"]
     _check_content(message)
     return message
-
-
-def _is_plain(given: Any) -> bool:
-    """A text of a role, as most messages are: there is nothing to do."""
-    return (
-        type(given) is dict
-        and len(given) == 2
-        and given.get("role") in ("user", "assistant", "system")
-        and type(given.get("content")) is str
-    )
 
 
 def _check_content(message: Message) -> None:
@@ -365,9 +366,10 @@ def _check_content(message: Message) -> None:
 
 
 def _refuse_media(message: Message) -> None:
-    for reason, names in _MEDIA.items():
-        if any(message.get(name) for name in names):
-            raise BadRowError(reason, f"a message of {message['role']} has one")
+    if not _MEDIA_NAMES.keys().isdisjoint(message):
+        for name, reason in _MEDIA_NAMES.items():
+            if message.get(name):
+                raise BadRowError(reason, f"a message of {message['role']} has one")
 
 
 def _join_parts(message: Message) -> None:

@@ -23,7 +23,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from milldam.chat.bounds import TemplateRefusedError
 from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
@@ -98,12 +98,22 @@ def _weight(message: Message, field: str) -> bool:
     raise NotProvenError(f"{field} is {value!r}, and only 0 and 1 can be trained by")
 
 
+class Written(Protocol):
+    """A rendering, or a trace that stands for many: places of either can be compared."""
+
+    @property
+    def generated(self) -> list[Any]: ...
+
+    @property
+    def turns(self) -> dict[int, list[Any]]: ...
+
+
 class Masks:
     """Finds the trained stretches of conversations by one template."""
 
     def __init__(self, template: ChatTemplate, rule: TrainOn, *, in_parts: bool = False) -> None:
         """`in_parts`: the template takes contents as lists of parts."""
-        self._template, self._rule = template, rule
+        self._template, self.rule = template, rule
         self._probing = _Probing(template, in_parts)
         self._headers: dict[tuple[str, str], _Header | str] = {}
 
@@ -120,22 +130,32 @@ class Masks:
 
         The first `prompt_messages` are never trained on, unless everything is.
         """
-        if self._rule.everything:
+        if self.rule.everything:
             return joined([(0, len(rendering.text))])
-        wanted = [n for n in self._rule.messages(messages) if n >= prompt_messages]
+        wanted = self.wanted(messages, prompt_messages)
+        if self.tagged(messages, wanted):
+            return self.by_tags(messages, wanted, rendering)
+        return self._derived(_Given(messages, tools, variables), rendering, wanted)
+
+    def wanted(self, messages: Sequence[Message], prompt_messages: int) -> list[int]:
+        """The numbers of the messages to train on."""
+        wanted = [n for n in self.rule.messages(messages) if n >= prompt_messages]
         if not wanted:
             raise NothingToTrainError("none of its messages is one to train on")
-        if self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted):
-            return self._by_tags(messages, wanted, rendering)
-        return self._derived(_Given(messages, tools, variables), rendering, wanted)
+        return wanted
 
     # ---- by the template's tags ----
 
-    def _by_tags(self, messages: Sequence[Message], wanted: list[int], rendering: Rendering) -> list[Stretch]:
-        found = rendering.generated
+    def tagged(self, messages: Sequence[Message], wanted: list[int]) -> bool:
+        """Whether the template's tags tell what is trained on."""
+        return self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted)
+
+    def by_tags(self, messages: Sequence[Message], wanted: list[int], written: Written) -> list[Any]:
+        """Stretches of what was written, or of a trace of it."""
+        found = written.generated
         assistants = [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]
         if wanted != assistants:
-            found = [one for n in wanted for one in _within(found, _block(rendering, n, messages))]
+            found = [one for n in wanted for one in _within(found, block_of(written, n, messages))]
         found = joined(found)
         if not found:
             raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
@@ -181,15 +201,15 @@ class Masks:
 
     def _stretch(self, given: _Given, number: int, rendering: Rendering) -> Stretch:
         messages = given.messages
-        begin, end = _block(rendering, number, messages)
-        header = self._header(str(messages[number]["role"]), given.variables)
+        begin, end = block_of(rendering, number, messages)
+        header = self.header(str(messages[number]["role"]), given.variables)
         text = rendering.text
         # The first turn may come behind what begins the text, such as a default system prompt.
         at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
         if at < 0 or not text.startswith(header.text, at, end):
             raise NotProvenError(f"message {number} does not begin with {header.text!r} as others of its role do")
         last = number == len(messages) - 1
-        if not self._rule.turn_end:
+        if not self.rule.turn_end:
             tail = header.last_tail if last else header.tail
             if not text.endswith(tail, at + len(header.text), end):
                 raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
@@ -201,7 +221,8 @@ class Masks:
             end = len(text)
         return at + len(header.text), end
 
-    def _header(self, role: str, variables: dict[str, Any]) -> _Header:
+    def header(self, role: str, variables: dict[str, Any]) -> _Header:
+        """What turns of a role begin and end with."""
         key = role, repr(variables) if variables else ""
         known = self._headers.get(key)
         if known is None:
@@ -332,15 +353,16 @@ def _before_answer(shared: str, blocks: list[str], prompt: str) -> str:
     return header
 
 
-def _block(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
-    found = rendering.turns.get(number, [])
+def block_of(written: Written, number: int, messages: Sequence[Message]) -> Any:
+    """What was written for a message, and nowhere else."""
+    found = written.turns.get(number, [])
     if len(found) != 1:
         count = "nowhere" if not found else f"{len(found)} times"
         raise NotProvenError(f"message {number} ({messages[number]['role']}) is written {count}")
     return found[0]
 
 
-def _within(stretches: Collection[Stretch], block: Stretch) -> list[Stretch]:
+def _within(stretches: Collection[Any], block: Any) -> list[Any]:
     return [one for one in stretches if block[0] <= one[0] and one[1] <= block[1]]
 
 
@@ -373,7 +395,7 @@ def _in_other_words(message: Message) -> Message:
 def _other(value: Any, *, all_keys: bool) -> Any:
     """Another value of the same form: texts reworded, also in lists and behind the keys that hold what is said."""
     if isinstance(value, str):
-        return _other_text(value)
+        return other_text(value)
     if isinstance(value, list):
         return [_other(one, all_keys=all_keys) for one in value]
     if isinstance(value, dict):
@@ -387,7 +409,12 @@ def _other(value: Any, *, all_keys: bool) -> Any:
     return value
 
 
-def _other_text(text: str) -> str:
+def is_tag(text: str) -> bool:
+    """Whether all of a text is what `other_text` keeps."""
+    return _TAG.fullmatch(text) is not None
+
+
+def other_text(text: str) -> str:
     """All letters and digits replaced and a word more at both ends; tags and white space around it as they were."""
     if not text.strip():
         return text

@@ -10,6 +10,7 @@ A record is one entry; a pair of answers is one record with two sides, so that n
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ import pyarrow as pa
 from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
 from milldam.errors import InputError
 from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -38,6 +39,9 @@ TOO_LARGE = "too_large"
 _ROWS_SEEN = 100
 _JSON = ("jsonl", "json")
 _SAID = ("content", "reasoning_content", "thinking", "reasoning")
+ROLES = ("system", "developer", "user", "assistant", "tool", "other")
+"""What turns are counted by."""
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -55,6 +59,11 @@ class ChatRecipe:
     group_by_prompt: bool = False
     max_tokens: int | None = None
     too_long: str = "drop"
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether anything goes by the prompts."""
+        return self.dedup_on_prompt or self.group_by_prompt
 
     @property
     def sides(self) -> int:
@@ -75,7 +84,7 @@ class Sides:
     counts: Int64s
     """Stretches of each side."""
     turns: Int64s
-    """Messages of each side."""
+    """(sides, roles): messages of each side by ROLES."""
     labels: npt.NDArray[np.uint8] | None = None
     """A label a record."""
 
@@ -112,7 +121,14 @@ class Sides:
         arrays = [np.array(told[name], dtype=np.int64) for name in ("cuts", "stretches", "counts", "turns")]
         labels = None if told["labels"] is None else np.array(told["labels"], dtype=np.uint8)
         cuts, stretches, counts, turns = arrays
-        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns, labels)
+        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns.reshape(-1, len(ROLES)), labels)
+
+    def turn_counts(self, which: npt.NDArray[np.bool_]) -> Counter[str]:
+        """Messages of the sides of a mask, in all and by role."""
+        by_role = self.turns[which].sum(axis=0).tolist()
+        return Counter(
+            {"turns": sum(by_role)} | {f"turns_{role}": n for role, n in zip(ROLES, by_role, strict=True) if n}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +139,8 @@ class ChatBatch:
     """A text a record; the sides of a pair end to end."""
     sides: Sides
     verdicts: Verdicts
-    prompts: pa.LargeStringArray
-    """What was asked, a text a record."""
+    prompts: pa.LargeStringArray | None = None
+    """What was asked, a text a record, where something goes by it."""
     bytes_read: int = 0
     """About what they took in the input, for progress."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -168,7 +184,7 @@ class ConversationReader:
         done = self._renderer.render(conversations)
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
-        return _as_batch(done, conversations, dropped, self._recipe.sides)
+        return _as_batch(done, dropped, self._recipe)
 
     def _clean(self, conversations: list[Conversation | Pair]) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
@@ -237,36 +253,36 @@ def _messages(one: Conversation | Pair) -> list[Message]:
     return one.chosen.messages + one.rejected.messages if isinstance(one, Pair) else one.messages
 
 
-def _as_batch(
-    done: RenderedBatch, conversations: Sequence[Conversation | Pair], dropped: dict[int, str], sides: int
-) -> ChatBatch:
+def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) -> ChatBatch:
+    sides = recipe.sides
     both = pa.array(done.texts, pa.large_string())
     offsets = text_offsets(both)
     records = len(done.texts) // sides
     texts = pa.LargeStringArray.from_buffers(records, pa.py_buffer(offsets[::sides].copy()), both.buffers()[2])
     verdicts = Verdicts(records)
-    numbers = done.numbers[::sides]
-    for position, number in enumerate(numbers):
+    for position, number in enumerate(done.numbers[::sides] if dropped else ()):
         if number in dropped:
             verdicts.drop_one(position, dropped[number])
-    prompts = [prompt or text for prompt, text in zip(done.prompts, done.texts, strict=True)][::sides]
-    told = done.labels[::sides]
-    labels = None if not told or told[0] is None else np.array(told, dtype=np.uint8)
-    turns = [len(side) for number in numbers for side in _sides_of(conversations[number])]
-    sides_of = Sides(
-        sides,
-        np.diff(offsets)[::sides],
-        done.stretches,
-        np.diff(done.offsets),
-        np.array(turns, dtype=np.int64),
-        labels,
-    )
-    asked = pa.array(prompts, pa.large_string())
-    return ChatBatch(texts, sides_of, verdicts, asked, int(offsets[-1] - offsets[0]), dict(done.counts))
+    prompts = None
+    if recipe.by_prompt:
+        asked = zip(done.sides[::sides], done.texts[::sides], strict=True)
+        prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
+    labelled = bool(done.sides) and done.sides[0].label is not None
+    labels = np.array([side.label for side in done.sides[::sides]], dtype=np.uint8) if labelled else None
+    turns = _turns([side.messages for side in done.sides])
+    sides_of = Sides(sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, labels)
+    return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), dict(done.counts))
 
 
-def _sides_of(one: Conversation | Pair) -> tuple[list[Message], ...]:
-    return (one.chosen.messages, one.rejected.messages) if isinstance(one, Pair) else (one.messages,)
+def _turns(sides: Sequence[list[Message]]) -> Int64s:
+    """(sides, roles): messages of each side by role."""
+    width = len(ROLES)
+    places = [
+        number * width + _ROLE_NUMBERS.get(message["role"], width - 1)
+        for number, side in enumerate(sides)
+        for message in side
+    ]
+    return np.bincount(places, minlength=len(sides) * width).reshape(-1, width)
 
 
 def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:

@@ -2,16 +2,19 @@
 
 A batch goes in, and comes out as flat arrays; what a template refuses, and what can't be proven, comes out as rejects,
 each with its number, a reason to count by and the words for it. Of a pair both sides come out, or neither. Nothing is
-kept between batches but what is known of the template.
+kept between batches but what is known of the template. Conversations of a shape that is known (shapes.py) are not
+rendered.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +23,7 @@ from milldam.chat.bounds import TemplateRefusedError
 from milldam.chat.forms import BadRowError, Conversation, Message, Pair
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn, in_parts
+from milldam.chat.shapes import Done, Shapes, form_of, require_same
 from milldam.chat.template import ChatTemplate, Rendering, Stretch
 
 Int64s = npt.NDArray[np.int64]
@@ -45,9 +49,8 @@ class RenderedBatch:
     texts: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     """Which conversation of the batch each text is of."""
-    prompts: list[str] = field(default_factory=list)
-    """What each was asked: the same for both sides of a pair."""
-    labels: list[bool | None] = field(default_factory=list)
+    sides: list[Conversation] = field(default_factory=list)
+    """Which one each text is of: of a pair both."""
     stretches: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     """(stretches, 2): bytes of the text in UTF-8, from and to, that are trained on."""
     offsets: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -55,15 +58,6 @@ class RenderedBatch:
     rejects: list[Rejected] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """conversations, turns, turns_ROLE, characters, trained_characters, special_tokens_in_content."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """A conversation as a text."""
-
-    text: str
-    stretches: list[Stretch]
-    conversation: Conversation
 
 
 class Renderer:
@@ -84,29 +78,40 @@ class Renderer:
     def render(self, batch: Sequence[Conversation | Pair]) -> RenderedBatch:
         done = RenderedBatch()
         pairs: list[Stretch] = []
-        ends = [0]
+        ends, trained = [0], 0
         for number, one in enumerate(batch):
+            sides = (one.chosen, one.rejected) if isinstance(one, Pair) else (one,)
             try:
-                sides = [self._side(side) for side in _sides(one)]
+                texts = [self._text(side) for side in sides]
             except BadRowError as error:
                 done.rejects.append(Rejected(number, error.reason, str(error)))
                 continue
-            prompt = prompt_of(sides[0].conversation)
-            for side in sides:
-                pairs += in_bytes(side.text, side.stretches)
+            for side, (text, stretches) in zip(sides, texts, strict=True):
+                pairs += in_bytes(text, stretches)
                 ends.append(len(pairs))
-                done.texts.append(side.text)
+                done.texts.append(text)
                 done.numbers.append(number)
-                done.prompts.append(prompt)
-                done.labels.append(side.conversation.label)
-                self.count(done.counts, side.conversation, side.text, side.stretches)
+                done.sides.append(side)
+                for begin, end in stretches:
+                    trained += end - begin
         done.stretches = np.array(pairs, np.int64).reshape(-1, 2)
         done.offsets = np.array(ends, np.int64)
+        done.counts = self.count(done.sides, done.texts, trained)
+        return done
+
+    def _text(self, conversation: Conversation) -> Done:
+        """The text and its stretches of characters; BadRowError if it is refused."""
+        done = self._template_for(conversation).fill(conversation)
+        if done is None:
+            rendering, stretches = self.show(conversation)
+            done = rendering.text, stretches
+        if not done[0].isascii():
+            _require_unicode(done[0])
         return done
 
     def show(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
         """One conversation with its stretches of characters; BadRowError if it is refused."""
-        template = self._with_tools if conversation.tools is not None else self._plain
+        template = self._template_for(conversation)
         try:
             return template.render(conversation)
         except TemplateRefusedError as error:
@@ -117,24 +122,25 @@ class Renderer:
         except NotProvenError as error:
             raise BadRowError(NOT_PROVEN, str(error)) from None
 
-    def _side(self, conversation: Conversation) -> _Side:
-        rendering, stretches = self.show(conversation)
-        try:
-            rendering.text.isascii() or rendering.text.encode()
-        except UnicodeEncodeError as error:
-            raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
-        return _Side(rendering.text, stretches, conversation)
+    def _template_for(self, conversation: Conversation) -> _Template:
+        return self._plain if conversation.tools is None else self._with_tools
 
-    def count(self, counts: Counter[str], conversation: Conversation, text: str, stretches: Sequence[Stretch]) -> None:
-        """Add a conversation to the counts of RenderedBatch."""
-        counts["conversations"] += 1
-        counts["turns"] += len(conversation.messages)
-        for message in conversation.messages:
-            counts[f"turns_{message['role']}"] += 1
-        counts["characters"] += len(text)
-        counts["trained_characters"] += sum(end - begin for begin, end in stretches)
-        if self._special is not None and any(map(self._special.search, _contents(conversation.messages))):
-            counts["special_tokens_in_content"] += 1
+    def count(self, sides: Sequence[Conversation], texts: Sequence[str], trained: int) -> Counter[str]:
+        """What RenderedBatch counts; `trained`: characters of all stretches."""
+        roles = Counter([message["role"] for side in sides for message in side.messages])
+        counts = Counter({f"turns_{role}": count for role, count in roles.items()})
+        counts["conversations"], counts["turns"] = len(sides), roles.total()
+        counts["characters"], counts["trained_characters"] = sum(map(len, texts)), trained
+        if self._special is not None:
+            counts["special_tokens_in_content"] = self._count_special(sides)
+        return counts
+
+    def _count_special(self, sides: Sequence[Conversation]) -> int:
+        """How many have special tokens in what is said: all are searched at once."""
+        assert self._special is not None
+        said = ["\0".join(_contents(side.messages)) for side in sides]
+        begins = [0, *accumulate(len(text) + 1 for text in said)]
+        return len({bisect_right(begins, found.start()) for found in self._special.finditer("\0".join(said))})
 
 
 class _Template:
@@ -146,6 +152,7 @@ class _Template:
             [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )
         self._masks = Masks(self.template, rule, in_parts=self._in_parts)
+        self._shapes = Shapes(self.template, self._masks)
         call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
         asked: list[Message] = [
             {"role": "user", "content": "q"},
@@ -160,21 +167,36 @@ class _Template:
         except TemplateRefusedError:
             return False
 
+    def fill(self, conversation: Conversation) -> Done | None:
+        """What the shape of a conversation makes of it; None: it has to be rendered."""
+        if conversation.variables:
+            return None
+        messages = self._fitting(conversation.messages)
+        form = form_of(messages, conversation.tools, conversation.prompt_messages)
+        done, to_check = self._shapes.fill(form, messages, conversation.tools)
+        if to_check:
+            rendering, stretches = self._rendered(messages, conversation)
+            require_same(done, (rendering.text, stretches))
+        return done
+
     def render(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
         messages = self._fitting(conversation.messages)
-        rendering = self.template.render(messages, conversation.tools, **conversation.variables)
-        stretches = self._masks.find(
-            messages,
-            conversation.tools,
-            rendering,
-            conversation.variables,
-            prompt_messages=conversation.prompt_messages,
-        )
+        rendering, stretches = self._rendered(messages, conversation)
+        if not conversation.variables:
+            tools, prompt = conversation.tools, conversation.prompt_messages
+            self._shapes.learn(messages, tools, prompt, (rendering.text, stretches))
         return rendering, stretches
+
+    def _rendered(self, messages: list[Message], conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
+        tools, variables = conversation.tools, conversation.variables
+        rendering = self.template.render(messages, tools, **variables)
+        prompt = conversation.prompt_messages
+        return rendering, self._masks.find(messages, tools, rendering, variables, prompt_messages=prompt)
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As the template takes them: some that know of images take texts in parts alone."""
-        if any(name in message for message in messages for name in REASONING):
+        fields = set().union(*messages)
+        if not fields.isdisjoint(REASONING):
             messages = [_with_reasoning(message) for message in messages]
         if self._in_parts:
             messages = [
@@ -183,7 +205,7 @@ class _Template:
                 else message
                 for message in messages
             ]
-        if self._parses and any("tool_calls" in message for message in messages):
+        if self._parses and "tool_calls" in fields:
             messages = [_with_parsed_arguments(message) if "tool_calls" in message else message for message in messages]
         return messages
 
@@ -207,15 +229,15 @@ def _with_parsed_arguments(message: Message) -> Message:
     return message | {"tool_calls": calls}
 
 
-def _sides(one: Conversation | Pair) -> tuple[Conversation, ...]:
-    return (one.chosen, one.rejected) if isinstance(one, Pair) else (one,)
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
 
 
-def _contents(messages: Iterable[Message]) -> Iterator[str]:
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
+def _contents(messages: Iterable[Message]) -> list[str]:
+    return [text for message in messages if isinstance(text := message.get("content"), str)]
 
 
 def prompt_of(conversation: Conversation) -> str:

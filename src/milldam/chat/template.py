@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.ext
@@ -21,7 +21,7 @@ from milldam.chat.bounds import MOST_CHARACTERS, BoundedSandbox, Counting, Effor
 from milldam.errors import ConfigError
 
 _LOOP, _TURN, _LOOP_END = "loop", "turn", "loop_end"
-_GIVEN = ("messages", "tools", "add_generation_prompt")
+GIVEN = ("messages", "tools", "add_generation_prompt")
 _GENERATION = "generation block"
 """A filter that no template can name."""
 
@@ -33,6 +33,10 @@ _FAILURES = (
 
 Message = dict[str, Any]
 Stretch = tuple[int, int]
+Position = tuple[int, int]
+"""In a trace: characters of literals, and words, that come before it. Where no words are empty, these are in order as
+in the text."""
+At = TypeVar("At", int, Position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +61,26 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None, date: datetime | None = None) -> None:
         """`date`: what `strftime_now` gives; None: the time at which the template is made."""
         self.source = source
-        for name in _GIVEN:
+        for name in GIVEN:
             if name in (variables or {}):
                 raise ConfigError(f"{name} is no variable of the template's to set: it comes from the conversation.")
-        self._track = _Track()
-        environment = _Sandbox(self._track, date)
+        self.date = date or datetime.now()
+        self._given = variables or {}
+        self._track = Track()
+        environment = Sandbox(self._track, self.date)
         try:
-            tree = environment.parse(source)
-            self._template = environment.from_string(_Marking().visit(tree))
+            self._template, self._variables = self.compiled(environment)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"The chat template can't be read: line {error.lineno}: {error.message}.") from None
         except RecursionError:
             raise ConfigError("The chat template can't be read: it is nested too deeply.") from None
-        self._variables = {**self._template.globals, "documents": None, **(variables or {})}
         self.tagged = environment.tagged
         """Whether it has `{% generation %}` blocks."""
+
+    def compiled(self, environment: Sandbox) -> tuple[jinja2.Template, dict[str, Any]]:
+        """For a sandbox, with the variables that every conversation gets."""
+        template = environment.from_string(_Marking().visit(environment.parse(self.source)))
+        return template, {**template.globals, "documents": None, **self._given}
 
     def render(
         self, messages: Sequence[Message], tools: Any = None, *, generation_prompt: bool = False, **variables: Any
@@ -80,7 +89,7 @@ class ChatTemplate:
         track = self._track
         track.begin(messages)
         track.effort.begin([*messages, tools])
-        given = dict(zip(_GIVEN, (messages, tools, generation_prompt), strict=True))
+        given = dict(zip(GIVEN, (messages, tools, generation_prompt), strict=True))
         template = self._template
         # As `Template.generate` does it, which takes twice the time.
         context = Context(template.environment, self._variables | variables | given, template.name, template.blocks)
@@ -100,16 +109,17 @@ class ChatTemplate:
 
 
 @dataclass(slots=True)
-class _Track:
+class Track:
     """Where the rendering is, and how much it took."""
 
-    position: int = 0
+    position: Any = 0
+    """Characters; of a trace a Position."""
     effort: Effort = field(default_factory=Effort)
-    _generated: list[tuple[int, str]] = field(default_factory=list)
+    _generated: list[tuple[Any, str]] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
-    _loops: list[tuple[int, int] | None] = field(default_factory=list)
+    _loops: list[tuple[int, Any] | None] = field(default_factory=list)
     """For each loop that is open: the message it is at, and where its turn began."""
-    _turns: list[tuple[int, int, int]] = field(default_factory=list)
+    _turns: list[tuple[int, Any, Any]] = field(default_factory=list)
 
     def begin(self, messages: Sequence[Message]) -> None:
         self.position = 0
@@ -122,6 +132,11 @@ class _Track:
         self.effort.charge(len(written))
         self._generated.append((self.position, written))
         return written
+
+    @property
+    def blocks(self) -> list[tuple[Any, Any]]:
+        """Where each `{% generation %}` block begins, and what it wrote."""
+        return self._generated
 
     def generated_in(self, text: str) -> list[Stretch]:
         """Where the blocks lie; a block of which the place can't be told is refused: transformers would misplace it."""
@@ -147,8 +162,8 @@ class _Track:
         if at is not None and self.position > at[1]:
             self._turns.append((*at, self.position))
 
-    def turns(self) -> dict[int, list[Stretch]]:
-        found: dict[int, list[Stretch]] = {}
+    def turns(self) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
         for number, begin, end in self._turns:
             found.setdefault(number, []).append((begin, end))
         return found
@@ -158,7 +173,7 @@ class _Generation(jinja2.ext.Extension):
     """`{% generation %}`: what is in it was written by the assistant."""
 
     tags = {"generation"}  # noqa: RUF012
-    environment: _Sandbox
+    environment: Sandbox
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -168,17 +183,17 @@ class _Generation(jinja2.ext.Extension):
         return nodes.FilterBlock(body, noted).set_lineno(line)
 
 
-class _Sandbox(BoundedSandbox):
+class Sandbox(BoundedSandbox):
     """What transformers offers a template."""
 
-    def __init__(self, track: _Track, date: datetime | None) -> None:
+    def __init__(self, track: Track, date: datetime) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.tagged = False
         self.loop, self.turn, self.loop_end = track.loop, track.turn, track.loop_end
-        self.filters["tojson"] = _to_json
+        self.filters["tojson"] = to_json
         self.globals |= {
             "raise_exception": _raise,
-            "strftime_now": (date or datetime.now()).strftime,
+            "strftime_now": date.strftime,
         }
         self.bound_filters()
         self.filters[_GENERATION] = track.note
@@ -198,7 +213,7 @@ class _Marking(Counting):
         return [statement(_LOOP), node, statement(_LOOP_END)]
 
 
-def _to_json(
+def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """As transformers writes it: HTML is not escaped."""
@@ -216,9 +231,9 @@ def _raise(message: str) -> str:
     raise TemplateRefusedError(str(message)[:300])
 
 
-def joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+def joined(stretches: Iterable[tuple[At, At]]) -> list[tuple[At, At]]:
     """Stretches in order, those that touch or overlap as one, empty ones left out."""
-    found: list[Stretch] = []
+    found: list[tuple[At, At]] = []
     for begin, end in sorted(stretches):
         if begin == end:
             continue

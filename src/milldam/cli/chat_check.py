@@ -11,7 +11,7 @@ import click
 
 from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
 from milldam.cli.options import json_option, json_values, named_values
-from milldam.markup import counted
+from milldam.markup import counted, turns_by_role
 
 if TYPE_CHECKING:
     from milldam.chat.checking import ChatCheck
@@ -119,7 +119,6 @@ def _lines(check: ChatCheck) -> list[str]:
         if check.tagged
         else "derived, and proven for each conversation"
     )
-    roles = ", ".join(f"{counts[key]:,} {key[6:]}" for key in sorted(counts) if key.startswith("turns_"))
     lines = [
         "── in sum ──",
         f"form             {check.form}",
@@ -127,7 +126,7 @@ def _lines(check: ChatCheck) -> list[str]:
         f"usable           {check.proven:,} ({check.proven / max(1, check.rows):.1%})",
         f"what is trained  {how}",
         f"trained share    {check.trained_share:.1%} of {counted(counts['characters'], 'character')}",
-        f"turns            {counts['turns']:,} ({roles})",
+        f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
         *_parts("not trained      ", "header of a trained turn", check.headers),
         *_parts("trained, before  ", "content of a message", check.leads),
         *_parts("trained, behind  ", "content of a message", check.ends),
@@ -135,6 +134,11 @@ def _lines(check: ChatCheck) -> list[str]:
     if counts["special_tokens_in_content"]:
         said = counted(counts["special_tokens_in_content"], "conversation")
         lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+    if check.turn_end and check.ends[""]:
+        turns = counted(check.ends[""], "trained turn")
+        lines.append(
+            f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
+        )
     for reason, refused in sorted(check.refused.items(), key=lambda item: -item[1].count):
         lines.append(f"refused          {refused.count:,} {reason}, first {refused.first}")
         lines += [f"                   {count:,} x {message}" for message, count in refused.messages.most_common(_MOST)]

@@ -11,7 +11,7 @@ import click
 
 from milldam.cli.contamination import contamination_lines
 from milldam.cli.naming import columns, visible
-from milldam.markup import counted, shorten
+from milldam.markup import counted, shorten, turns_by_role
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
@@ -105,8 +105,9 @@ def chat_lines(chat: Mapping[str, Any], tokens: int) -> list[str]:
     share = f"{chat['trained_tokens'] / max(1, tokens):.1%}"
     what = counted(chat["conversations"], "conversation") + (" in pairs" if chat["pairs"] else "")
     cut = f", {chat['truncated']:,} cut" if chat.get("truncated") else ""
-    turns, trained = counted(chat["turns"], "turn"), counted(chat["trained_tokens"], "token")
-    return [f"{what}, {turns}, {trained} trained on ({share}){cut}"]
+    roles = turns_by_role(chat)
+    turns = counted(chat["turns"], "turn") + (f" ({roles})" if roles else "")
+    return [f"{what}, {turns}, {counted(chat['trained_tokens'], 'token')} trained on ({share}){cut}"]
 
 
 def _speed(summary: TextSummary) -> str:

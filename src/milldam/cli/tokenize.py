@@ -78,7 +78,8 @@ def tokenize(
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
-    options = evaluation_sets(options) | _chat_options(options)
+    options = evaluation_sets(options)
+    options |= _chat_options(options)
     if format == "npy":
         from milldam.pipeline.npy import npy_path, tokenize_to_npy
 

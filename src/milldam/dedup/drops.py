@@ -1,9 +1,9 @@
 """Drop files: which documents to drop, and what each of them duplicates. Written by every way of dedup, read per unit.
 
 `drops-<way>-<partition>.parquet`, the way being exact, bloom or near: (unit, row) of each dropped document and
-(of_unit, of_row) of the one that is kept, sorted by (unit, row), in row groups whose statistics name their units.
-About 4 bytes of disk a dropped document. A negative `of_unit` is no unit: -1 - k for what the run k of the index has
-seen, `UNKNOWN` where the way can't tell.
+(of_unit, of_row) of the one that is kept, how alike they are in thousandths, sorted by (unit, row), in row groups
+whose statistics name their units. About 4 bytes of disk a dropped document, 6 of a near-duplicate. A
+negative `of_unit` is no unit: -1 - k for what the run k of the index has seen, `UNKNOWN` where the way can't tell.
 
 Reading holds one row group's share of the unit per file, at most 0.8 MB, however many documents the unit has.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,7 +34,18 @@ DUPLICATES = (DUPLICATE, SEEN_BEFORE, NEAR_DUPLICATE)
 """The reasons that this room gives."""
 
 _GROUP_ROWS = 1 << 15
-_SCHEMA = pa.schema([("unit", pa.uint32()), ("row", pa.uint64()), ("of_unit", pa.int64()), ("of_row", pa.uint64())])
+_SCHEMA = pa.schema(
+    [
+        ("unit", pa.uint32()),
+        ("row", pa.uint64()),
+        ("of_unit", pa.int64()),
+        ("of_row", pa.uint64()),
+        ("similarity", pa.uint16()),
+    ]
+)
+_DELTA = ["unit", "row", "of_unit", "of_row"]
+EQUAL = 1000
+"""The similarity of equal texts, in thousandths."""
 
 Integers = npt.NDArray[np.integer[Any]]
 
@@ -60,15 +71,19 @@ class DropWriter:
         self.dropped = 0
         self._last = (-1, -1)
         self._waiting: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _SCHEMA.names}
-        self._table = NewTable(path, _SCHEMA, delta=["unit", "row", "of_unit", "of_row"])
+        self._table = NewTable(path, _SCHEMA, delta=_DELTA)
 
-    def add(self, unit: Integers, row: Integers, of_unit: Integers, of_row: Integers) -> None:
-        """Add drops, in the order of (unit, row)."""
+    def add(
+        self, unit: Integers, row: Integers, of_unit: Integers, of_row: Integers, similarity: Integers | None = None
+    ) -> None:
+        """Add drops, in the order of (unit, row); without a similarity, of equal documents."""
         if not len(unit):
             return
+        if similarity is None:
+            similarity = np.full(len(unit), EQUAL)
         self._check_order(unit, row)
         self.dropped += len(unit)
-        for name, values in zip(_SCHEMA.names, (unit, row, of_unit, of_row), strict=True):
+        for name, values in zip(_SCHEMA.names, (unit, row, of_unit, of_row, similarity), strict=True):
             self._waiting[name].append(values.astype(_SCHEMA.field(name).type.to_pandas_dtype()))
         if sum(map(len, self._waiting["unit"])) >= _GROUP_ROWS:
             self._flush(whole_groups_only=True)
@@ -115,6 +130,8 @@ class Original:
     """The document that is kept; None when another run has it, or when the way can't tell."""
     indexed_run: int | None = None
     """The position, among the runs of the index, of the run that has seen it."""
+    similarity: int = EQUAL
+    """How alike the two are, in thousandths."""
 
 
 class DropSet:
@@ -179,7 +196,8 @@ class _UnitFile:
                 held = self._read(number)
                 at = int(np.searchsorted(held["row"], row))
                 if at < len(held["row"]) and held["row"][at] == row:
-                    return self._describe(int(held["of_unit"][at]), int(held["of_row"][at]))
+                    found = self._describe(int(held["of_unit"][at]), int(held["of_row"][at]))
+                    return replace(found, similarity=int(held["similarity"][at]))
         return None
 
     def _describe(self, of_unit: int, of_row: int) -> Original:
@@ -198,7 +216,7 @@ class _UnitFile:
             columns = {name: table.column(name).to_numpy() for name in table.column_names}
             first, last = np.searchsorted(columns["unit"], [self._unit, self._unit + 1]).tolist()
             # Copies: a view would keep the rows of other units.
-            held = {name: columns[name][first:last].astype(np.int64) for name in ("row", "of_unit", "of_row")}
+            held = {name: columns[name][first:last].astype(np.int64) for name in _SCHEMA.names[1:]}
             self._held = (group, held)
             # The statistics of a group that other units share are too wide: it would be read for every batch.
             rows = held["row"]

@@ -1,8 +1,11 @@
-"""The hashes of finished runs, so that a later run drops what one of them has seen.
+"""The hashes of finished runs, so that a later run drops what one of them has seen; with near-dedup signatures too.
 
-    <run id>.parquet    the distinct hashes of a run, sorted, immutable: 13 to 14 bytes each
-    <run id>.json       what the run is; written last, without it the other file does not exist
-    lock                held by who changes something
+    <run id>.parquet      the distinct hashes of a run, sorted, immutable: 13 to 14 bytes each
+    <run id>.signatures   only with near-dedup: the signature of each document that was kept, `bands` x `rows` bytes
+    <run id>.sketches     and its shingles, to verify on: 4 bytes a distinct one, `SHINGLES_KEPT` of a document at most
+    <run id>.rows         where these end: 16 bytes a document
+    <run id>.json         what the run is; written last, without it the other files do not exist
+    lock                  held by who changes something
 
 A run enters when it is finished, under its id, and is left out when it asks for the files: resuming or repeating it
 never drops its own documents. A run that writes to the folder of an earlier one replaces it, since its store is gone.
@@ -18,7 +21,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,15 +32,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from milldam.dedup.drops import DropSet
 from milldam.dedup.exact import ROW_BITS, Database, Prints
 from milldam.dedup.fingerprints import Hashes, NewTable
+from milldam.dedup.keys import mapped
+from milldam.dedup.minhash import SignatureWriter, signature_file_name, signature_files, unit_name
+from milldam.dedup.rules import NearRules
+from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import explain_os_errors, remove_temporaries, write_json
-from milldam.sealed import read_sealed, write_sealed
+from milldam.sealed import has_size, read_sealed, write_sealed
+from milldam.text.verdicts import Mask, Verdicts
 
 _SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])
 _GROUP_ROWS = 1 << 15
 _PINNED = "index-runs.json"
+_ENDINGS = _HASHES, _SIGNATURES, _SKETCHES, _ROWS = ".parquet", ".signatures", ".sketches", ".rows"
+SHINGLES_KEPT = 4096
+"""Of a document, those with the smallest hashes: above, similarity is estimated, 0.006 off (one standard deviation)."""
+_KEPT_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class IndexedRun:
     """Seconds since 1970."""
     normalize: bool = False
     """Its hashes are of texts without case, white space and punctuation."""
+    near: dict[str, int] | None = None
+    """With near-dedup: `ngram`, `bands` and `rows` of its signatures, and the bytes of its three files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +83,17 @@ class Sorting:
     threads: int
 
 
+def _rules_of(near: Mapping[str, int]) -> dict[str, int]:
+    """What signatures must have in common to be compared."""
+    return {name: near[name] for name in ("ngram", "bands", "rows")}
+
+
 class DedupIndex:
     """The index in a folder; several runs may use it at the same time."""
 
-    def __init__(self, folder: Path, *, normalize: bool = False) -> None:
+    def __init__(self, folder: Path, *, normalize: bool = False, near: NearRules | None = None) -> None:
         self.folder, self._normalize = folder, normalize
+        self._near = None if near is None else _rules_of(asdict(near))
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"dedup.index: {folder} is a file; name a folder.")
 
@@ -90,6 +111,11 @@ class DedupIndex:
                     f"{self.folder}: the run {run.id} in this index has dedup.normalize: {str(run.normalize).lower()}; "
                     "hashes of the two kinds can't be compared. Use another index, or the same setting."
                 )
+            if self._near is not None and run.near is not None and _rules_of(run.near) != self._near:
+                raise ConfigError(
+                    f"{self.folder}: the run {run.id} in this index has dedup.near: {_rules_of(run.near)}; "
+                    "its signatures can't be compared with others. Use another index, or the same settings."
+                )
         return [(run.id, self._checked(run)) for run in others]
 
     def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
@@ -99,19 +125,27 @@ class DedupIndex:
         if not record.exists():  # else it is as it was when the run began, or nobody knows
             with self._locked(), explain_os_errors(folder):
                 files = self.files(run_id, out)
-                for number, (_, path) in enumerate(files):
-                    _link(path, folder / _pinned_name(number))
-                write_sealed(record, {"runs": [{"id": one, "bytes": path.stat().st_size} for one, path in files]})
+                linked = [self._link_all(one, number, folder) for number, (one, _) in enumerate(files)]
+                write_sealed(record, {"runs": [{"id": one, "files": linked[k]} for k, (one, _) in enumerate(files)]})
         pinned = read_sealed(record)
         if pinned is None:
             said = f"{record}: damaged: which runs this one is compared with. Start anew with "
             raise StoreError(said, Setting("overwrite", True), ".")
-        paths = [folder / _pinned_name(number) for number in range(len(pinned["runs"]))]
-        for path, run in zip(paths, pinned["runs"], strict=True):
-            if not path.is_file() or path.stat().st_size != run["bytes"]:
-                said = f"{path}: not of the size that it had. Start anew with "
+        for name, size in ((name, size) for run in pinned["runs"] for name, size in run["files"].items()):
+            if not has_size(folder / name, size):
+                said = f"{folder / name}: not of the size that it had. Start anew with "
                 raise StoreError(said, Setting("overwrite", True), ".")
-        return [(run["id"], path) for path, run in zip(paths, pinned["runs"], strict=True)]
+        return [(run["id"], folder / pinned_names(number)[_HASHES]) for number, run in enumerate(pinned["runs"])]
+
+    def _link_all(self, run_id: str, number: int, folder: Path) -> dict[str, int]:
+        """Link the files of a run, and those for near-duplicates where they are wanted; their sizes."""
+        found = {}
+        for ending, name in pinned_names(number).items():
+            path = self.folder / f"{run_id}{ending}"
+            if ending == _HASHES or (self._near is not None and path.exists()):
+                _link(path, folder / name)
+                found[name] = path.stat().st_size
+        return found
 
     def commit(self, run_id: str, out: str, fingerprints: Path, sorting: Sorting) -> IndexedRun:
         """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.
@@ -129,8 +163,9 @@ class DedupIndex:
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
+                near = self._write_near(run_id, fingerprints)
                 size = table.commit()["bytes"]
-            run = IndexedRun(run_id, out, documents, hashes, size, time.time(), self._normalize)
+            run = IndexedRun(run_id, out, documents, hashes, size, time.time(), self._normalize, near)
             write_json(self._record(run_id), asdict(run))
             self._remove_orphans()
         return run
@@ -157,6 +192,13 @@ class DedupIndex:
         groups.flush()
         return groups.written
 
+    def _write_near(self, run_id: str, fingerprints: Path) -> dict[str, int] | None:
+        """Write the signatures and sketches of what a run kept; what they are."""
+        if self._near is None:
+            return None
+        paths = [self.folder / f"{run_id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS)]
+        return self._near | {"bytes": keep_documents(fingerprints, self._near["bands"] * self._near["rows"], paths)}
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with explain_os_errors(self.folder):
@@ -165,14 +207,16 @@ class DedupIndex:
             yield
 
     def _remove_orphans(self) -> None:
-        """Hash files without a record: of runs that were replaced or removed, or killed while they committed."""
-        for path in self.folder.glob("*.parquet"):
+        """Files without a record: of runs that were replaced or removed, or killed while they committed."""
+        for path in (path for ending in _ENDINGS for path in self.folder.glob(f"*{ending}")):
             if not self._record(path.stem).exists():
                 path.unlink()
 
     def _checked(self, run: IndexedRun) -> Path:
         path = self._hash_file(run.id)
-        if not path.exists() or path.stat().st_size != run.bytes:
+        near = (self.folder / f"{run.id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS))
+        held = sum(one.stat().st_size for one in near if one.exists()) if run.near is not None else 0
+        if not has_size(path, run.bytes) or (run.near is not None and held != run.near["bytes"]):
             raise StoreError(
                 f"{path}: missing or damaged.\n"
                 f"Remove the run with `milldam dedup-index {self.folder} --remove {run.id}`."
@@ -180,7 +224,7 @@ class DedupIndex:
         return path
 
     def _hash_file(self, run_id: str) -> Path:
-        return self.folder / f"{run_id}.parquet"
+        return self.folder / f"{run_id}{_HASHES}"
 
     def _record(self, run_id: str) -> Path:
         return self.folder / f"{run_id}.json"
@@ -217,8 +261,43 @@ class _Groups:
         self.written += len(group)
 
 
-def _pinned_name(number: int) -> str:
-    return f"index-{number:05d}.parquet"
+def pinned_names(number: int) -> dict[str, str]:
+    """What the files of the runs of the index are called where a run is compared with them, by their endings."""
+    unit = -1 - number
+    sketches, rows = (path.name for path in sketch_paths(Path(), unit_name(unit)))
+    names = (f"index-{number:05d}.parquet", signature_file_name(unit), sketches, rows)
+    return dict(zip(_ENDINGS, names, strict=True))
+
+
+def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) -> int:
+    """Write signatures, sketches and rows of the documents of a run that it kept; how many bytes it took.
+
+    `folder`: has the signatures and sketches of its units, and its drop files.
+    """
+    signatures_path, *sketch_files = paths
+    with SignatureWriter(signatures_path) as signatures, SketchWriter(*sketch_files) as sketches:
+        for unit, path in signature_files(folder).items():
+            values, ends = sketch_paths(folder, unit_name(unit))
+            if unit < 0 or not ends.exists():
+                continue
+            table, found = mapped(path, np.uint8).reshape(-1, signature_bytes), SketchRows(ends)
+            kept = found.rows[_kept(folder, unit, len(table))[found.rows.astype(np.int64)]].astype(np.int64)
+            for start in range(0, len(kept), _KEPT_AT_ONCE):
+                rows = kept[start : start + _KEPT_AT_ONCE]
+                rows = rows[found.find(rows).counts > 0]  # what filters dropped has none
+                spans = found.find(rows)
+                counts = np.minimum(spans.counts, SHINGLES_KEPT)
+                cut = spans.cut | (spans.counts > SHINGLES_KEPT)
+                numbers = np.arange(signatures.documents, signatures.documents + len(rows))
+                sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
+                signatures.add(table[rows])
+        return sum(int(file["bytes"]) for file in (signatures.commit(), *sketches.commit().values()))
+
+
+def _kept(folder: Path, unit: int, documents: int) -> Mask:
+    verdicts = Verdicts(documents)
+    DropSet.load(folder, unit).apply(0, verdicts)
+    return verdicts.keep
 
 
 def _link(source: Path, target: Path) -> None:

@@ -29,18 +29,18 @@ import pyarrow as pa
 
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
-    SLICE_BYTES,
     Hashes,
     Int64s,
     OpenText,
     Shingles,
+    is_giant,
     mix,
+    pieces,
     shingle,
     slices,
 )
 from milldam.errors import InputError
 from milldam.files import NewFile
-from milldam.text.arrays import text_offsets
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]
@@ -70,14 +70,14 @@ class MinHasher:
 
     def signatures(self, texts: pa.LargeStringArray) -> Signatures:
         """A row for each document of the batch."""
-        rows = [self._giant(part) if _is_giant(part) else self._batch(part) for part in slices(texts)]
+        rows = [self._giant(part) if is_giant(part) else self._batch(part) for part in slices(texts)]
         return np.concatenate(rows) if rows else np.empty((0, self.size), np.uint8)
 
     # ---- a document in parts ----
 
     def feed(self, part: bytes) -> None:
         """Take the next part of a giant document, cut anywhere between characters."""
-        for piece in _pieces(pa.py_buffer(part)):
+        for piece in pieces(pa.py_buffer(part)):
             self._lower(self._open.feed(piece))
 
     def finish(self) -> Signatures:
@@ -99,7 +99,7 @@ class MinHasher:
     def _giant(self, text: pa.LargeStringArray) -> Signatures:
         waiting = self._open, self._minima
         self.cancel()
-        for piece in _pieces(text[0].as_buffer()):
+        for piece in pieces(text[0].as_buffer()):
             self._lower(self._open.feed(piece))
         row = self.finish()
         self._open, self._minima = waiting
@@ -164,25 +164,16 @@ class MinHasher:
             row, borrower = row[~found], borrower[~found]
 
 
-def _is_giant(texts: pa.LargeStringArray) -> bool:
-    offsets = text_offsets(texts)
-    return bool(offsets[-1] - offsets[0] > SLICE_BYTES)
-
-
-def _pieces(text: pa.Buffer) -> Iterator[pa.LargeStringArray]:
-    """A text in arrays of one piece of at most `SLICE_BYTES`, cut between characters, without a copy."""
-    data = np.frombuffer(text, dtype=np.uint8)
-    start = 0
-    while start < len(data):
-        stop = min(start + SLICE_BYTES, len(data))
-        while stop < len(data) and data[stop] & 0xC0 == 0x80:
-            stop -= 1
-        offsets = pa.py_buffer(np.array([0, stop - start], dtype=np.int64))
-        yield pa.LargeStringArray.from_buffers(1, offsets, text.slice(start, stop - start))
-        start = stop
-
-
 # ---- on disk ----
+
+
+def unit_name(unit: int) -> str:
+    """What the files of a unit are called; below 0 it is no unit: -1 - k is the run k of the index.
+
+    >>> unit_name(12), unit_name(-1)
+    ('0000012', 'index-00000')
+    """
+    return f"{unit:07d}" if unit >= 0 else f"index-{-1 - unit:05d}"
 
 
 def signature_file_name(unit: int) -> str:
@@ -191,13 +182,16 @@ def signature_file_name(unit: int) -> str:
     >>> signature_file_name(12)
     'signatures-0000012.bin'
     """
-    return f"signatures-{unit:07d}.bin"
+    return f"signatures-{unit_name(unit)}.bin"
 
 
 def signature_files(folder: Path) -> dict[int, Path]:
-    """The signature files of a folder by unit, in plan order."""
-    paths = sorted(folder.glob("signatures-*.bin"))
-    return {int(path.stem.split("-")[1]): path for path in paths}
+    """The signature files of a folder by unit, in plan order; before them the runs of the index."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("signatures-*.bin"):
+        *kind, number = path.stem.split("-")[1:]
+        found[-1 - int(number) if kind else int(number)] = path
+    return dict(sorted(found.items()))
 
 
 class SignatureWriter:
@@ -266,6 +260,10 @@ class SignatureFiles:
         """(unit, row) of the documents at some positions."""
         files = np.searchsorted(self.bases, positions, side="right") - 1
         return self.units[files], positions - self.bases[files]
+
+    def before(self, unit: int) -> int:
+        """How many documents there are before the first of a unit."""
+        return int(self.bases[np.searchsorted(self.units, unit)])
 
     def _rows_of(self, file: int, rows: Int64s) -> Signatures:
         with self._paths[file].open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

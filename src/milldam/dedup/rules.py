@@ -20,6 +20,8 @@ class NearRules:
     """Values in a band. The signature has bands x rows values, 1,024 at most."""
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
+    prefer: Literal["first", "longest", "shortest"] = "first"
+    """Which one of documents that are alike stays: the first in the order of the input, the longest, the shortest."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 

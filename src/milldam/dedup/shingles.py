@@ -68,6 +68,25 @@ def slices(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         start = stop
 
 
+def is_giant(texts: pa.LargeStringArray) -> bool:
+    """Whether a slice is one document that is larger than a slice should be."""
+    offsets = text_offsets(texts)
+    return bool(offsets[-1] - offsets[0] > SLICE_BYTES)
+
+
+def pieces(text: pa.Buffer) -> Iterator[pa.LargeStringArray]:
+    """A text in arrays of one piece of at most `SLICE_BYTES`, cut between characters, without a copy."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    start = 0
+    while start < len(data):
+        stop = min(start + SLICE_BYTES, len(data))
+        while stop < len(data) and data[stop] & 0xC0 == 0x80:
+            stop -= 1
+        offsets = pa.py_buffer(np.array([0, stop - start], dtype=np.int64))
+        yield pa.LargeStringArray.from_buffers(1, offsets, text.slice(start, stop - start))
+        start = stop
+
+
 def lowered(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
     """The bytes of the texts in lower case, and where each begins. Goes character by character, so cuts do no harm."""
     data, offsets = _raw(texts)

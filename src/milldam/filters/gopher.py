@@ -61,14 +61,14 @@ def _count_ellipses(layout: Layout) -> Int64s:
 
 def _line_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
     lines = layout.lines
-    count = layout.count_stretches(lines)
+    count = lines.count()
     if rules.max_bullet_lines is not None:
-        bullets = layout.count_stretches(lines, _begins_with_bullet(layout, layout.word_starts[lines.starts]))
+        bullets = lines.count(_begins_with_bullet(layout, layout.word_starts[lines.starts]))
         yield share(bullets, count) > rules.max_bullet_lines, "too_many_bullet_lines"
     if rules.max_ellipsis_lines is not None:
         last = lines.stops - 1
         ends = layout.words_end_with(last, b"...") | layout.words_end_with(last, _ELLIPSIS)
-        ellipses = layout.count_stretches(lines, ends)
+        ellipses = lines.count(ends)
         yield share(ellipses, count) > rules.max_ellipsis_lines, "too_many_ellipsis_lines"
 
 

@@ -57,6 +57,12 @@ class Stretches:
     """The word after its last."""
     documents: Int64s
     """The document that each is in."""
+    all_documents: int
+
+    def count(self, which: Mask | None = None) -> Int64s:
+        """How many, or how many of a mask, lie in each document."""
+        documents = self.documents if which is None else self.documents[which]
+        return np.bincount(documents, minlength=self.all_documents)
 
 
 class Layout:
@@ -72,12 +78,9 @@ class Layout:
         self.offsets: Int64s = len(_BEFORE) + np.concatenate(([0], np.cumsum(sizes)))
         """Where each document begins. offsets: (documents + 1,)"""
         self.is_ascii = int(self.data.max()) < 0x80
-        self._find_words()
-
-    def _find_words(self) -> None:
         ink = np.frombuffer(bytearray(self.bytes.translate(_INK)), dtype=bool)
         if not self.is_ascii:
-            self._take_out_wide_spaces(ink)
+            _take_out_wide_spaces(ink, self.data)
         # The buffer begins and ends with white space, so starts and stops take turns.
         turns = np.flatnonzero(ink[1:] != ink[:-1]) + 1
         self.word_starts: Int64s = turns[::2]
@@ -86,16 +89,6 @@ class Layout:
         self.first_words: Int64s = np.searchsorted(self.word_starts, self.offsets)
         """The word that each document begins with. first_words: (documents + 1,)"""
         self.word_counts: Int64s = np.diff(self.first_words)
-
-    def _take_out_wide_spaces(self, ink: Mask) -> None:
-        for first, rest, size in _WIDE_SPACES:
-            at = np.flatnonzero(self.data == first)
-            code = self.data[at + 1].astype(np.uint16)
-            if size == 3:
-                code = code * np.uint16(256) + self.data[at + 2]
-            at = at[np.isin(code, rest)]
-            for step in range(size):
-                ink[at + step] = False
 
     def find(self, what: bytes, *, ignore_case: bool = False) -> Int64s:
         """Where some bytes begin, in order. `ignore_case`: of ASCII letters; `what` is in lower case."""
@@ -185,26 +178,13 @@ class Layout:
     @cached_property
     def has_letter(self) -> Mask:
         """Whether a word has an alphabetic character: most begin with one, the others are searched."""
-        found = self._is_letter(self.word_starts)
+        found = _is_letter(self.data, self.word_starts)
         rest = np.flatnonzero(~found)
         sizes = self.word_stops[rest] - self.word_starts[rest]
         word = np.repeat(rest, sizes)
         first = np.repeat(np.cumsum(sizes) - sizes, sizes)
         at = self.word_starts[word] + np.arange(len(word)) - first
-        found[word[self._is_letter(at)]] = True
-        return found
-
-    def _is_letter(self, at: Int64s) -> Mask:
-        """Whether an alphabetic character begins at some bytes."""
-        lead = self.data[at]
-        found: Mask = _ASCII_LETTERS[lead]
-        for first, last, size in ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4)):
-            wide = np.flatnonzero((lead >= first) & (lead <= last)) if not self.is_ascii else np.empty(0, np.int64)
-            if len(wide):
-                code = (lead[wide] & (0xFF >> (size + 1))).astype(np.int32)
-                for step in range(1, size):
-                    code = (code << 6) | (self.data[at[wide] + step] & 0x3F)
-                found[wide] = _letters()[code]
+        found[word[_is_letter(self.data, at)]] = True
         return found
 
     def words_end_with(self, words: Int64s, what: bytes) -> Mask:
@@ -219,13 +199,9 @@ class Layout:
     # ---- lines and paragraphs ----
 
     @cached_property
-    def line_ends(self) -> Int64s:
-        """Where \\n is; the first ones are before the first document."""
-        return np.flatnonzero(self.data == 10)
-
-    @cached_property
     def _first_word_after_line_end(self) -> Int64s:
-        return np.searchsorted(self.word_starts, self.line_ends)
+        """The first line ends are before the first document."""
+        return np.searchsorted(self.word_starts, self.find(b"\n"))
 
     @cached_property
     def lines(self) -> Stretches:
@@ -244,18 +220,40 @@ class Layout:
 
     def _stretches(self, starts: Int64s) -> Stretches:
         stops = np.concatenate((starts[1:], [len(self.word_starts)])) if len(starts) else starts
-        return Stretches(starts, stops, self.document_of_word[starts])
-
-    def count_stretches(self, stretches: Stretches, which: Mask | None = None) -> Int64s:
-        """How many, or how many of a mask, lie in each document."""
-        documents = stretches.documents if which is None else stretches.documents[which]
-        return np.bincount(documents, minlength=self.documents)
+        return Stretches(starts, stops, self.document_of_word[starts], self.documents)
 
     def sum_characters(self, starts: Int64s, stops: Int64s) -> Int64s:
         """Characters of each document in some stretches of words."""
         characters = self.characters_before[stops] - self.characters_before[starts]
         sums = np.bincount(self.document_of_word[starts], weights=characters, minlength=self.documents)
         return sums.astype(np.int64)
+
+
+def _take_out_wide_spaces(ink: Mask, data: Bytes) -> None:
+    for first, rest, size in _WIDE_SPACES:
+        at = np.flatnonzero(data == first)
+        code = data[at + 1].astype(np.uint16)
+        if size == 3:
+            code = code * np.uint16(256) + data[at + 2]
+        at = at[np.isin(code, rest)]
+        for step in range(size):
+            ink[at + step] = False
+
+
+def _is_letter(data: Bytes, at: Int64s) -> Mask:
+    """Whether an alphabetic character begins at some bytes."""
+    lead = data[at]
+    found: Mask = _ASCII_LETTERS[lead]
+    if not len(lead) or int(lead.max()) < 0x80:
+        return found
+    for first, last, size in ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4)):
+        wide = np.flatnonzero((lead >= first) & (lead <= last))
+        if len(wide):
+            code = (lead[wide] & (0xFF >> (size + 1))).astype(np.int32)
+            for step in range(1, size):
+                code = (code << 6) | (data[at[wide] + step] & 0x3F)
+            found[wide] = _letters()[code]
+    return found
 
 
 def share(numbers: npt.NDArray[np.generic], of: Int64s) -> Floats:

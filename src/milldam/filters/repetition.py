@@ -49,8 +49,8 @@ def _stretch_faults(
     if not duplicate.any():
         return
     if limits[0] is not None:
-        number = layout.count_stretches(stretches, duplicate)
-        yield share(number, layout.count_stretches(stretches)) > limits[0], f"too_many_duplicate_{name}s"
+        number = stretches.count(duplicate)
+        yield share(number, stretches.count()) > limits[0], f"too_many_duplicate_{name}s"
     if limits[1] is not None:
         characters = layout.sum_characters(stretches.starts[duplicate], stretches.stops[duplicate])
         yield share(characters, layout.characters) > limits[1], f"too_many_duplicate_{name}_characters"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 from milldam.errors import InputError, Setting
 from milldam.files import stays_in_folder
 from milldam.formats import load_format
-from milldam.stores.tokens.spans import Spans
 from milldam.stores.tokens.writer import Tokens
 
 USUAL_COLUMNS = ("input_ids", "tokens", "token_ids", "ids")
@@ -134,25 +133,19 @@ def cut_shards(
                 ends = lengths.cumsum()
                 last = int(ends[:closed].searchsorted(shard_tokens - held))
                 full = last < closed
-                stop = last + 1 if full else len(lengths)
+                # Both of a pair go into one shard.
+                stop = (last // tokens.documents_each + 1) * tokens.documents_each if full else len(lengths)
                 count = int(ends[stop - 1])
                 is_open = tokens.open and not full
                 taken += (stop if full else closed) if in_rows else count
                 held = 0 if full else held + count
-                some = Tokens(flat[:count], lengths[:stop], open=is_open, spans=_spans_of(spans, 0, stop))
+                own = None if spans is None else spans.between(0, stop)
+                some = Tokens(flat[:count], lengths[:stop], is_open, spans=own, documents_each=tokens.documents_each)
                 yield Block(some, files[number], full, Position(number, taken))
-                flat, lengths, spans = flat[count:], lengths[stop:], _spans_of(spans, stop, None)
+                flat, lengths = flat[count:], lengths[stop:]
+                spans = None if spans is None else spans.between(stop, None)
     if is_open:
         yield Block(_NOTHING, files[-1], full=False, position=Position(len(files), 0))
-
-
-def _spans_of(spans: Spans | None, first: int, stop: int | None) -> Spans | None:
-    """Those of the documents [first, stop)."""
-    if spans is None:
-        return None
-    keep = np.zeros(len(spans.counts), np.bool_)
-    keep[first:stop] = True
-    return spans.only(keep)
 
 
 def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
@@ -164,8 +157,8 @@ def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
             continue
         if taken:
             begin = int(tokens.lengths[:taken].sum())
-            spans = _spans_of(tokens.spans, taken, None)
-            tokens = Tokens(tokens.flat[begin:], tokens.lengths[taken:], tokens.open, spans=spans)
+            spans = None if tokens.spans is None else tokens.spans.between(taken, None)
+            tokens = replace(tokens, flat=tokens.flat[begin:], lengths=tokens.lengths[taken:], spans=spans)
             taken = 0
         if len(tokens.lengths):
             yield tokens

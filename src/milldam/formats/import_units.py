@@ -8,6 +8,7 @@ of an MDS shard or a litdata chunk).
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -142,17 +143,17 @@ class ImportTask:
         part, told = given.part, Telling(report, given.unit.size)
         blocks = cut_shards(given.unit.files, self.rules, self.border, given.position, self.shard_tokens)
         for block in blocks:
-            trained = 0
+            chat: Counter[str] = Counter()
             with ShardWriter(self.out, given.unit.split, self.dtype) as writer:
                 for filled in chain([block], blocks):
                     self._check(filled.tokens, filled.file)
                     writer.append(filled.tokens)
-                    trained += 0 if filled.tokens.spans is None else filled.tokens.spans.trained_tokens
+                    chat += _chat_facts(filled.tokens)
                     _tell(told, filled.tokens)
                     block = filled
                     if filled.full:
                         break
-                report(PART, _record(given.key, part, writer.commit(), block.position, trained))
+                report(PART, _record(given.key, part, writer.commit(), block.position, chat))
             part += 1
         told.tell()
         report(PART, Record(given.key, part))
@@ -166,9 +167,20 @@ class ImportTask:
             )
 
 
-def _record(key: str, part: int, shard: Shard, position: Position, trained: int) -> Record:
+def _chat_facts(tokens: Tokens) -> Counter[str]:
+    """Tokens that are trained on, pairs and labels of a block."""
+    spans = tokens.spans
+    if spans is None:
+        return Counter()
+    pairs = len(tokens.lengths) // 2 if tokens.documents_each == 2 else 0
+    return Counter(trained=spans.trained_tokens, pairs=pairs, labels=0 if spans.labels is None else len(spans.labels))
+
+
+def _record(key: str, part: int, shard: Shard, position: Position, chat: Counter[str]) -> Record:
     outputs = {f"{shard.name}.{ending}": file for ending, file in shard.files.items()}
-    facts = {"shards": [asdict(shard)], "position": asdict(position)} | ({"trained": trained} if shard.spans else {})
+    facts: dict[str, Any] = {"shards": [asdict(shard)], "position": asdict(position)}
+    if shard.spans:
+        facts["chat"] = {name: chat[name] for name in ("trained", "pairs", "labels")}
     return Record(key, part, False, outputs, counts={"documents": shard.documents, "tokens": shard.tokens}, facts=facts)
 
 

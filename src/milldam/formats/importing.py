@@ -29,7 +29,6 @@ from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
-from milldam.formats.masks import MASK_COLUMNS
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
@@ -315,17 +314,20 @@ class ImportJob:
     def _chat_facts(self, records: Records) -> dict[str, Any] | None:
         """What is known of conversations, where a column said what is trained on."""
         told = [record.facts for _, record in records.in_plan_order() if record.facts.get("shards")]
-        masked = sum("trained" in facts for facts in told)
-        if not masked:
-            return None
-        if masked < len(told):
+        found = [facts.get("chat") for facts in told]
+        kinds = {chat if chat is None else (chat["pairs"] > 0, chat["labels"] > 0) for chat in found}
+        if len(kinds) > 1:
+            what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
             raise InputError(
-                "Some files say what is trained on (", ", ".join(MASK_COLUMNS), ") and others don't. Import each kind "
-                "by itself, or use ", Setting("masks", "none"), ".",
+                f"Some files {what} and others don't. Import each kind by itself, or use ",
+                Setting("masks", "none"), ".",
             )  # fmt: skip
+        if kinds <= {None}:
+            return None
         documents = sum(shard["documents"] for facts in told for shard in facts["shards"])
-        trained = sum(facts["trained"] for facts in told)
-        return {"form": "tokens", "pairs": False, "conversations": documents, "turns": 0, "trained_tokens": trained}
+        trained, pairs = (sum(chat[name] for chat in found if chat) for name in ("trained", "pairs"))
+        known = {"form": "tokens", "pairs": pairs > 0, "conversations": documents, "turns": 0}
+        return known | {"trained_tokens": trained}
 
     def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary | None:
         if not has_every_file(session.folder.out, TOKENS):

@@ -2,17 +2,24 @@
 
 labels             the id where a token is trained on, else -100
 assistant_masks    1 where it is, else 0; completion_mask, as TRL makes it of prompt and completion, is read alike
+attention_mask     of conversations one by one: all ones. axolotl takes rows as tokenized by it
 position_ids       of packed rows: from 0 on in every conversation
-seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes
-label              a label a document, where the store has some (KTO)
-prompt_ids, chosen_ids, rejected_ids      of a store of pairs, instead of all of these: what TRL's DPOTrainer makes
+seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes. Rows
+                   that have it are read piece by piece, without padding
 
+Where documents have labels (KTO), also what TRL's KTOTrainer makes:
+
+label                          true or false
+prompt_ids, completion_ids     `completion_ids` are the last trained stretch, `prompt_ids` all before it
+
+Of a store of pairs, instead of all of these, what TRL's DPOTrainer makes: `prompt_ids`, `chosen_ids`, `rejected_ids`.
 Packed rows are those of `store.packed(seq_len, form="hf")`: whole conversations, padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import InputError, Setting
+from milldam.formats.documents import USUAL_COLUMNS, choose_column
+from milldam.loader.reading import ranges
 from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.spans import Spans
@@ -34,9 +43,53 @@ if TYPE_CHECKING:
 NO_LOSS = -100
 MASK_COLUMNS = ("labels", "assistant_masks", "completion_mask")
 """The first of these that there is says what is trained on."""
+PROMPTS = ("prompt_ids", "prompt_input_ids")
+ANSWERS = (("chosen", "rejected"), ("completion",))
+"""What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
+_LABEL, _PIECES = "label", "seq_lengths"
 _ROWS_AT_ONCE = 1 << 16
 
 # ---- read ----
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """The columns that documents are read from."""
+
+    ids: tuple[str, ...]
+    """One; or a prompt and the answers to it, each of which makes a document."""
+    masks: str | None = None
+    label: str | None = None
+    pieces: str | None = None
+    """Of packed rows: tokens of each piece."""
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.ids, *(name for name in (self.masks, self.label, self.pieces) if name is not None)]
+
+
+def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, path: Path) -> TokenColumns:
+    """What to read, from what the user says and what there is."""
+    import pyarrow as pa
+
+    known = _LABEL in schema.names and pa.types.is_boolean(schema.field(_LABEL).type)
+    label = _LABEL if known and masks != "none" else None
+    answers = _answer_columns(schema.names) if column is None and masks is None else ()
+    if answers and not any(name in USUAL_COLUMNS for name in schema.names):
+        return TokenColumns(answers, label=label if len(answers) == 2 else None)
+    found, own = choose_column(schema.names, column, path), choose_masks(schema, masks, path)
+    if _PIECES in schema.names:
+        return TokenColumns((found,), own, pieces=_PIECES)
+    return TokenColumns((found,), own, None if own is None else label)
+
+
+def _answer_columns(names: Sequence[str]) -> tuple[str, ...]:
+    for prompt in PROMPTS:
+        for answers in ANSWERS:
+            wanted = (prompt, *(prompt.replace("prompt", answer) for answer in answers))
+            if all(name in names for name in wanted):
+                return wanted
+    return ()
 
 
 def choose_masks(schema: pa.Schema, asked: str | None, path: Path) -> str | None:
@@ -151,10 +204,26 @@ class MaskedRows:
         labels = ids.astype(np.int64)
         labels[~trained] = NO_LOSS
         made: dict[str, tuple[Array, Int64s | None]] = {"input_ids": (ids, lengths), "labels": (labels, lengths)}
-        made["assistant_masks"] = (trained, lengths)
-        if "label" in self.types:
-            made["label"] = (self._whole.labels_of(numbers), None)
+        made |= {"assistant_masks": (trained, lengths), "attention_mask": (np.ones(len(ids), np.int8), lengths)}
+        if _LABEL in self.types:
+            made |= {_LABEL: (self._whole.labels_of(numbers), None)} | _last_answers(ids, trained, lengths)
         return made
+
+
+def _last_answers(ids: Array, trained: Bools, lengths: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
+    """The last trained stretch of each document, and all before it; what lies behind is neither."""
+    spans = spans_of(trained, lengths)
+    some = spans.counts > 0
+    last = np.zeros((len(lengths), 2), np.int64)
+    last[some] = spans.pairs[spans.counts.cumsum()[some] - 1]
+    # Without a stretch all is prompt.
+    last[~some] = lengths[~some, None]
+    begins = lengths.cumsum() - lengths
+    prompts, answers = last[:, 0], last[:, 1] - last[:, 0]
+    return {
+        "prompt_ids": (ids[ranges(begins, prompts)], prompts),
+        "completion_ids": (ids[ranges(begins + prompts, answers)], answers),
+    }
 
 
 def _types(
@@ -166,9 +235,10 @@ def _types(
     types: dict[str, tuple[np.dtype[Any], bool]] = {"input_ids": (dtype, True), "labels": (signed, True)}
     types["assistant_masks"] = (np.dtype(np.int8), True)
     if not whole:
-        types |= {name: (np.dtype(np.int32), True) for name in ("position_ids", "seq_lengths")}
-    elif stream.has_labels:
-        types["label"] = (np.dtype(np.bool_), False)
+        return types | dict.fromkeys(("position_ids", "seq_lengths"), (np.dtype(np.int32), True))
+    types["attention_mask"] = (np.dtype(np.int8), True)
+    if stream.has_labels:
+        types |= {"prompt_ids": (dtype, True), "completion_ids": (dtype, True), _LABEL: (np.dtype(np.bool_), False)}
     return types
 
 

@@ -246,6 +246,14 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
     _kind = "pairs"
     _documents_each = 2
 
+    @property
+    def _rows_each(self) -> int:
+        return 2
+
+    @property
+    def _padding(self) -> Mapping[str, int]:
+        return {"input_ids": self._stream.pad_id, "attention_mask": 0, "completion_mask": 0}
+
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PairBatch | None = None) -> PairBatch:
         # documents: (2n,), all chosen ones first
         documents = self._numbering.documents(numbers).reshape(-1, 2).T.reshape(-1)

@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,14 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
-from milldam.loader.conversations import Pairs
 from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader
-from milldam.loader.samples import ReadPart, Samples, samples_of
-from milldam.loader.schedule import Schedule, schedule_of, shares_of
+from milldam.loader.samples import ReadPart, Samples
+from milldam.loader.schedule import schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
@@ -147,14 +146,12 @@ class MixedSamples(Samples[SampleT, BatchT]):
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
+        self.schedule = schedule_of(self.weights)
+        """Which source comes when."""
         self._by_number = Sources(self.sources)
+        self._epochs = _Epochs(tuple(source.epoch_samples for source in sources), self.weights, stop)
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which source comes when."""
-        return schedule_of(self.weights)
 
     @property
     def identity(self) -> State:
@@ -178,22 +175,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def epoch_samples(self) -> int:
-        return self._epoch_end(np.zeros(len(self.sources), np.int64))
-
-    def _epoch_end(self, drawn: Int64s) -> int:
-        """Samples up to the end of an epoch, when so many of each source were drawn before."""
-        if isinstance(self._stop, int):
-            return self._stop
-        whole = [source.epoch_samples for source in self.sources]
-        left = [samples - count % samples for samples, count in zip(whole, drawn.tolist(), strict=True)]
-        # Places are known to within three samples without a look: most sources can't be the first or last to end.
-        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        if self._stop == "first_exhausted":
-            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
-            return min(self.schedule.place(source, left[source]) for source in first)
-        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
-        return max(self.schedule.place(source, left[source] - 1) for source in last) + 1
+        return self._epochs.end(np.zeros(len(self.sources), np.int64))
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first so many of the mixture."""
@@ -217,8 +199,12 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return int(self._by_number.begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
-        (sample,) = samples_of(self.read(self._order(False, 0).numbers(np.array([self._number(number)]))))
-        return cast(SampleT, sample)
+        number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
+        for source in _leaves(self):
+            if number < source._numbered:
+                return source[number]
+            number -= source._numbered
+        raise AssertionError("an order gives numbers of samples")
 
     def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks: it would come back to the same samples in every epoch."""
@@ -237,29 +223,25 @@ class MixedSamples(Samples[SampleT, BatchT]):
             (where, self.sources[source]._look_up(local, dtype))
             for source, where, local in self._by_number.groups(numbers)
         ]
-        return lambda part, out: _read_by_source(found, part, out, self._padding)
+        return lambda part, out: _read_by_source(found, part, out, self)
 
     @property
     def _padding(self) -> Mapping[str, int] | None:
         return self.sources[0]._padding
 
+    @property
+    def _rows_each(self) -> int:
+        return self.sources[0]._rows_each
+
     @cached_property
     def _reading(self) -> MixedReading | None:
-        return mixed_reading(list(self._leaves()))
-
-    def _leaves(self) -> Iterator[Samples[SampleT, BatchT]]:
-        """The sources, and for a mixture among them its own."""
-        for source in self.sources:
-            if isinstance(source, MixedSamples):
-                yield from source._leaves()
-            else:
-                yield source
+        return mixed_reading(list(_leaves(self)))
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epoch_end)
+        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epochs.end)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
@@ -281,6 +263,40 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
 
+@dataclass(frozen=True, slots=True)
+class _Epochs:
+    """Where epochs of a mixture end."""
+
+    whole: tuple[int, ...]
+    """Samples of an epoch of each source."""
+    weights: tuple[Fraction, ...]
+    stop: Stop
+
+    def end(self, drawn: Int64s) -> int:
+        """Samples up to the end of an epoch, when so many of each source were drawn before."""
+        if isinstance(self.stop, int):
+            return self.stop
+        left = [samples - count % samples for samples, count in zip(self.whole, drawn.tolist(), strict=True)]
+        # Places are known to within three samples without a look: most sources can't be the first or last to end.
+        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
+        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
+        schedule = schedule_of(self.weights)
+        if self.stop == "first_exhausted":
+            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
+            return min(schedule.place(source, left[source]) for source in first)
+        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
+        return max(schedule.place(source, left[source] - 1) for source in last) + 1
+
+
+def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
+    """The samples themselves, or the sources that a mixture of mixtures ends in."""
+    if isinstance(samples, MixedSamples):
+        for source in samples.sources:
+            yield from _leaves(source)
+    else:
+        yield samples
+
+
 def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
     return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
@@ -288,10 +304,6 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
-    if any(isinstance(source, Pairs) for source in sources):
-        raise ConfigError(
-            "mix: preference pairs of several stores do not go into one batch. Train on one store of pairs."
-        )
     for other in others:
         if first._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
@@ -316,8 +328,7 @@ def _refuse_other_tokenizers(sources: Sequence[Samples[object, Any]]) -> None:
 
 def _form(samples: Samples[object, Any]) -> str:
     """What a batch is, in words: its arrays, and what the labels are."""
-    if isinstance(samples, MixedSamples):
-        return _form(samples.sources[0])
+    samples = next(_leaves(samples))
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
     return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
@@ -333,7 +344,7 @@ class _Part:
 
 
 def _read_by_source(
-    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, padding: Mapping[str, int] | None
+    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, samples: Samples[Any, Any]
 ) -> Any:
     """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
     parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
@@ -344,8 +355,10 @@ def _read_by_source(
     if len(parts) == 1:
         (read, own, _) = parts[0]
         return read(own, out)
-    made = [_Part(rows, read(own, None)) for read, own, rows in parts]
-    return _joined(made if padding is None else _as_wide(made, padding), out)
+    # A second row of each sample stands behind the first ones of all.
+    firsts = np.arange(samples._rows_each)[:, None] * (part.stop - part.start)
+    made = [_Part((firsts + rows).reshape(-1), read(own, None)) for read, own, rows in parts]
+    return _joined(made if samples._padding is None else _as_wide(made, samples._padding), out)
 
 
 def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:

@@ -46,6 +46,11 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         return None
 
     @property
+    def _rows_each(self) -> int:
+        """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
+        return 1
+
+    @property
     @abstractmethod
     def identity(self) -> State:
         """All that decides which sample has which number: what a state must agree with. Small, and JSON."""

@@ -17,6 +17,7 @@ batch of its own. The result depends on the rows alone, not on the pieces in whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import threading
@@ -85,6 +86,11 @@ class Caller:
 
     def results(self, rows: Rows, first_row: int | None) -> Results:
         """The same; where the function raises and rows may be set aside, each row is tried by itself."""
+        # The function may leave us in another working directory: from ours lead the paths of input and output.
+        with contextlib.chdir("."):
+            return self._results(rows, first_row)
+
+    def _results(self, rows: Rows, first_row: int | None) -> Results:
         try:
             return Results([self(rows, first_row)], [])
         except FunctionError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from xxhash import xxh3_64_hexdigest
 from milldam.config.settings import Config
 from milldam.decontamination.matches import match_path
 from milldam.decontamination.removing import removal_digests
+from milldam.dedup.candidates import preference_file_name
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
+from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.rules import DedupRules
 from milldam.memory import usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
@@ -29,8 +32,9 @@ from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import IndexTask, ResolveTask, pin_index, resolved
-from milldam.pipeline.text_cache import print_paths
+from milldam.pipeline.resolving import NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
+from milldam.pipeline.sketching import SketchTask
+from milldam.pipeline.text_cache import preference_path, print_paths
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Records, sweep
@@ -39,7 +43,9 @@ from milldam.run.units import KeyArray, Keys, mixed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.format import Int64s
 
-RECORDS, FOLDER = "fingerprints.jsonl", "dedup"
+RECORDS, SKETCHES, FOLDER = "fingerprints.jsonl", "sketches.jsonl", "dedup"
+NEAR_WORKER_BYTES = 120 * 10**6
+"""The least that a process which looks for near-duplicates is given, its imports included, where there are several."""
 
 
 class Deduplication:
@@ -66,8 +72,10 @@ class Deduplication:
             index = prepared.evaluation.index_path(place)
             self.decontamination = DecideTask(place, self.folder, index, prepared.evaluation.sets)
 
-    def find_drops(self, readers: Workers, assign: Callable[[int], Assignment]) -> Generator[Stage, None, None]:
-        """All stages: `readers` read the units, as `assign` gives them; then they are grouped."""
+    def find_drops(
+        self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
+    ) -> Generator[Stage, None, None]:
+        """All stages: `readers` read the units, as `assign` gives them; `judges` do too, and ask filters."""
         for place in (self.folder, self._session.folder.folder / PRINTS):
             place.mkdir(exist_ok=True)
         # Settled once, for now and for when it resumes.
@@ -81,14 +89,46 @@ class Deduplication:
             yield self._fingerprint(todo, records, readers, assign)
         self._put_under_numbers(originals)
         task = self._resolve_task()
-        workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
         for name in task.stages:
-            steps = task.todo(name)
-            if steps:
-                yield Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
+            if name == SHINGLE:
+                stage = self._shingle(originals, task, judges, assign)
+                if stage.total and not task.is_decided:
+                    yield stage
+            elif steps := task.todo(name):
+                yield self._resolve(name, steps, task)
         self.figures = resolved(task)
         if self.decontamination is not None and self.decontamination.figures() is None:
+            workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
+
+    def _resolve(self, name: str, steps: list[int], task: ResolveTask) -> Stage:
+        """Steps of a stage: those of near-dedup by as many workers as the budget holds."""
+        workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
+        if name in NEAR_STAGES:
+            count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
+            task = replace(task, memory_bytes=task.memory_bytes // count, threads=1)
+            workers = Workers(count, 1, apart=count == 1)
+        return Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
+
+    def _shingle(
+        self, originals: Int64s, task: ResolveTask, judges: Workers, assign: Callable[[int], Assignment]
+    ) -> Stage:
+        """The shingles of the documents that are in pairs: of another corpus, there may be others."""
+        folder, corpus = self._session.folder, np.uint64(int(self.folder.name.rpartition("-")[2], 16))
+        keys = self.keys.mixed(np.full(len(self.keys), corpus))
+        records = Records(folder.journal, SKETCHES, folder.out, keys)
+        todo = originals[[number not in records for number in originals.tolist()]]
+        work = task.near_work(0)
+        rules = self._config.clean_rules, self._config.filters
+        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, judges.threads)
+
+        def assigned(number: int) -> Assignment:
+            return replace(assign(number), key=keys[number], prints=self.keys[number])
+
+        size = int(folder.units.sizes()[todo].sum())
+        return Stage(
+            SHINGLE, sketch, iter(todo.tolist()), assigned, judges, records.add, total=len(todo), input_bytes=size
+        )
 
     def _units(self) -> Iterator[Unit]:
         return self._session.folder.units.all(Unit.from_json)
@@ -116,15 +156,17 @@ class Deduplication:
         """Let the fingerprints of each unit be found by its number in the plan, which drop sets name."""
         for number in originals.tolist():
             hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
-            with contextlib.suppress(FileExistsError):
-                (self.folder / hash_file_name(number)).symlink_to(hashes)
+            links = {hash_file_name(number): hashes}
             matches = match_path(Path("..") / PRINTS, self.keys[number])
             if (self.folder / matches).exists():
-                with contextlib.suppress(FileExistsError):
-                    match_path(self.folder, f"{number:07d}").symlink_to(matches)
+                links[match_path(self.folder, f"{number:07d}").name] = matches
             if self._rules.near is not None:
+                links[signature_file_name(number)] = signatures
+                if self._rules.near.prefer != "first":
+                    links[preference_file_name(number)] = preference_path(Path("..") / PRINTS, self.keys[number])
+            for name, target in links.items():
                 with contextlib.suppress(FileExistsError):
-                    (self.folder / signature_file_name(number)).symlink_to(signatures)
+                    (self.folder / name).symlink_to(target)
 
     def _resolve_task(self) -> ResolveTask:
         validation = len(self._config.validation_sets)
@@ -134,16 +176,23 @@ class Deduplication:
             partitions=self._prepared.partitions,
             exempt_below=sum(1 for unit in self._units() if unit.dataset < validation),
             index_files=tuple(self.index.values()),
+            units=len(self._session.folder.units),
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,
         )
+
+    @property
+    def shown(self) -> tuple[Place, ...]:
+        """Near-duplicates to look at, and what they are like."""
+        near = self.figures[1]
+        return tuple(sorted(NearSummary.from_json(near["shown"]).places)) if near else ()
 
     def verdicts(self) -> KeyArray:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
         found = np.zeros(len(origins), np.uint64)
-        told = ("row", "of_unit", "of_row") if self._config.write_dropped else ("row",)
+        told = ("row", "of_unit", "of_row", "similarity") if self._config.write_dropped else ("row",)
         for path in sorted(self.folder.glob("drops-*.parquet")):
             salt = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             with pq.ParquetFile(path) as file:
@@ -169,7 +218,7 @@ class Deduplication:
         """Enter the run's hashes into the index that runs share, where there is one."""
         if self._rules.index is not None:
             resolve = self._resolve_task()
-            task = IndexTask(self._rules.index, self._prepared.identity.run_id, self._out, resolve)
+            task = IndexTask(self._prepared.identity.run_id, self._out, resolve)
             yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
 
 

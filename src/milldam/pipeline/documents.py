@@ -187,13 +187,11 @@ class UnitReader:
 
     def _conversations(self, batch: ChatBatch) -> Documents:
         row, self._row = self._row, self._row + len(batch.texts)
-        verdicts, recipe = batch.verdicts, self._reading.rules.chat
+        verdicts = batch.verdicts
         empty = np.diff(text_offsets(batch.texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        asked = recipe is not None and (recipe.dedup_on_prompt or recipe.group_by_prompt)
-        prompts = batch.prompts if asked else None
-        documents = Documents(batch.texts, verdicts, row, sides=batch.sides, prompts=prompts, counts=batch.counts)
+        documents = Documents(batch.texts, verdicts, row, sides=batch.sides, prompts=batch.prompts, counts=batch.counts)
         return documents if self._reading.rows is None else documents.within(*self._reading.rows)
 
     def _part(self, batch: Batch) -> Documents:

@@ -14,19 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.decontamination.matches import MatchFinder, match_path
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
+from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules, UnitReader
 from milldam.pipeline.splitting import Chooser, below
-from milldam.pipeline.text_cache import CacheWriter, print_paths
+from milldam.pipeline.text_cache import CacheWriter, preference_path, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.text.arrays import byte_count, text_offsets
 from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Mask
@@ -34,6 +37,8 @@ from milldam.text.verdicts import Mask
 PRINTS = "prints"
 """The folder of fingerprints, in the run folder."""
 _SKIPPED_AT_ONCE = 4096
+_LONGEST = (1 << 28) - 1
+"""In bytes; longer documents count as this long, so that a length and a number of a document fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +94,16 @@ class UnitFingerprinter:
             near = None
             if self._near is not None:
                 writer = stack.enter_context(SignatureWriter(signature_path))
-                near = _Near(self._near, writer, assignment.rows[0] if assignment.rows else 0)
+                skipped = assignment.rows[0] if assignment.rows else 0
+                near = _Near(self._near, writer, skipped)
             exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
             # The hashes are committed last.
-            kinds: list[_Exact | _Near] = [exact] if near is None else [near, exact]
+            kinds: list[_Kind] = [exact] if near is None else [near, exact]
+            if task.rules.near is not None and task.rules.near.prefer != "first":
+                path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
+                new = stack.enter_context(NewFile(path))
+                kinds.insert(0, _Lengths(new, longest=task.rules.near.prefer == "longest", skipped_rows=skipped))
             finder = None
             # Validation sets are used whole.
             if self._scanner is not None and task.sets[unit.dataset].split is None:
@@ -151,13 +161,44 @@ class _Near:
         return {self._writer.path.name: self._writer.commit()}
 
 
+class _Lengths:
+    """What decides on which of near-duplicates stays: a number for each document of a unit, the lowest first."""
+
+    def __init__(self, new: NewFile, *, longest: bool, skipped_rows: int) -> None:
+        self._new, self._longest, self._fed = new, longest, 0
+        for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
+            new.write(np.zeros(min(_SKIPPED_AT_ONCE, skipped_rows - start), np.uint64).data)
+
+    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
+        self._write(np.diff(text_offsets(texts)))
+
+    def feed(self, documents: Documents) -> None:
+        self._fed += byte_count(documents.texts)
+        if documents.last:
+            self._write(np.array([self._fed]))
+            self._fed = 0
+
+    def cancel(self) -> None:
+        self._fed = 0
+
+    def _write(self, lengths: npt.NDArray[np.int64]) -> None:
+        lengths = np.minimum(lengths, _LONGEST)
+        self._new.write((_LONGEST - lengths if self._longest else lengths).astype("<u8").data)
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._new.path.name: self._new.commit()}
+
+
+_Kind = _Exact | _Near | _Lengths
+
+
 class _UnitWork:
     """One unit on its way through the first pass."""
 
     def __init__(
         self,
         reader: UnitReader,
-        kinds: list[_Exact | _Near],
+        kinds: list[_Kind],
         cache: CacheWriter | None,
         sample: tuple[Chooser, float],
         report: Report,
@@ -205,7 +246,7 @@ class _UnitWork:
             keep &= below(self._chooser.sample_keys(documents.texts), self._share)
         return keep
 
-    def _fingerprint(self, kind: _Exact | _Near, documents: Documents, wanted: Mask) -> None:
+    def _fingerprint(self, kind: _Kind, documents: Documents, wanted: Mask) -> None:
         if documents.cancel:
             kind.cancel()
         elif documents.part:

@@ -19,6 +19,7 @@ from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
 from milldam.files import NewFile
 from milldam.markup import counted
+from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
@@ -29,6 +30,7 @@ from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.sealed import read_sealed, write_sealed
+from milldam.sources.units import Unit
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
@@ -209,6 +211,7 @@ class Finish:
 
     def _summary(self, summary: TextSummary) -> TextSummary:
         records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
+        near = self._with_examples(near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         facts: TextFacts = {
@@ -225,12 +228,28 @@ class Finish:
             summary,
             job="preprocess" if self.report else "tokenize",
             up_to_date=False,
+            warnings=(*summary.warnings, *near.get("warnings", ())),
             facts=summary.facts | facts,
             units=self.plan.units,
             reused=records.reused,
             changed=self.plan.changes,
             workers=self.plan.workers,
         )
+
+    def _with_examples(self, near: dict[str, Any]) -> dict[str, Any]:
+        """What near-dedup found, with what it removed, to look at, and what to warn of."""
+        dedup, rules = self.made.dedup, self.config.dedup_rules
+        if dedup is None or rules is None or rules.near is None or not near:
+            return near
+        from milldam.pipeline.near_examples import near_examples
+
+        def reading_of(number: int) -> Reading:
+            unit: Unit = self.folder.units.at(number, Unit.from_json)
+            spool = str(self.folder.folder)
+            return Reading(unit, self.prepared.sets[unit.dataset], self.config.clean_rules, spool=spool)
+
+        shown = near_examples(near, dedup.folder, reading_of, rules.near.ngram)
+        return {name: one for name, one in near.items() if name != "shown"} | shown
 
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:

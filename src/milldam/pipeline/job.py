@@ -5,6 +5,7 @@ plan         units from the input, workers from the budget
 count        only for slices of data sets: how many documents each unit has
 fingerprint  only with dedup, the first pass: hashes and signatures of every unit
 group        only with dedup: drop sets
+near, shingle, verify, decide   only with near-dedup: pairs, their shingles, how alike they are, which of them to drop
 tokenize     the second pass: every finished part of a unit is recorded
 arrange      only for splits and limits in tokens
 finish       rejects gathered, manifest written last
@@ -38,10 +39,11 @@ from milldam.pipeline.estimating import (
     require_disk,
 )
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.receipt import leave_receipt
-from milldam.pipeline.tokenizing import Selection, TokenizeTask
+from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
@@ -220,8 +222,8 @@ class TokenJob:
         if dedup is not None:
             from milldam.pipeline.resolving import steps_of
 
-            steps = steps_of(dedup, prepared.partitions)
-            found |= {"fingerprint": units} | {stage: len(each) for stage, each in steps.items()}
+            steps = steps_of(dedup, prepared.partitions, units)
+            found |= {"fingerprint": units} | {stage: len(each) or units for stage, each in steps.items()}
             found |= {"decontaminate": 1} if self._config.evaluation_sets else {}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 
@@ -251,7 +253,7 @@ class TokenJob:
                 unit = _unit(folder, number)
                 return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
 
-            yield from dedup.find_drops(readers, assign)
+            yield from dedup.find_drops(readers, plan.fitting.readers(plan.units, judging=True), assign)
             keys = keys.mixed(dedup.verdicts())
         records = plan.records or Records(folder.journal, RECORDS, folder.out, keys)
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
@@ -337,6 +339,7 @@ class TokenJob:
                 drops=dedup.folder if dedup is not None else None,
                 removals=dedup.removals if dedup is not None else None,
                 seen_by=tuple(dedup.index) if dedup is not None else (),
+                shown=dedup.shown if dedup is not None else (),
                 filters=config.filters,
                 shares=config.split_shares,
                 staged=config.counts_tokens,

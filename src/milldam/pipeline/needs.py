@@ -19,7 +19,7 @@ from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import GROUP, JOIN, NEAR
+from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.run.planning import (
     FILTER_BYTES,
     FUNCTION_BYTES,
@@ -39,18 +39,23 @@ from milldam.sources.units import Slice
 HASH_BYTES, TEXT_OFFSET_BYTES, STAGED_BYTES = 17, 8, 24
 GROUPING_BYTES = 40
 """While a partition is grouped: 9 to 31, and DuckDB's own files."""
-BAND_BYTES, LABEL_BYTES = 8, 13
-"""A key of a band; label, size and mark of each document while pairs are joined."""
-PAIR_BYTES = 45
-"""Depends on the data: 13 where 11 % are near-duplicates, 45 where 25 % are."""
+BAND_BYTES, MARK_BYTES, RANK_BYTES, VERDICT_BYTES = 8, 2, 24, 15
+"""A key of a band; marks of each document; ranks, while they are made; what is said of it while it is decided on."""
+PAIR_BYTES, EDGE_BYTES, ALIKE_SHARE = 45, 10, 0.5
+"""Pairs depend on the data: 13 where 11 % are near-duplicates, 45 where 25 % are. A pair that is alike; their share."""
+PAIRED_SHARE, SHINGLE_BYTES = 0.3, 0.7
+"""Of the documents, those in pairs, where 25 % are near-duplicates; of a byte of text, what its shingles take."""
 INDEX_BYTES, DEDUP_INDEX_BYTES = 20, 14
 INDEX_HEAD_BYTES = 42
 """Of a shard's `.idx`."""
 # ---- seconds of one core ----
 GROUP_SECONDS, GROUP_FILE_SECONDS = 0.4e-6, 1.2e-3
 """A document; and a file of hashes in each partition, however little of it is read."""
-BAND_SECONDS, JOIN_SECONDS, PAIR_SECONDS = 0.16e-6, 0.12e-6, 1.3e-6
-"""A document and band; a document; a pair that is compared."""
+BAND_SECONDS, DECIDE_SECONDS, PAIR_SECONDS, EDGE_SECONDS = 0.2e-6, 0.15e-6, 10e-6, 1e-6
+"""A document and band; a document; a pair that is compared by shingles; one that is alike."""
+RANK_SECONDS = 0.3e-6
+SHINGLE_SHARE = 0.6
+"""Of the time that signatures take, what shingles alone do."""
 COMPARED_SHARE = 0.65
 """What is left of the pairs of all steps when each is taken once."""
 DROP_FILE_SECONDS = 0.65e-3
@@ -132,7 +137,7 @@ class Needs:
 def find_needs(config: Config, load: Load, stages: tuple[str, ...], machines: Machines) -> Needs:
     """What the stages of a job need on some machines."""
     sizes = _Sizes(config, load, stages)
-    disk = {stage: _on_disk(sizes, stage, machines.nodes) for stage in stages if stage not in ("count", "report")}
+    disk = {stage: _on_disk(sizes, stage, machines) for stage in stages if stage not in ("count", "report")}
     seconds = _seconds(sizes, machines)
     return Needs(
         documents=load.documents,
@@ -159,9 +164,11 @@ class _Sizes:
         self.near: NearRules | None = None if dedup is None else dedup.near
         self.band_steps = self.partitions = 0
         if self.near is not None:
-            from milldam.dedup.near import pair_steps
+            from milldam.dedup.candidates import pair_steps
 
             self.band_steps = pair_steps(self.near)
+        # What goes into the index is verified against one day: all documents.
+        self.paired_share = PAIRED_SHARE if dedup is None or dedup.index is None else 1.0
         if GROUP in stages:
             from milldam.dedup.fingerprints import partition_count
 
@@ -176,7 +183,7 @@ class _Sizes:
             self.packed_bytes = load.token_bytes + (load.documents + rows // 2) * INDEX_BYTES
 
 
-def _on_disk(sizes: _Sizes, stage: str, nodes: int) -> dict[str, int]:
+def _on_disk(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, int]:
     """What lies there while a stage is at work: what the first pass left, until the end, and what is its own."""
     load, near = sizes.load, sizes.near
     kept = texts = {}
@@ -192,39 +199,50 @@ def _on_disk(sizes: _Sizes, stage: str, nodes: int) -> dict[str, int]:
         "index": store | {"dedup index": load.documents * DEDUP_INDEX_BYTES},
         "pack": store | {"packed rows": sizes.packed_bytes},
     }
-    found = kept | (own[stage] if stage in own else texts | _while_grouping(sizes, stage, nodes))
+    found = kept | (own[stage] if stage in own else texts | _while_grouping(sizes, stage, machines))
     return {kind: size for kind, size in found.items() if size}
 
 
-def _while_grouping(sizes: _Sizes, stage: str, nodes: int) -> dict[str, int]:
-    documents, near = sizes.load.documents, sizes.near
-    pairs = {"pairs": documents * PAIR_BYTES}
+def _while_grouping(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, int]:
+    load, near = sizes.load, sizes.near
+    documents, pairs = load.documents, {"pairs": load.documents * PAIR_BYTES}
     if stage == GROUP and sizes.exact:
-        return {"grouping": int(documents * GROUPING_BYTES * min(1.0, nodes / sizes.partitions))}
+        return {"grouping": int(documents * GROUPING_BYTES * min(1.0, machines.nodes / sizes.partitions))}
+    if stage == RANK:
+        return {"ranks": documents * RANK_BYTES}
     if stage == NEAR and near is not None:
-        at_once = min(nodes, sizes.band_steps) * -(-near.bands // sizes.band_steps)
-        return {"bands": documents * (BAND_BYTES * at_once + 1)} | pairs
-    return {"labels": documents * LABEL_BYTES} | pairs if stage == JOIN else {}
+        at_once = min(machines.nodes * machines.workers, sizes.band_steps)
+        bands = BAND_BYTES * -(-near.bands // sizes.band_steps) + MARK_BYTES
+        return {"bands": documents * bands * at_once} | pairs
+    shingles = {"shingles": int(load.text_bytes * SHINGLE_BYTES * sizes.paired_share)}
+    edges = {"edges": int(documents * PAIR_BYTES / 8 * ALIKE_SHARE * EDGE_BYTES)}
+    verdicts = {"verdicts": documents * VERDICT_BYTES}
+    return {SHINGLE: pairs | shingles, VERIFY: pairs | shingles | edges, DECIDE: shingles | edges | verdicts}.get(
+        stage, {}
+    )
 
 
 def _seconds(sizes: _Sizes, machines: Machines) -> dict[str, float]:
-    """Units are worked on by everyone; partitions and bands by one process a node; the rest by one alone."""
+    """Units, bands and pairs are worked on by everyone; partitions by one process a node; the rest by one alone."""
     load, work, nodes, two_passes = sizes.load, sizes.load.work, machines.nodes, "fingerprint" in sizes.stages
     everyone = min(nodes * machines.workers, max(1, load.units))
     signatures = work["signatures"] if sizes.near is not None else 0.0
     again = load.text_bytes * KEPT_TEXT_SECONDS if two_passes and load.keeps_texts else work["read"]
-    drops = load.units * (sizes.partitions + (JOIN in sizes.stages)) * DROP_FILE_SECONDS
+    drops = load.units * (sizes.partitions + (DECIDE in sizes.stages)) * DROP_FILE_SECONDS
     partition = load.documents / max(1, sizes.partitions) * GROUP_SECONDS + load.units * GROUP_FILE_SECONDS
     bands = sizes.near.bands if sizes.near is not None else 0
-    step = load.documents * bands * BAND_SECONDS / max(1, sizes.band_steps)
+    bands_seconds = load.documents * bands * BAND_SECONDS / max(1, min(nodes * machines.workers, sizes.band_steps))
     pairs = load.documents * PAIR_BYTES / 8 * COMPARED_SHARE
     return {
         "count": work["read"] / everyone,
         "fingerprint": (work["read"] + work["hash"] + signatures + sizes.scan_seconds) / everyone,
         "decontaminate": load.units * GROUP_FILE_SECONDS,
         GROUP: -(-sizes.partitions // nodes) * partition,
-        NEAR: -(-sizes.band_steps // nodes) * step,
-        JOIN: load.documents * JOIN_SECONDS + pairs * PAIR_SECONDS,
+        RANK: load.documents * RANK_SECONDS,
+        NEAR: bands_seconds,
+        SHINGLE: (again + signatures * SHINGLE_SHARE * sizes.paired_share) / everyone,
+        VERIFY: pairs * PAIR_SECONDS / everyone,
+        DECIDE: load.documents * DECIDE_SECONDS + pairs * ALIKE_SHARE * EDGE_SECONDS,
         "tokenize": (again + work["filter"] + work["encode"] + work["write"] + drops) / everyone,
         "arrange": load.token_bytes * ARRANGE_SECONDS / everyone,
         "index": load.documents * GROUP_SECONDS,
@@ -250,11 +268,15 @@ class Fitting:
     @property
     def loaded_bytes(self) -> int:
         """What a worker of the second pass holds besides its batches."""
-        filters, clean = self.config.filters, self.config.clean_rules
-        text_rules = FILTER_BYTES if filters.on_text else 0
-        language = LANGUAGE_BYTES if filters.language is not None else 0
+        clean = self.config.clean_rules
         function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
-        return self.prepared.tokenizer_bytes + text_rules + language + function + self.pool.overhead_bytes
+        return self.prepared.tokenizer_bytes + self._filter_bytes + function + self.pool.overhead_bytes
+
+    @property
+    def _filter_bytes(self) -> int:
+        filters = self.config.filters
+        language = LANGUAGE_BYTES if filters.language is not None else 0
+        return (FILTER_BYTES if filters.on_text else 0) + language
 
     @property
     def unpacking_bytes(self) -> int:
@@ -290,11 +312,12 @@ class Fitting:
         held = parent if workers > 1 or self.pool.machine else 0
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
-    def readers(self, units: int) -> Workers:
-        """Who reads without encoding: no tokenizer takes memory."""
+    def readers(self, units: int, *, judging: bool = False) -> Workers:
+        """Who reads without encoding: no tokenizer takes memory, but filters do where they are asked."""
         wanted = 1 if self.one_process else self.cores
         useful = min(wanted, max(1, units))
-        loaded = self.pool.overhead_bytes + (SCANNING_BYTES if self.config.evaluation_sets else 0)
+        loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
+        loaded += SCANNING_BYTES if self.config.evaluation_sets else 0
         count = self.fit(loaded, useful, forked=self.pool.forks)
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)

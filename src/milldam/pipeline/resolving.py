@@ -1,8 +1,8 @@
 """The dedup stages of a job: fingerprints of every unit -> drop sets, and the hashes of a finished run into the index.
 
-On a machine, grouping runs in one process of its own with what the budget leaves, so that all its memory comes back
-before the second pass begins; a cluster has one on each of its machines. Each step leaves files that say that it is
-done; a resumed job goes on behind them.
+Exact duplicates are grouped in one process of its own with what the budget leaves, so that all its memory comes back
+before the second pass begins; a cluster has one on each of its machines. The steps of near-dedup are shared by all
+workers. Each step leaves files that say that it is done; a resumed job goes on behind them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
@@ -20,14 +21,19 @@ from milldam.run.identity import Identity
 from milldam.run.tasks import PART, Report
 from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
 
-GROUP, NEAR, JOIN = "group", "near", "join"
+if TYPE_CHECKING:
+    from milldam.dedup.candidates import NearWork
+    from milldam.dedup.index import DedupIndex
+
+GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
 """The stages."""
+NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolveTask:
-    """Drop sets from fingerprints, in steps: a partition of the hashes each, then some bands of the signatures each,
-    and at last the pairs of all bands together."""
+    """Drop sets from fingerprints, in steps: a partition of the hashes each; then some bands of the signatures each, a
+    part of the pairs each, and at last what follows from all pairs."""
 
     folder: Path
     rules: DedupRules
@@ -35,8 +41,10 @@ class ResolveTask:
     exempt_below: int
     """Documents of the units before this one are never dropped."""
     index_files: tuple[Path, ...]
+    units: int
+    """Of the plan: pairs are verified in as many parts, unless they are many."""
     memory_bytes: int
-    """What the process that does it may take in all."""
+    """What a process that does it may take in all."""
     threads: int
 
     def start(self) -> Callable[[int, Report], None]:
@@ -45,27 +53,41 @@ class ResolveTask:
     def _resolve(self, step: int, report: Report) -> None:
         # What this process holds already counts too.
         left = self.memory_bytes - held_bytes()
-        found = self._exact(step, left) if step < self.partitions else self._near(step - self.partitions, left)
-        files = {path.name: record_of(path) for path in self._files(step)}
+        stage = self._stage_of(step)
+        found = self._exact(step, left) if stage == GROUP else self._near(stage, step - self.stages[stage][0], left)
+        files = {path.name: record_of(path) for path in self._files(stage, step)}
         write_sealed(resolved_path(self.folder, step), {"found": found, "files": files})
-        if step in self.stages.get(JOIN, ()):
-            from milldam.dedup.near import remove_pairs
+        if stage == DECIDE:
+            from milldam.dedup.near import remove_work
 
-            remove_pairs(self.folder)  # not before: killed in between, it could not be done again
+            remove_work(self.near_work(0))  # not before: killed in between, it could not be done again
         report(PART, found)
 
-    def _files(self, step: int) -> Iterable[Path]:
+    def _stage_of(self, step: int) -> str:
+        return next(stage for stage, steps in self.stages.items() if step in steps)
+
+    def _files(self, stage: str, step: int) -> Iterable[Path]:
         """What a step leaves for those behind it."""
-        if step < self.partitions:
-            return self.folder.glob(f"drops-{self.rules.method}-{step:05d}.parquet")
-        is_join = step in self.stages.get(JOIN, ())
-        return self.folder.glob("drops-near-*.parquet" if is_join else f"pairs-*-{step - self.partitions:03d}.keys")
+        number = step - self.stages[stage][0]
+        patterns = {
+            GROUP: (f"drops-{self.rules.method}-{number:05d}.parquet",),
+            RANK: ("ranks.bin", "positions.bin"),
+            NEAR: (f"pairs-*-{number:03d}.keys", f"marks-{number:03d}.bits"),
+            VERIFY: (f"edges-*-{number:05d}.*",),
+            DECIDE: ("drops-near-*.parquet",),
+        }
+        return chain.from_iterable(map(self.folder.glob, patterns[stage]))
 
     def todo(self, stage: str) -> list[int]:
         """The steps of a stage that are not done, or whose files are not as they were written."""
-        if stage == NEAR and not self.todo(JOIN):
-            return []  # its pairs are gone, and not needed
+        if stage in NEAR_STAGES and self.is_decided:
+            return []  # what it leaves is gone, and not needed
         return [step for step in self.stages[stage] if not self._is_done(step)]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether near-duplicates are found."""
+        return all(map(self._is_done, self.stages.get(DECIDE, ())))
 
     def _is_done(self, step: int) -> bool:
         told = read_sealed(resolved_path(self.folder, step))
@@ -100,14 +122,33 @@ class ResolveTask:
             )
         )
 
-    def _near(self, step: int, memory_bytes: int) -> dict[str, Any]:
-        from milldam.dedup.near import find_pairs, join_pairs, pair_steps
+    def near_work(self, memory_bytes: int) -> NearWork:
+        from milldam.dedup.candidates import NearWork
 
         assert self.rules.near is not None
-        limits = {"memory_bytes": memory_bytes, "threads": self.threads}
-        if step < pair_steps(self.rules.near):
-            return {"pairs": find_pairs(self.folder, self.rules.near, step, **limits)}
-        return asdict(join_pairs(self.folder, self.rules.near, exempt_below=self.exempt_below, **limits))
+        return NearWork(
+            folder=self.folder,
+            rules=self.rules.near,
+            exempt_below=self.exempt_below,
+            memory_bytes=memory_bytes,
+            mark_all=self.rules.index is not None,
+        )
+
+    def _near(self, stage: str, number: int, memory_bytes: int) -> dict[str, Any]:
+        from milldam.dedup.candidates import find_pairs, rank
+        from milldam.dedup.near import decide, verify_pairs
+        from milldam.dedup.near_summary import summarize
+
+        work = self.near_work(memory_bytes)
+        if stage == RANK:
+            rank(work)
+            return {}
+        if stage == NEAR:
+            return {"pairs": find_pairs(work, number)}
+        if stage == VERIFY:
+            return {"pairs": verify_pairs(work, number, len(self.stages[VERIFY]))}
+        found = decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY]))
+        return asdict(found) | {"shown": asdict(summarize(sorted(self.folder.glob("drops-near-*.parquet"))))}
 
     @property
     def is_small(self) -> bool:
@@ -119,19 +160,24 @@ class ResolveTask:
 
     @property
     def stages(self) -> dict[str, range]:
-        """The steps of each stage; a stage needs all of those before it."""
-        return steps_of(self.rules, self.partitions)
+        """The steps of each stage but the one that is done unit by unit; a stage needs all of those before it."""
+        return steps_of(self.rules, self.partitions, self.units)
 
 
-def steps_of(rules: DedupRules, partitions: int) -> dict[str, range]:
-    """The steps of each stage in order. Exact first: what it drops is no candidate for near."""
-    exact = {"off": 0, "bloom": 1}.get(rules.method, partitions)
-    found = {GROUP: range(exact)} if exact else {}
+def steps_of(rules: DedupRules, partitions: int, units: int) -> dict[str, range]:
+    """The steps of each stage in order, none of what is done unit by unit. Exact first: what it drops is in no pair."""
+    counts = {GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
     if rules.near is not None:
-        from milldam.dedup.near import pair_steps
+        from milldam.dedup.candidates import pair_steps
+        from milldam.dedup.near import MOST_PARTS
 
-        last = partitions + pair_steps(rules.near)
-        found |= {NEAR: range(partitions, last), JOIN: range(last, last + 1)}
+        ranking, parts = int(rules.near.prefer != "first"), max(1, min(MOST_PARTS, units))
+        counts |= {RANK: ranking, NEAR: pair_steps(rules.near), SHINGLE: 0, VERIFY: parts, DECIDE: 1}
+    found, first = {}, 0
+    for stage, count in counts.items():
+        if count or stage == SHINGLE:
+            found[stage] = range(first, first + count)
+        first += count
     return found
 
 
@@ -149,7 +195,7 @@ def resolved(task: ResolveTask) -> tuple[dict[str, Any], dict[str, Any]]:
         found = task.found(step)
         clusters.update(found.pop("clusters", {}))
         exact.update({name: value for name, value in found.items() if isinstance(value, int)})
-    for step in stages.get(JOIN, ()):
+    for step in stages.get(DECIDE, ()):
         found = task.found(step)
         near = found | {"clusters": found["cluster_sizes"], "cluster_count": found["clusters"]}
     return (dict(exact) | {"clusters": dict(clusters)} if exact else {}), near
@@ -159,7 +205,6 @@ def resolved(task: ResolveTask) -> tuple[dict[str, Any], dict[str, Any]]:
 class IndexTask:
     """Enter the hashes of a run into the index that runs share."""
 
-    index: str
     run_id: str
     out: str
     resolved: ResolveTask
@@ -169,7 +214,7 @@ class IndexTask:
         return self._commit
 
     def _commit(self, step: int, report: Report) -> None:
-        from milldam.dedup.index import DedupIndex, Sorting
+        from milldam.dedup.index import Sorting
 
         task = self.resolved
         sorting = Sorting(
@@ -179,21 +224,24 @@ class IndexTask:
             memory_bytes=task.memory_bytes - held_bytes(),
             threads=task.threads,
         )
-        DedupIndex(Path(self.index), normalize=task.rules.normalize).commit(self.run_id, self.out, task.folder, sorting)
+        open_index(task.rules).commit(self.run_id, self.out, task.folder, sorting)
+
+
+def open_index(rules: DedupRules) -> DedupIndex:
+    from milldam.dedup.index import DedupIndex
+
+    assert rules.index is not None
+    return DedupIndex(Path(rules.index), normalize=rules.normalize, near=rules.near)
 
 
 def check_index(rules: DedupRules, identity: Identity, out: str) -> None:
     """Raise StoreError when the index can't be used."""
     if rules.index is not None:
-        from milldam.dedup.index import DedupIndex
-
-        DedupIndex(Path(rules.index), normalize=rules.normalize).files(identity.run_id, out)
+        open_index(rules).files(identity.run_id, out)
 
 
 def pin_index(rules: DedupRules, folder: Path, identity: Identity, out: str) -> dict[str, Path]:
-    """Runs of the index that this one is compared with, those there are when it begins, and their files."""
+    """Runs of the index that this one is compared with, those there are when it begins, and their hash files."""
     if rules.index is None:
         return {}
-    from milldam.dedup.index import DedupIndex
-
-    return dict(DedupIndex(Path(rules.index), normalize=rules.normalize).pin(folder, run_id=identity.run_id, out=out))
+    return dict(open_index(rules).pin(folder, run_id=identity.run_id, out=out))

@@ -39,6 +39,11 @@ def print_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
     return folder / f"hashes-{key}.parquet", folder / f"signatures-{key}.bin", folder / f"texts-{key}.bin"
 
 
+def preference_path(folder: Path, key: str) -> Path:
+    """The same, where near-duplicates are kept by more than their order: what decides on each document."""
+    return folder / f"preferences-{key}.bin"
+
+
 class CacheWriter:
     """Use it as a context manager; left without a commit, nothing stays."""
 

@@ -103,10 +103,14 @@ class ShardCache:
                 if not self._make_room(content, may_exceed=may_exceed):
                     return None
                 self._write(part.descriptor, content, download)
-                # Those who waited for it, and this one too, find it by its name in the next turn. Under the lock: who
-                # counts what lies here meanwhile could see neither the one name nor the other.
+                # Those who waited for it find it by its name in the next turn. Under the lock: who counts what lies
+                # here meanwhile could see neither the one name nor the other, and who makes room would remove it while
+                # nobody has it open.
                 with self._locked():
                     part.finish(self.path(content))
+                    found = self._open_whole(content)
+                if found is not None:
+                    return found
             finally:
                 part.discard()
 
@@ -132,7 +136,9 @@ class ShardCache:
         found = os.fstat(descriptor)
         if found.st_nlink and found.st_size == content.size:
             with contextlib.suppress(OSError):
-                os.utime(descriptor)
+                # The kernel's own clock goes in steps of milliseconds, in which several may be opened.
+                now = time.time_ns()
+                os.utime(descriptor, ns=(now, now))
             return descriptor
         os.close(descriptor)
         if found.st_nlink:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from milldam.markup import escape, share, short_count, shorten
+from milldam.markup import escape, share, short_count, shorten, turns_by_role
 from milldam.memory import format_size
 from milldam.report.drawing import WIDTH, Column, column_chart
 from milldam.report.facts import MAX_SPLITS, Facts, Lengths, Sample
 from milldam.report.layout import Section, Tile, bar, chart, paragraphs, show_tiles, table
+from milldam.report.near_duplicates import show_removals
 
 _SPLITS_DRAWN = 6
 _DEDUP_KINDS = {"dedup": "exact duplicates", "near": "near duplicates"}
@@ -108,7 +109,13 @@ def duplicates(facts: Facts) -> Section | None:
     if not found:
         return None
     body = f'<div class="pair">{"".join(_clusters(kind, one) for kind, one in found.items())}</div>'
-    about = paragraphs("Clusters of equal or similar documents by size. Of each, the first document is kept.")
+    body += show_removals(facts.told.get("near", {}))
+    about = paragraphs(
+        "Clusters by size: a document that stays, and those that were removed because they are equal or similar to it.",
+        "Similarity: the share of word n-grams that two documents have in common, compared n-gram by n-gram."
+        if facts.told.get("near")
+        else "",
+    )
     return Section("duplicates", "Duplicates", about, body)
 
 
@@ -173,7 +180,7 @@ def conversations(facts: Facts) -> Section | None:
     count, trained = told["conversations"], told["trained_tokens"]
     tiles = [
         Tile("Pairs" if told["pairs"] else "Conversations", short_count(count // 2 if told["pairs"] else count)),
-        Tile("Turns", short_count(told["turns"]) if told["turns"] else "–"),
+        Tile("Turns", short_count(told["turns"]) if told["turns"] else "–", "", turns_by_role(told)),
         Tile("Trained tokens", short_count(trained), "", f"{trained:,}" if trained >= 10_000 else ""),
         Tile("Trained share", share(trained, facts.manifest.tokens) or "–"),
         Tile("Cut to fit", short_count(told.get("truncated", 0))),

@@ -45,8 +45,6 @@ class WorkPlan:
     """Files of the input's folders that are not read, and why."""
     done: int = 0
     """Units that were done before, where that is known."""
-    done_text_bytes: int = 0
-    """Text that was tokenized before."""
     pieces: dict[str, int] = field(default_factory=dict)
     """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
     conversations: str = ""

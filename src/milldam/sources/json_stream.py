@@ -90,6 +90,64 @@ class TooLarge:
         return f"({self.bytes:,} bytes, left out)"
 
 
+class _Text:
+    """What `read(size)` gives, decoded: from where the next character is, as much as was asked for."""
+
+    def __init__(self, read: Callable[[int], bytes], errors: str) -> None:
+        self._read = read
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
+        self.held, self.at, self.ended = "", 0, False
+        self._before, self._bytes_read = 0, 0
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            match = _SPACE.match(self.held, self.at)
+            assert match is not None
+            self.at = match.end()
+            if self.at < len(self.held):
+                return self.held[self.at]
+            if self.ended:
+                return ""
+            self.more()
+
+    def take(self, character: str) -> None:
+        found = self.peek()
+        if found != character:
+            raise self.wrong(f'"{character}" expected, not {json.dumps(found) if found else "the end"}')
+        self.at += 1
+
+    def more(self) -> None:
+        """Read on, as much again as is held: a long value is not decoded more than twice over."""
+        block = self._read(max(BLOCK_BYTES, len(self.held) - self.at))
+        self._bytes_read += len(block)
+        self.ended = not block
+        self._before += self.at
+        self.held = self.held[self.at :] + self._bytes.decode(block, final=self.ended)
+        self.at = 0
+
+    def skip_rest(self) -> None:
+        """Read to the end and look at nothing."""
+        while not self.ended:
+            self.at = len(self.held)
+            self.more()
+
+    @property
+    def place(self) -> int:
+        """In characters."""
+        return self._before + self.at
+
+    def byte_place(self) -> int:
+        return self._bytes_read - len(self.held[self.at :].encode("utf-8", "surrogateescape"))
+
+    def may_be_cut(self, error: json.JSONDecodeError) -> bool:
+        return error.msg.startswith("Unterminated string") or error.pos > len(self.held) - _CUT_MARGIN
+
+    def wrong(self, what: str, at: int | None = None) -> JsonError:
+        """`at`: where in the text; None: at the next character."""
+        return JsonError(f"{what} at character {self._before + (self.at if at is None else at):,}")
+
+
 class JsonStream:
     """Reads forward through the text that `read(size)` gives, which must be UTF-8.
 
@@ -110,53 +168,46 @@ class JsonStream:
         strict: bool = False,
         errors: str = "surrogateescape",
     ) -> None:
-        self._read, self._largest, self._wanted = read, largest, wanted
-        self._bytes = codecs.getincrementaldecoder("utf-8")(errors)
+        self._text = text = _Text(read, errors)
+        self._largest, self._wanted = largest, wanted
         self._strict = strict
         self._json = json.JSONDecoder(strict=strict, parse_int=number_or_digits)
-        self._text, self._at, self._before, self._bytes_read, self._passed_over = "", 0, 0, 0, 0
-        self._ended = False
-        if not strict and self.peek() == "\ufeff":
-            self._at += 1
+        self._passed_over = 0
+        if not strict and text.peek() == "\ufeff":
+            text.at += 1
 
     def peek(self) -> str:
         """The next character that is no white space; empty at the end."""
-        while True:
-            match = _SPACE.match(self._text, self._at)
-            assert match is not None
-            self._at = match.end()
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._ended:
-                return ""
-            self._more()
+        return self._text.peek()
 
     def value(self) -> Any:
         """The next value, whole; or without what makes it larger than it may be."""
-        self.peek()
+        text = self._text
+        text.peek()
         while True:
-            value, stop, whole = None, self._at, False
+            value, stop, whole = None, text.at, False
             try:
-                value, stop = self._json.raw_decode(self._text, self._at)
+                value, stop = self._json.raw_decode(text.held, text.at)
                 # A number that reaches to the end of the block, or whose fraction is cut, goes on in the next one.
-                whole = self._ended or self._text[stop : stop + 1] not in _GOES_ON
+                whole = text.ended or text.held[stop : stop + 1] not in _GOES_ON
             except json.JSONDecodeError as error:
-                if self._ended or not self._may_be_cut(error):
-                    raise JsonError(f"{error.msg} at character {self._before + error.pos:,}") from None
+                if text.ended or not text.may_be_cut(error):
+                    raise text.wrong(error.msg, error.pos) from None
             except RecursionError:
-                raise self._wrong("nested too deep") from None
+                raise text.wrong("nested too deep") from None
             except ValueError as error:
-                raise self._wrong(str(error)) from None  # a number with thousands of digits
-            if (stop if whole else len(self._text)) - self._at > self._largest:
+                raise text.wrong(str(error)) from None  # a number with thousands of digits
+            if (stop if whole else len(text.held)) - text.at > self._largest:
                 return self._value_in_parts()
             if whole:
-                self._at = stop
+                text.at = stop
                 return value
-            self._more()
+            text.more()
 
     def _value_in_parts(self) -> Any:
         """A value that is larger than it may be, without the strings and lists that make it so."""
-        kind, begun = self.peek(), self._byte_place()
+        text = self._text
+        kind, begun = text.peek(), text.byte_place()
         if kind == "{":
             return {key: self.value() for key in self._wanted_fields()}
         items = None
@@ -165,8 +216,8 @@ class JsonStream:
         elif kind == '"':
             self._pass_over()
         else:
-            raise self._wrong(f"a number of more than {self._largest:,} characters")
-        return TooLarge(self._byte_place() - begun) if items is None else items
+            raise text.wrong(f"a number of more than {self._largest:,} characters")
+        return TooLarge(text.byte_place() - begun) if items is None else items
 
     def _wanted_fields(self) -> Iterator[str]:
         for key in self.fields():
@@ -177,7 +228,8 @@ class JsonStream:
 
     def _items_in_parts(self) -> list[Any] | None:
         """The items of a list; None: what is kept of them is larger than it may be."""
-        begun, passed_over = self._place, self._passed_over
+        text = self._text
+        begun, passed_over = text.place, self._passed_over
         items: list[Any] | None = []
         for _ in self.items():
             if items is None:
@@ -185,98 +237,87 @@ class JsonStream:
                 self.skip()
                 continue
             items.append(self.value())
-            if self._place - begun > self._largest + self._passed_over - passed_over:
+            if text.place - begun > self._largest + self._passed_over - passed_over:
                 items = None
         if items is None:
-            self._passed_over = passed_over + self._place - begun
+            self._passed_over = passed_over + text.place - begun
         return items
 
     def _pass_over(self) -> None:
-        begun = self._place
+        text = self._text
+        begun = text.place
         self.skip()
-        self._passed_over += self._place - begun
+        self._passed_over += text.place - begun
 
     def string_parts(self) -> Iterator[str]:
         """The next value, which must be a string, in parts of about a block."""
-        self._take('"')
-        short = _PLAIN_STRING.match(self._text, self._at)
+        text = self._text
+        text.take('"')
+        short = _PLAIN_STRING.match(text.held, text.at)
         if short is not None:
-            start, self._at = self._at, short.end()
-            yield self._text[start : short.end() - 1]
+            start, text.at = text.at, short.end()
+            yield text.held[start : short.end() - 1]
             return
         size = _FIRST_PART
         while True:
-            looked_at = min(len(self._text), self._at + size)
-            all_there = self._ended and looked_at == len(self._text)
-            stop = looked_at if all_there else self._before_unfinished(looked_at)
+            looked_at = min(len(text.held), text.at + size)
+            all_there = text.ended and looked_at == len(text.held)
+            stop = looked_at if all_there else _before_unfinished(text.held, text.at, looked_at)
             # With a quote put behind it, the string ends here or there.
-            part, end = self._unescape(self._text[self._at : stop] + '"')
-            closed = self._at + end <= stop
-            self._at = self._at + end if closed else stop
+            try:
+                part, end = scanstring(text.held[text.at : stop] + '"', 0, self._strict)
+            except json.JSONDecodeError as error:
+                raise text.wrong(error.msg, text.at + error.pos) from None
+            closed = text.at + end <= stop
+            text.at = text.at + end if closed else stop
             yield part
             if closed:
                 return
             if all_there:
-                raise self._wrong("a string is not closed")
-            if looked_at == len(self._text):
-                self._more()
-            size = len(self._text)
-
-    def _unescape(self, quoted: str) -> tuple[str, int]:
-        try:
-            part, end = scanstring(quoted, 0, self._strict)
-            return part, end
-        except json.JSONDecodeError as error:
-            raise JsonError(f"{error.msg} at character {self._before + self._at + error.pos:,}") from None
-
-    def _before_unfinished(self, stop: int) -> int:
-        """The last place up to `stop` where a string may be cut."""
-        match = _UNFINISHED.search(self._text, max(self._at, stop - _CUT_MARGIN), stop)
-        if match is None:
-            return stop
-        # An escaped backslash before it would make the "escape" plain text: count them back.
-        before = self._text[self._at : match.start()]
-        return match.start() - (len(before) - len(before.rstrip("\\"))) % 2
+                raise text.wrong("a string is not closed")
+            if looked_at == len(text.held):
+                text.more()
+            size = len(text.held)
 
     def skip(self) -> None:
         """Pass over the next value, whatever its size, and see that it is JSON."""
+        text = self._text
         around: list[str] = []  # what closes each array and object that was entered, from the outside in
         while True:
             self._skip_members(around)
-            opening = self.peek()
+            opening = text.peek()
             if opening == '"':
                 for _ in self.string_parts():
                     pass
             elif opening not in _CLOSING:
                 self.value()
-            elif (whole := _container().match(self._text, self._at)) is not None:
-                self._at = whole.end()
+            elif (whole := _container().match(text.held, text.at)) is not None:
+                text.at = whole.end()
             else:
-                self._at += 1
+                text.at += 1
                 around.append(_CLOSING[opening])
                 if len(around) > _DEEPEST:
-                    raise self._wrong(f"nested deeper than {_DEEPEST:,} levels")
-                if self.peek() != around[-1]:
+                    raise text.wrong(f"nested deeper than {_DEEPEST:,} levels")
+                if text.peek() != around[-1]:
                     continue
-            while around and self.peek() == around[-1]:
-                self._take(around.pop())
+            while around and text.peek() == around[-1]:
+                text.take(around.pop())
             if not around:
                 return
-            self._take(",")
+            text.take(",")
 
     def _skip_members(self, around: list[str]) -> None:
         """Go on to a value that is long, deep, cut off, or the last one of what is around it."""
+        text = self._text
         if around:
-            while (members := _members()[around[-1]].match(self._text, self._at)) is not None:
-                self._at = members.end()
+            while (members := _members()[around[-1]].match(text.held, text.at)) is not None:
+                text.at = members.end()
             if around[-1] == "}":
                 self._key()
 
     def skip_rest(self) -> None:
         """Read to the end and look at nothing."""
-        while not self._ended:
-            self._at = len(self._text)
-            self._more()
+        self._text.skip_rest()
 
     def items(self) -> Iterator[int]:
         """Walk through an array: the number of each item, when it is its turn to be read."""
@@ -289,56 +330,40 @@ class JsonStream:
 
     def _key(self) -> str:
         """A key and the colon behind it."""
-        if self.peek() != '"':
-            raise self._wrong("a key in double quotes expected")
+        text = self._text
+        if text.peek() != '"':
+            raise text.wrong("a key in double quotes expected")
         key = ""
         for part in self.string_parts():
             key += part[: LONGEST_KEY - len(key)]
-        self._take(":")
+        text.take(":")
         return key
 
     def require_end(self) -> None:
         """Raises JsonError when there is more."""
-        if self.peek():
-            raise self._wrong("something behind the end of the JSON text")
+        text = self._text
+        if text.peek():
+            raise text.wrong("something behind the end of the JSON text")
 
     def _members(self, opening: str, closing: str) -> Iterator[None]:
-        self._take(opening)
-        if self.peek() == closing:
-            self._take(closing)
+        text = self._text
+        text.take(opening)
+        if text.peek() == closing:
+            text.take(closing)
             return
         while True:
             yield
-            if self.peek() == closing:
-                self._take(closing)
+            if text.peek() == closing:
+                text.take(closing)
                 return
-            self._take(",")
+            text.take(",")
 
-    def _take(self, character: str) -> None:
-        found = self.peek()
-        if found != character:
-            raise self._wrong(f'"{character}" expected, not {json.dumps(found) if found else "the end"}')
-        self._at += 1
 
-    def _more(self) -> None:
-        """Read on, as much again as is held: a long value is not decoded more than twice over."""
-        block = self._read(max(BLOCK_BYTES, len(self._text) - self._at))
-        self._bytes_read += len(block)
-        self._ended = not block
-        self._before += self._at
-        self._text = self._text[self._at :] + self._bytes.decode(block, final=self._ended)
-        self._at = 0
-
-    @property
-    def _place(self) -> int:
-        """In characters."""
-        return self._before + self._at
-
-    def _byte_place(self) -> int:
-        return self._bytes_read - len(self._text[self._at :].encode("utf-8", "surrogateescape"))
-
-    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _CUT_MARGIN
-
-    def _wrong(self, what: str) -> JsonError:
-        return JsonError(f"{what} at character {self._place:,}")
+def _before_unfinished(text: str, at: int, stop: int) -> int:
+    """The last place up to `stop` where a string may be cut."""
+    match = _UNFINISHED.search(text, max(at, stop - _CUT_MARGIN), stop)
+    if match is None:
+        return stop
+    # An escaped backslash before it would make the "escape" plain text: count them back.
+    before = text[at : match.start()]
+    return match.start() - (len(before) - len(before.rstrip("\\"))) % 2

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -67,10 +67,10 @@ class Held:
         with contextlib.suppress(OSError):
             os.utime(self._descriptor)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "_descriptor"):
-            # Not unlocked: processes that were forked may still read.
-            os.close(self._descriptor)
+            # Not unlocked: processes that were forked may still read. When Python ends, `os` may be gone before.
+            close(self._descriptor)
 
 
 def hold(path: Path) -> Held:

@@ -137,6 +137,50 @@ class Encoding(Protocol):
         ...
 
 
+class _Links:
+    """Pieces inside a run of which each overlaps the one before it."""
+
+    def __init__(self, main: Encoding, runs: Runs) -> None:
+        self._main, self._runs = main, runs
+
+    def find(self, text: bytes, begin: _Cut) -> tuple[_Cut, _Cut] | None:
+        """The piece that begins here, with its ids, and the next one, which overlaps it. None: not in this way."""
+        stop = character_start(text, begin.at + _LINK)
+        if begin.bare or stop >= len(text):
+            return None
+        start, ids = character_start(text, stop - _OVERLAP), None
+        for _ in range(_TRIES):
+            overlap = text[start:stop]
+            if start <= begin.overlap_end or not self._runs.holds(overlap):
+                return None
+            if ids is None:
+                ids = self._main.texts([text[begin.at : stop]])[0]
+                if not _begins_with(ids, begin.link):
+                    return None
+            if found := self._link(ids, overlap):
+                link, dropped = found
+                skipped = len(begin.link.lead) - 1 if begin.link else 0
+                return replace(begin, ids=ids[skipped : len(ids) - dropped]), _Cut(start, link=link)
+            start = _character_before(text, start)
+        return None
+
+    def _link(self, ids: Ids, overlap: bytes) -> tuple[_Link, int] | None:
+        """A place inside the overlap between two tokens that end a piece too; and how many tokens follow it there."""
+        whole = self._main.texts([overlap])[0]
+        differing = len(whole) - _common_end(ids, whole)
+        if differing > len(whole) // 2 or not self._runs.in_step(overlap, len(whole)):
+            return None
+        place = character_start(overlap, len(overlap) // 2)
+        for _ in range(_TRIES):
+            if place >= len(overlap):
+                return None
+            left, right = self._main.texts([overlap[:place], overlap[place:]])
+            if _is_sum(whole, left, right) and len(left) >= differing + _AGREEING:
+                return _Link(whole[: len(left) + 1], place, len(overlap)), len(right)
+            place = character_start(overlap, place + 1)
+        return None
+
+
 class Cutter:
     """Encodes one document at a time: `feed` its parts in order, the last with `final`."""
 
@@ -151,7 +195,8 @@ class Cutter:
         piece_bytes: int,
         buffer_bytes: int,
     ) -> None:
-        self._main, self._bare, self._runs = main, bare, runs
+        self._main, self._bare = main, bare
+        self._links = None if runs is None else _Links(main, runs)
         self._bare_spans_words, self._weighs_words = bare_spans_words, weighs_words
         self._piece_bytes, self._buffer_bytes = piece_bytes, buffer_bytes
         self.inexact_cuts = 0
@@ -181,7 +226,7 @@ class Cutter:
         """Where pieces begin and, last, where the text that is certain ends; the text may have become shorter."""
         cuts = [self._begin]
         while len(text) - cuts[-1].at > self._piece_bytes + _REACH + _WINDOW:
-            if linked := self._linked(text, cuts[-1]):
+            if self._links is not None and (linked := self._links.find(text, cuts[-1])):
                 cuts[-1:] = linked
                 continue
             found, text = self._find_cut(text, cuts[-1])
@@ -302,46 +347,6 @@ class Cutter:
         ends = sorted({character_start(right, max(0, len(right) - cut)) for cut in range(_ENDINGS)})
         known, *continued = inside.texts([left, *(left + right[:end] for end in ends)])
         return all(np.array_equal(known, ids[: len(known)]) for ids in continued)
-
-    # ---- 2. in links ----
-
-    def _linked(self, text: bytes, begin: _Cut) -> tuple[_Cut, _Cut] | None:
-        """The piece that begins here, with its ids, and the next one, which overlaps it. None: not in this way."""
-        stop = character_start(text, begin.at + _LINK)
-        if self._runs is None or begin.bare or stop >= len(text):
-            return None
-        start, ids = character_start(text, stop - _OVERLAP), None
-        for _ in range(_TRIES):
-            overlap = text[start:stop]
-            if start <= begin.overlap_end or not self._runs.holds(overlap):
-                return None
-            if ids is None:
-                ids = self._main.texts([text[begin.at : stop]])[0]
-                if not _begins_with(ids, begin.link):
-                    return None
-            if found := self._link(ids, overlap):
-                link, dropped = found
-                skipped = len(begin.link.lead) - 1 if begin.link else 0
-                return replace(begin, ids=ids[skipped : len(ids) - dropped]), _Cut(start, link=link)
-            start = _character_before(text, start)
-        return None
-
-    def _link(self, ids: Ids, overlap: bytes) -> tuple[_Link, int] | None:
-        """A place inside the overlap between two tokens that end a piece too; and how many tokens follow it there."""
-        assert self._runs is not None
-        whole = self._main.texts([overlap])[0]
-        differing = len(whole) - _common_end(ids, whole)
-        if differing > len(whole) // 2 or not self._runs.in_step(overlap, len(whole)):
-            return None
-        place = character_start(overlap, len(overlap) // 2)
-        for _ in range(_TRIES):
-            if place >= len(overlap):
-                return None
-            left, right = self._main.texts([overlap[:place], overlap[place:]])
-            if _is_sum(whole, left, right) and len(left) >= differing + _AGREEING:
-                return _Link(whole[: len(left) + 1], place, len(overlap)), len(right)
-            place = character_start(overlap, place + 1)
-        return None
 
     # ---- 3. one unknown token ----
 

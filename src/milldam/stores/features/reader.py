@@ -31,7 +31,6 @@ from milldam.stores.features.format import (
     TEXTS,
     TEXTS_INDEX,
     Column,
-    FeatureForm,
     MemoryTokens,
     hash_id,
 )
@@ -153,6 +152,12 @@ class FeatureStore:
         self.manifest = read_manifest(self.place)
         require_way(read)
         self._way = read
+        self.form = self.manifest.form
+        self.fingerprint = self.manifest.fingerprint
+        """Names the content: equal fingerprints mean equal windows and texts in equal order."""
+        memory = self.manifest.memory
+        self.memory_tokens = MemoryTokens(tuple(memory["read"]), tuple(memory["write"]))
+        """The ids of the memory tokens, in order; both empty when there are none."""
         self._columns = {column.name: column for column in self.form.columns}
         shards = self.manifest.shards
         self._window_begins = _begins([shard.windows for shard in shards])
@@ -171,21 +176,6 @@ class FeatureStore:
     def examples(self) -> int:
         """How many examples there are: those with windows."""
         return int(self._example_begins[-1])
-
-    @property
-    def form(self) -> FeatureForm:
-        return self.manifest.form
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: equal fingerprints mean equal windows and texts in equal order."""
-        return self.manifest.fingerprint
-
-    @property
-    def memory_tokens(self) -> MemoryTokens:
-        """The ids of the memory tokens, in order; both empty when there are none."""
-        memory = self.manifest.memory
-        return MemoryTokens(tuple(memory["read"]), tuple(memory["write"]))
 
     @property
     def tokenizer(self) -> Any:
@@ -255,7 +245,7 @@ class FeatureStore:
 
     def memory_positions(self, numbers: npt.ArrayLike) -> tuple[Int64s, Int64s]:
         """Where in windows the memory tokens to read and to write are: (windows, M) each, padding counted."""
-        count = len(self.manifest.memory["read"])
+        count = len(self.memory_tokens.read)
         length = self.rows(numbers, ("length",))["length"].astype(np.int64)[:, None]
         if not count:
             return np.empty((len(length), 0), np.int64), np.empty((len(length), 0), np.int64)

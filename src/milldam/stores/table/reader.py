@@ -169,18 +169,26 @@ class Table:
         self.path = self._place.folder
         self._use = _in_use(self.path)
         self.manifest = read(self._place)
+        self.columns = list(self.manifest.schema.columns)
+        self.column_names = list(self.columns)
+        """The same, as HF datasets calls it."""
+        self.fingerprint = self.manifest.fingerprint
+        """Names the content: equal fingerprints mean equal rows in equal order."""
+        self.shards = len(self.manifest.shards)
+        """How many files the rows are in."""
         self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
+        self.num_rows = self._ends[-1] if self._ends else 0
         self._shards = _Shards(self.path, self.manifest)
         self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self.num_rows
 
     def __repr__(self) -> str:
-        columns = ", ".join(self.columns)
-        shards, size = len(self.manifest.shards), format_size(self.manifest.bytes)
-        return f"Table('{self.path}': {counted(len(self), 'row')} of {columns}; {counted(shards, 'shard')}, {size})"
+        columns, size = ", ".join(self.columns), format_size(self.manifest.bytes)
+        rows, shards = counted(len(self), "row"), counted(self.shards, "shard")
+        return f"Table('{self.path}': {rows} of {columns}; {shards}, {size})"
 
     def __eq__(self, other: object) -> bool:
         """Whether the rows are the same, in the same order, under the same columns."""
@@ -199,31 +207,8 @@ class Table:
         return _reopen_same, (self._place, self.fingerprint)
 
     @property
-    def columns(self) -> list[str]:
-        return list(self.manifest.schema.columns)
-
-    @property
-    def column_names(self) -> list[str]:
-        """The same, as HF datasets calls it."""
-        return self.columns
-
-    @property
-    def num_rows(self) -> int:
-        return len(self)
-
-    @property
     def schema(self) -> pa.Schema:
         return self._shards.schema
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: equal fingerprints mean equal rows in equal order."""
-        return self.manifest.fingerprint
-
-    @property
-    def shards(self) -> int:
-        """How many files the rows are in."""
-        return len(self.manifest.shards)
 
     # ---- rows ----
 

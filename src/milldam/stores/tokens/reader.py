@@ -27,7 +27,7 @@ from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s
-from milldam.stores.tokens.manifest import Shard, read
+from milldam.stores.tokens.manifest import Manifest, Shard, read
 from milldam.stores.tokens.spans import SpanTable
 
 if TYPE_CHECKING:
@@ -69,7 +69,21 @@ class _MappedShards:
 
     def __init__(self, place: Place, shards: Sequence[Shard], dtype: np.dtype[np.generic]) -> None:
         self._place, self._shards, self._dtype = place, shards, dtype
+        # ends[k]: documents in the shards up to and including k
+        self._ends = list(itertools.accumulate(shard.documents for shard in shards))
         self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
+
+    @property
+    def documents(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def at(self, number: int) -> tuple[_MappedShard, int]:
+        """The shard of a document, and its number there."""
+        wanted = number + self.documents if number < 0 else number
+        if not 0 <= wanted < self.documents:
+            raise IndexError(f"document {number} of a store of {self.documents:,} documents")
+        k = bisect.bisect_right(self._ends, wanted)
+        return self.map(k), wanted - (self._ends[k - 1] if k else 0)
 
     def map(self, k: int) -> _MappedShard:
         mapped = self._mapped.get(k)
@@ -157,26 +171,23 @@ class Store:
     def __init__(self, path: str | Path | Place, *, split: str | None = None) -> None:
         self.place: Place = Folder(Path(path)) if isinstance(path, str | Path) else path
         """Where it lies."""
+        self.name = self.place.name
+        """Its path, or its address."""
         self.manifest = read(self.place)
         self.split_name = split
-        self.shards = self._select(split)
+        self.shards = _select_shards(self.manifest, split, self.name)
         """The shards that are meant, in order."""
-        # ends[k]: documents in the shards up to and including k
-        self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
+        self.tokens = sum(shard.tokens for shard in self.shards)
+        """How many tokens there are."""
+        self.dtype: np.dtype[np.generic] = np.dtype(self.manifest.dtype)
+        self.vocab_size = self.manifest.vocab_size
+        self.splits = self.manifest.splits
+        self.fingerprint = self.manifest.fingerprint
+        """Names the content: equal fingerprints mean equal tokens in equal order."""
+        self.has_spans = self.manifest.chat is not None
+        """Whether it says which tokens are trained on: a store of conversations."""
         self._mapped = _MappedShards(self.place, self.shards, self.dtype)
         self._tokenizer: Tokenizer | None = None
-
-    def _select(self, split: str | None) -> tuple[Shard, ...]:
-        known = self.manifest.splits
-        if split is not None and split not in known:
-            hint = did_you_mean(split, known)
-            raise ConfigError(f'{self.name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
-        return tuple(s for s in self.manifest.shards if split in (None, s.split))
-
-    @property
-    def name(self) -> str:
-        """Its path, or its address."""
-        return self.place.name
 
     @property
     def path(self) -> Path:
@@ -187,30 +198,8 @@ class Store:
             )
         return self.place.folder
 
-    @property
-    def tokens(self) -> int:
-        """How many tokens there are."""
-        return sum(shard.tokens for shard in self.shards)
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        return np.dtype(self.manifest.dtype)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.manifest.vocab_size
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return self.manifest.splits
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: equal fingerprints mean equal tokens in equal order."""
-        return self.manifest.fingerprint
-
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._mapped.documents
 
     @overload
     def __getitem__(self, number: int) -> TokenArray: ...
@@ -219,25 +208,12 @@ class Store:
     def __getitem__(self, number: int | slice) -> TokenArray | list[TokenArray]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
-        shard, within = self._at(number)
+        shard, within = self._mapped.at(number)
         return shard.document(within)
-
-    def _at(self, number: int) -> tuple[_MappedShard, int]:
-        """The shard of a document, and its number there."""
-        wanted = number + len(self) if number < 0 else number
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"document {number} of a store of {len(self):,} documents")
-        k = bisect.bisect_right(self._ends, wanted)
-        return self._mapped.map(k), wanted - (self._ends[k - 1] if k else 0)
-
-    @property
-    def has_spans(self) -> bool:
-        """Whether it says which tokens are trained on: a store of conversations."""
-        return self.manifest.chat is not None
 
     def spans(self, number: int) -> Int64s:
         """The trained stretches of a document: (n, 2), half-open token positions within it."""
-        shard, within = self._at(number)
+        shard, within = self._mapped.at(number)
         if shard.spans is None:
             raise StoreError(
                 f"{self.name}: does not say which tokens are trained on: all of them are. Stores of conversations do: "
@@ -248,7 +224,7 @@ class Store:
 
     def label(self, number: int) -> int:
         """The label of a document, such as 1 for an answer that is wanted and 0 for one that is not."""
-        shard, within = self._at(number)
+        shard, within = self._mapped.at(number)
         if shard.labels is None:
             raise StoreError(f"{self.name}: its documents have no labels. Records with a field `label` give some.")
         return int(shard.labels[within])
@@ -298,13 +274,6 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)
 
-    def _facts(self) -> dict[str, str]:
-        manifest = self.manifest
-        facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": manifest.dtype}
-        facts |= {"vocabulary": f"{manifest.vocab_size:,}", "tokenizer": str(manifest.tokenizer.get("name"))}
-        size = sum(shard.bin["bytes"] for shard in self.shards)
-        return facts | {"splits": ", ".join(self.splits), "size": format_size(size)}
-
     def __repr__(self) -> str:
         split = "" if self.split_name is None else f", split {self.split_name}"
         figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
@@ -313,8 +282,24 @@ class Store:
     def _repr_html_(self) -> str:
         import html
 
-        rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in self._facts().items())
+        rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in _facts(self).items())
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+
+def _select_shards(manifest: Manifest, split: str | None, name: str) -> tuple[Shard, ...]:
+    known = manifest.splits
+    if split is not None and split not in known:
+        hint = did_you_mean(split, known)
+        raise ConfigError(f'{name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
+    return tuple(shard for shard in manifest.shards if split in (None, shard.split))
+
+
+def _facts(store: Store) -> dict[str, str]:
+    """What a notebook shows."""
+    facts = {"documents": f"{len(store):,}", "tokens": f"{store.tokens:,}", "dtype": store.manifest.dtype}
+    facts |= {"vocabulary": f"{store.vocab_size:,}", "tokenizer": str(store.manifest.tokenizer.get("name"))}
+    size = sum(shard.bin["bytes"] for shard in store.shards)
+    return facts | {"splits": ", ".join(store.splits), "size": format_size(size)}
 
 
 def parse_tokenizer(data: bytes, path: str) -> Tokenizer:

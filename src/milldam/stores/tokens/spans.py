@@ -43,6 +43,12 @@ class Spans:
         labels = None if self.labels is None else self.labels[keep]
         return Spans(self.pairs[np.repeat(keep, self.counts)], self.counts[keep], labels)
 
+    def between(self, first: int, stop: int | None) -> Spans:
+        """Those of the documents [first, stop)."""
+        keep = np.zeros(len(self.counts), np.bool_)
+        keep[first:stop] = True
+        return self.only(keep)
+
     @property
     def trained_tokens(self) -> int:
         return int((self.pairs[:, 1] - self.pairs[:, 0]).sum())

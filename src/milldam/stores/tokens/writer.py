@@ -36,6 +36,8 @@ class Tokens:
     """Which of the texts that were encoded each piece comes from."""
     spans: Spans | None = None
     """What is trained on of each document; none is open then."""
+    documents_each: int = 1
+    """So many documents stay together: the two of a pair."""
 
     def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:
         """The pieces of a mask."""

@@ -1,0 +1,224 @@
+"""Shapes of conversations: what a template makes of all conversations that differ in their words alone.
+
+Conversations have the same form where their roles, the fields of their messages, and all values but texts are the
+same; and where the same texts are empty. A conversation whose form was seen before is traced (tracing.py): what the
+template wrote around the words, what it asked about them, and what is trained on, become a shape. Another conversation
+of the form that gives the same answers is then put together from the shape, without a rendering.
+
+A shape gives what the rendering gives, text and stretches, or nothing; then the template is asked as always:
+
+- it was traced, so the words were not looked at but by the noted questions;
+- no words that it writes are empty, also when stripped, so that places are in the same order as in the conversation
+  that was traced;
+- of a derived mask the proof is in the trace: words of trained messages stand in their own stretches alone, and no
+  others do; the rendering with other words, by which masks.py proves it, would have given the same answers.
+
+Each is compared with the rendering when it is learned, and again at its 1st, 2nd, 4th, 8th, ... use. Holds some
+megabytes of shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from milldam.chat.masks import Masks, NotProvenError, is_tag, other_text
+from milldam.chat.template import ChatTemplate, Message, Stretch
+from milldam.chat.traced_masks import find_traced
+from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, is_object, is_role
+from milldam.errors import MilldamError
+
+MOST_CHARACTERS = 1 << 18
+"""Of the words of a conversation. What a template makes of them is then far below its bounds, however it uses them."""
+_MOST_WORDS = 50_000
+"""Of all shapes."""
+_MOST_FORMS = 10_000
+_MOST_TRIES = 8
+"""To learn a shape of a form."""
+_DEEPEST, _LONGEST = 8, 1_000
+
+Done = tuple[str, list[Stretch]]
+"""A text, and the stretches of its characters that are trained on."""
+
+
+class Shape:
+    """What a template writes around the words of a conversation."""
+
+    def __init__(self, trace: Trace, spans: Sequence[Any], proven_by: Sequence[int]) -> None:
+        """`proven_by`: of a derived mask, words in each stretch, by number, that must not be white space."""
+        self.uses = 0
+        self._words = trace.words
+        self._pieces = [""] * (2 * len(trace.words) + 1)
+        self._pieces[::2] = trace.literals
+        self._spans = [(*begin, *end) for begin, end in spans]
+        self._answers = [_Check(one, reworded=bool(proven_by) and not _same_reworded(one)) for one in trace.answers]
+        self._proven_by = proven_by
+        contents = [one.path[1] for one in trace.words if one.path[0::2] == ("messages", "content") and not one.made]
+        self._contents = contents if len(contents) == len(trace.words) else None
+        """The messages whose contents are all that is written, as they are."""
+
+    def fill(self, messages: Sequence[Message], tools: Any) -> Done | None:
+        """The text of a conversation of the form; None if it has another shape."""
+        if self._contents is not None:
+            values = [messages[number]["content"] for number in self._contents]
+        else:
+            values = [one.of(_value(messages, tools, one.path)) for one in self._words]
+        if not all(values):
+            return None
+        for number in self._proven_by:
+            if values[number].isspace():
+                return None
+        for answer in self._answers:
+            if not answer.holds(messages, tools):
+                return None
+        ends = [0, *accumulate(map(len, values))]
+        if ends[-1] > MOST_CHARACTERS:
+            return None
+        pieces = self._pieces.copy()
+        pieces[1::2] = values
+        stretches = [(begin + ends[first], end + ends[last]) for begin, first, end, last in self._spans]
+        return "".join(pieces), stretches
+
+
+class _Check:
+    """Whether words give the answer that was noted; `reworded`: and other words in their place, too."""
+
+    def __init__(self, answer: Answer, *, reworded: bool) -> None:
+        self._words, self._other, self._said = answer.words, answer.other, answer.said
+        self._asked, self._reworded = ASKED[answer.asked], reworded
+
+    def holds(self, messages: Sequence[Message], tools: Any) -> bool:
+        value = _value(messages, tools, self._words.path)
+        if self._asked(self._words.of(value), self._other) != self._said:
+            return False
+        return not self._reworded or self._asked(self._words.of(other_text(value)), self._other) == self._said
+
+
+def _same_reworded(answer: Answer) -> bool:
+    """Whether other words (masks.other_text) always give the same answer: they keep tags and what is white space."""
+    how, letters = answer.words.made or ("strip", None)
+    if how == "json":
+        return answer.asked == "true"
+    if letters is not None and not letters.isspace():
+        return False
+    tag = answer.other is not None and is_tag(answer.other)
+    return answer.asked == "true" or (tag and answer.asked in ("holds", "startswith"))
+
+
+def _value(messages: Sequence[Message], tools: Any, path: Path) -> Any:
+    value: Any = messages if path[0] == "messages" else tools
+    for key in path[1:]:
+        value = value[key]
+    return value
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a form."""
+
+    shapes: list[Shape] = field(default_factory=list)
+    tries: int = 0
+    seen: bool = False
+
+
+class Shapes:
+    """Those that are known of one template and one rule of what is trained on."""
+
+    def __init__(self, template: ChatTemplate, masks: Masks) -> None:
+        self._template, self._masks = template, masks
+        self._tracer: Tracer | None = None
+        self._known: dict[Any, _Known] = {}
+        self._words = 0
+
+    def fill(self, form: Any, messages: Sequence[Message], tools: Any) -> tuple[Done | None, bool]:
+        """What a shape makes of a conversation, and whether it is time to compare it."""
+        known = self._known.get(form)
+        for shape in known.shapes if known is not None else ():
+            done = shape.fill(messages, tools)
+            if done is not None:
+                shape.uses += 1
+                return done, shape.uses & (shape.uses - 1) == 0
+        return None, False
+
+    def learn(self, messages: Sequence[Message], tools: Any, prompt_messages: int, done: Done) -> None:
+        """A conversation was rendered. Where its form came before, learn its shape."""
+        form = form_of(messages, tools, prompt_messages)
+        if form is None or len(done[0]) > MOST_CHARACTERS:
+            return
+        if form not in self._known and len(self._known) >= _MOST_FORMS:
+            return
+        known = self._known.setdefault(form, _Known())
+        if not known.seen or known.tries >= _MOST_TRIES or self._words > _MOST_WORDS:
+            known.seen = True
+            return
+        known.tries += 1
+        if self._tracer is None:
+            self._tracer = Tracer(self._template)
+        trace = self._tracer.trace(messages, tools)
+        if trace is None:
+            return
+        self._words += len(trace.words)
+        try:
+            spans, proven_by = find_traced(self._masks, trace, messages, prompt_messages)
+        except NotProvenError:
+            return
+        shape = Shape(trace, spans, proven_by)
+        if shape.fill(messages, tools) == done:
+            known.shapes.append(shape)
+
+
+def require_same(filled: Done | None, rendered: Done | None) -> None:
+    """Raise if a shape gave something else than the rendering."""
+    if filled != rendered:
+        raise MilldamError(
+            "A learned shape of conversations gives another text or mask than the chat template. This is a bug in "
+            f"milldam: please report the template. The text: {filled and filled[0][:200]!r}"
+        )
+
+
+def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int) -> Any:
+    """What conversations of the same form have in common, to look them up by; None where it can't be told cheaply.
+
+    >>> form_of([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], None, 0)
+    ('user', 'assistant')
+    """
+    try:
+        # Most are a role and a text: no function is called for them.
+        found = tuple(
+            [
+                one["role"]
+                if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
+                else _form(one, ("messages", 0))
+                for one in messages
+            ]
+        )
+        if tools is None and not prompt_messages:
+            return found
+        return found, _form(tools, ("tools",)), prompt_messages
+    except _OddError:
+        return None
+
+
+class _OddError(Exception):
+    """Too deep or too long to be looked at."""
+
+
+def _form(value: Any, path: Path) -> Any:
+    """As `tracing` puts unknowns into it: texts by their type, unless they are empty; all else by value."""
+    kind = type(value)
+    if kind is str:
+        return value if is_role(path) else str if value else ""
+    if is_object(path):
+        if kind is not dict:
+            raise _OddError
+        return dict
+    if kind is dict or kind is list:
+        if len(path) > _DEEPEST or len(value) > _LONGEST:
+            raise _OddError
+        items = value.items() if kind is dict else enumerate(value)
+        return kind, *[(key, _form(one, (*path, key))) for key, one in items]
+    if kind in (int, float, bool, type(None)):
+        return kind, value
+    raise _OddError

@@ -1,0 +1,321 @@
+"""Signatures of all documents -> pairs of documents that may be alike, some bands of the signatures at a time.
+
+Documents whose signatures are equal in a whole band fall into one bucket: (hash of the band, rank) as one 64-bit key,
+sorted on disk. Within a bucket each document is paired with the first and with the `WINDOW` before it, so that pairs
+grow with the bucket and not with its square. A pair is worth a look when its signatures agree in enough places; of
+these a document keeps `PAIRS_KEPT` of each call at most, the ones that agree most and the first.
+
+A document's position is its place in the plan, behind those of the runs of the index; its rank is its place in the
+order of preference. Documents dropped as exact duplicates and those without words take no part.
+
+Memory: what is asked for. Disk: 33 bytes a document and 8 a pair of a bucket while a call is at work; it leaves 8 a
+pair that is kept and a bit a document.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from milldam.dedup.drops import BLOOM, EXACT
+from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped
+from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
+from milldam.dedup.rules import NearRules
+from milldam.dedup.shingles import Hashes, Int64s
+from milldam.files import NewFile, explain_os_errors
+
+DEVIATIONS = 3
+"""A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
+WINDOW, PAIRS_KEPT = 4, 4
+_BANDS_AT_ONCE = 4
+_SMALLEST_BLOCK = 1024
+_MARKED_AT_ONCE = 1 << 23
+_RANKS, _POSITIONS = "ranks.bin", "positions.bin"
+Bools = npt.NDArray[np.bool_]
+Pairs = tuple[Int64s, Int64s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearWork:
+    """Where near-duplicates are looked for, by which rules, in how much memory."""
+
+    folder: Path
+    """Has signatures and the drop files of other ways, then pairs, sketches and edges."""
+    rules: NearRules
+    exempt_below: int
+    """Documents of units below this one are never dropped; what is like them is."""
+    memory_bytes: int
+    mark_all: bool = False
+    """Sketches are wanted of all documents, not only of those in pairs."""
+
+    def share(self, bytes_each: int) -> int:
+        """How many things of a size to hold at once. Half of the memory is left to what numpy makes on the way."""
+        return max(_SMALLEST_BLOCK, self.memory_bytes // 2 // bytes_each)
+
+
+class Documents:
+    """All documents: their signatures by position, their ranks."""
+
+    def __init__(self, work: NearWork) -> None:
+        self._folder = work.folder
+        self.signatures = SignatureFiles(work.folder, work.rules.bands * work.rules.rows)
+        self.count = self.signatures.documents
+        self.exempt = self.signatures.before(work.exempt_below)
+        """So many come first and are never dropped: their ranks are their positions."""
+        self.layout = KeyLayout(self.count)
+
+    @cached_property
+    def _by_position(self) -> Int64s | None:
+        return mapped(self._folder / _RANKS, np.int64) if (self._folder / _RANKS).exists() else None
+
+    @cached_property
+    def _by_rank(self) -> Int64s | None:
+        return mapped(self._folder / _POSITIONS, np.int64) if (self._folder / _POSITIONS).exists() else None
+
+    def ranks(self, positions: Int64s) -> Int64s:
+        return positions if self._by_position is None else self._by_position[positions]
+
+    def positions(self, ranks: Int64s) -> Int64s:
+        return ranks if self._by_rank is None else self._by_rank[ranks]
+
+
+def preference_file_name(unit: int) -> str:
+    """Where a unit's preferences are: a number of 8 bytes a document, lower ones first."""
+    return f"preferences-{unit_name(unit)}.bin"
+
+
+def rank(work: NearWork) -> None:
+    """Put the documents in the order of preference: two files of 8 bytes a document. Without them, plan order it is."""
+    documents = Documents(work)
+    bits = max(1, (documents.count - 1).bit_length())
+    most = np.uint64((1 << (64 - bits)) - 1)
+    with work_folder(work.folder / "near-ranking") as folder:
+        keys = SortedKeys(folder / "keys", work.share(48))
+        table = documents.signatures
+        for unit in table.units[table.units >= work.exempt_below].tolist():
+            base, stop = table.before(unit), table.before(unit + 1)
+            preferences = mapped(work.folder / preference_file_name(unit), np.uint64)
+            for start in range(base, stop, work.share(48)):
+                some = np.arange(start, min(stop, start + work.share(48)), dtype=np.uint64)
+                chosen = np.minimum(preferences[some.astype(np.int64) - base], most)
+                keys.add(chosen << np.uint64(bits) | some)
+        ranks = new_mapped(folder / _RANKS, np.int64, documents.count)
+        positions = new_mapped(folder / _POSITIONS, np.int64, documents.count)
+        for array in (ranks, positions):
+            array[: documents.exempt] = np.arange(documents.exempt)
+        done = documents.exempt
+        for block in keys.blocks(work.share(48)):
+            at = (block & np.uint64((1 << bits) - 1)).astype(np.int64)
+            positions[done : done + len(at)] = at
+            ranks[at] = np.arange(done, done + len(at))
+            done += len(at)
+        for name in (_RANKS, _POSITIONS):
+            if documents.count:
+                (folder / name).replace(work.folder / name)
+
+
+def pair_steps(rules: NearRules) -> int:
+    """How many calls of `find_pairs` there are.
+
+    >>> pair_steps(NearRules(bands=32, rows=8))
+    8
+    """
+    return -(-rules.bands // _BANDS_AT_ONCE)
+
+
+def least_matches(rules: NearRules) -> int:
+    """How many places of two signatures must be equal for the pair to be worth a look.
+
+    >>> least_matches(NearRules(bands=32, rows=8, threshold=0.8))
+    186
+    """
+    size = rules.bands * rules.rows
+    deviation = (rules.threshold * (1 - rules.threshold) / size) ** 0.5
+    estimate = max(0.0, rules.threshold - DEVIATIONS * deviation)
+    return int(np.ceil((CHANCE + estimate * (1 - CHANCE)) * size - 1e-9))
+
+
+def find_pairs(work: NearWork, step: int) -> int:
+    """Write the pairs of ranks that share a bucket of some band of this step; how many there are."""
+    bands = range(step * _BANDS_AT_ONCE, min((step + 1) * _BANDS_AT_ONCE, work.rules.bands))
+    with work_folder(work.folder / f"near-work-{step}") as folder:
+        return _Search(work, folder).find_pairs(bands, step)
+
+
+def pair_files(folder: Path, group: int) -> list[Path]:
+    return sorted(folder.glob(f"pairs-{group:05d}-*.keys"))
+
+
+def marked_rows(folder: Path, base: int, count: int) -> Bools:
+    """Which of the documents from a position on are in a pair of any step."""
+    first, last = base // 8, -(-(base + count) // 8)
+    bits = np.zeros(last - first, np.uint8)
+    for path in folder.glob("marks-*.bits"):
+        bits |= mapped(path, np.uint8)[first:last]
+    return np.unpackbits(bits, bitorder="little")[base - 8 * first :][:count].astype(bool)
+
+
+@contextmanager
+def work_folder(folder: Path) -> Iterator[Path]:
+    """A folder for the time of the work, anew when a killed run left it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with explain_os_errors(folder):
+        folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Search:
+    """One search over one folder."""
+
+    def __init__(self, work: NearWork, folder: Path) -> None:
+        self._work, self._folder = work, folder
+        self._documents = Documents(work)
+        self._layout, self._signatures = self._documents.layout, self._documents.signatures
+        self._marks = new_mapped(folder / "marks", np.bool_, self._documents.count)
+
+    def find_pairs(self, bands: range, step: int) -> int:
+        """The pairs of some bands that are worth a look, each once and in order, a file for each group of documents."""
+        count = 0
+        for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
+            with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
+                blocks = each_once(keys.blocks(self._work.share(200)))
+                for block in _whole_seconds(blocks, self._layout):
+                    worth = self._worth_a_look(group, block)
+                    new.write(worth.data)
+                    count += len(worth)
+                new.commit()
+            keys.remove()
+        self._write_marks(step)
+        return count
+
+    def _bucket_pairs(self, bands: range) -> list[SortedKeys]:
+        groups = range(self._layout.pair_groups)
+        share = self._work.share
+        pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
+        for band in self._band_keys(bands):
+            for part in band:
+                for first, second in bucket_pairs(part.blocks(share(400)), self._layout):
+                    new = second >= self._documents.exempt
+                    self._layout.add_pairs(pairs, first[new], second[new])
+                part.remove()
+        return pairs
+
+    def _band_keys(self, bands: range) -> list[list[SortedKeys]]:
+        """The keys of some bands, from one pass over the signatures."""
+        sections = range(self._layout.hash_sections)
+        run_keys = self._work.share(32 * len(bands) * len(sections))
+        keys = [[SortedKeys(self._folder / f"band-{k}-{part}", run_keys) for part in sections] for k in bands]
+        rows = self._work.rules.rows
+        for positions, signatures in self._taking_part():
+            if self._work.mark_all:
+                self._marks[positions] = True
+            ranks = self._documents.ranks(positions)
+            for band, parts in zip(bands, keys, strict=True):
+                hashes = hash_bands(signatures[:, band * rows : (band + 1) * rows])
+                self._layout.add_hashes(parts, hashes, ranks)
+        for parts in keys:
+            for part in parts:
+                part.flush()
+        return keys
+
+    def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
+        """(positions, signatures) of the documents that have words and are not dropped already."""
+        dropped = self._dropped_before()
+        for base, signatures in self._signatures.blocks(self._work.share(8 * self._signatures.size)):
+            # Only rows without words hold this value at all.
+            part = signatures[:, 0] != NO_WORDS
+            if dropped is not None:
+                part &= ~dropped[base : base + len(part)]
+            positions = np.flatnonzero(part)
+            yield positions + base, signatures if part.all() else signatures[positions]
+
+    def _dropped_before(self) -> Bools | None:
+        """For each position whether it is an exact duplicate, in a mapped file; None when there are no drop files."""
+        paths = [path for way in (EXACT, BLOOM) for path in sorted(self._work.folder.glob(f"drops-{way}-*.parquet"))]
+        if not paths:
+            return None
+        dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
+        bases, units = self._signatures.bases, self._signatures.units
+        for path in paths:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(1 << 15, columns=["unit", "row"]):
+                    at = np.searchsorted(units, batch["unit"].to_numpy())
+                    dropped[bases[at] + batch["row"].to_numpy().astype(np.int64)] = True
+        return dropped
+
+    def _worth_a_look(self, group: int, keys: Hashes) -> Hashes:
+        """Of the pairs of some documents, with all that each has, those to compare by shingles."""
+        first, second = self._layout.pairs(group, keys)
+        matches = np.empty(len(keys), np.int64)
+        at_once = self._work.share(8 * self._signatures.size)
+        for start in range(0, len(keys), at_once):
+            part = slice(start, start + at_once)
+            sides = (self._signatures.at(self._documents.positions(ranks[part])) for ranks in (first, second))
+            matches[part] = np.count_nonzero(next(sides) == next(sides), axis=1)
+        taken = np.flatnonzero(matches >= least_matches(self._work.rules))
+        taken = taken[_best(second[taken], matches[taken])]
+        self._marks[self._documents.positions(first[taken])] = True
+        self._marks[self._documents.positions(second[taken])] = True
+        return keys[taken]
+
+    def _write_marks(self, step: int) -> None:
+        with NewFile(self._work.folder / f"marks-{step:03d}.bits") as new:
+            for start in range(0, len(self._marks), _MARKED_AT_ONCE):
+                new.write(np.packbits(self._marks[start : start + _MARKED_AT_ONCE], bitorder="little").data)
+            new.commit()
+
+
+def _best(second: Int64s, matches: Int64s) -> Int64s:
+    """Of sorted pairs, for each second the first and those that agree most, `PAIRS_KEPT` in all; in order."""
+    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
+    sizes = np.diff(np.append(starts, len(second)))
+    order = np.lexsort((-matches, second))  # equal ones stay in order
+    place = np.empty(len(second), np.int64)
+    place[order] = np.arange(len(second)) - np.repeat(starts, sizes)
+    place[starts] = 0
+    return np.flatnonzero(place < PAIRS_KEPT)
+
+
+def _whole_seconds(blocks: Iterable[Hashes], layout: KeyLayout) -> Iterator[Hashes]:
+    """Sorted pairs in blocks that end where a second one ends."""
+    held = np.empty(0, np.uint64)
+    for block in blocks:
+        keys = np.concatenate((held, block))
+        seconds = layout.seconds(keys)
+        cut = int(np.searchsorted(seconds, seconds[-1]))
+        if cut:
+            yield keys[:cut]
+        held = keys[cut:]
+    if len(held):
+        yield held
+
+
+def bucket_pairs(blocks: Iterable[Hashes], layout: KeyLayout, *, leader: int = 0) -> Iterator[Pairs]:
+    """Pairs of ranks from sorted keys: each document with the `WINDOW` before it in its bucket, and with the first, or
+    the one that `leader` tells."""
+    held = np.empty(0, np.uint64)  # of the last block's last bucket, the keys up to the leader's and the last ones
+    for block in blocks:
+        keys = np.concatenate((held, block))
+        hashes, ranks = layout.hashes(keys)
+        starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
+        begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
+        place = np.arange(len(keys)) - begin
+        for back in range(1, WINDOW + 1):
+            inside = np.flatnonzero(place >= back)
+            yield ranks[inside - back], ranks[inside]
+        far = np.flatnonzero(place > leader + WINDOW)
+        yield ranks[begin[far] + leader], ranks[far]
+        held = keys[starts[-1] :]
+        if len(held) > leader + 1 + WINDOW:
+            held = np.concatenate((held[: leader + 1], held[-WINDOW:]))

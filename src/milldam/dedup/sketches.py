@@ -1,0 +1,241 @@
+"""Texts -> their sets of shingles, and from two sets how alike the texts are: what every near-duplicate is verified on.
+
+Of each shingle the upper half of its hash is kept, sorted, each once: 4 bytes a distinct shingle, about two thirds of
+the text. Two unlike sets of 1,000 shingles have one hash in common by chance once in 4,000 pairs. A document of more
+than `MOST` distinct shingles (some 100 KB of English) keeps the `MOST` smallest hashes, a uniform sample of its set:
+then the similarity is that of the two sets below the smaller of both bounds, 0.003 off on average (one standard
+deviation at 0.8); else it is exact.
+
+A unit's sketches are two files: the hashes end to end, and for each document that has a sketch its row, where its
+hashes end, and whether these are all (16 bytes). Memory: making them, one slice of text and its hashes, 10 MB;
+comparing them, what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.dedup.keys import mapped
+from milldam.dedup.minhash import SignatureFiles, unit_name
+from milldam.dedup.shingles import Hashes, Int64s, OpenText, is_giant, pieces, shingle, slices
+from milldam.errors import StoreError
+from milldam.files import NewFile
+
+MOST = 1 << 14
+Values = npt.NDArray[np.uint32]
+Bools = npt.NDArray[np.bool_]
+_HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
+_NOTHING: Values = np.empty(0, np.uint32)
+_PAIR_BYTES = 80
+"""Of memory, for each hash of the two documents of a pair."""
+
+
+class Sketcher:
+    """One per worker. Takes documents in batches, or a giant one in parts; both give the same sketch."""
+
+    def __init__(self, ngram: int) -> None:
+        self._ngram = ngram
+        self._open, self._fed = OpenText(ngram), _NOTHING
+
+    def sketches(self, texts: pa.LargeStringArray) -> Iterator[tuple[Values, Int64s]]:
+        """(hashes, how many each document has) of some documents at a time, in order."""
+        for part in slices(texts):
+            if is_giant(part):
+                smallest = _smallest_of(part, self._ngram)
+                yield smallest, np.array([len(smallest)])
+            else:
+                yield self._batch(part)
+
+    def _batch(self, texts: pa.LargeStringArray) -> tuple[Values, Int64s]:
+        found = shingle(texts, self._ngram)
+        keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
+        keys |= found.flat >> _HALF
+        keys.sort()
+        keys = keys[np.concatenate((np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]))]
+        counts = np.bincount((keys >> _HALF).astype(np.int64), minlength=len(texts))
+        if len(counts) and counts.max() > MOST:
+            place = np.arange(len(keys)) - np.repeat(np.cumsum(counts) - counts, counts)
+            keys, counts = keys[place < MOST], np.minimum(counts, MOST)
+        return keys.astype(np.uint32), counts
+
+    def feed(self, part: bytes) -> None:
+        """Take the next part of a giant document, cut anywhere between characters."""
+        for piece in pieces(pa.py_buffer(part)):
+            self._fed = _merged(self._fed, self._open.feed(piece))
+
+    def finish(self) -> Values:
+        """The sketch of the document that was fed."""
+        found = _merged(self._fed, self._open.finish())
+        self.cancel()
+        return found
+
+    def cancel(self) -> None:
+        """Forget what was fed."""
+        self._open, self._fed = OpenText(self._ngram), _NOTHING
+
+
+def _smallest_of(text: pa.LargeStringArray, ngram: int) -> Values:
+    opened, found = OpenText(ngram), _NOTHING
+    for piece in pieces(text[0].as_buffer()):
+        found = _merged(found, opened.feed(piece))
+    return _merged(found, opened.finish())
+
+
+def _merged(smallest: Values, hashes: Hashes) -> Values:
+    return np.unique(np.concatenate((smallest, (hashes >> _HALF).astype(np.uint32))))[:MOST]
+
+
+# ---- on disk ----
+
+
+def sketch_paths(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where sketches are: hashes, and rows with the ends of theirs.
+
+    >>> [path.name for path in sketch_paths(Path(), unit_name(12))]
+    ['sketches-0000012.bin', 'sketches-0000012.rows']
+    """
+    return folder / f"sketches-{name}.bin", folder / f"sketches-{name}.rows"
+
+
+class SketchWriter:
+    """Writes the sketches of some documents of a unit, in their order; use it as a context manager."""
+
+    def __init__(self, values: Path, rows: Path) -> None:
+        self._values, self._rows = NewFile(values), NewFile(rows)
+        self._end = 0
+
+    def add(self, rows: Int64s, values: Values, counts: Int64s, cut: Bools | None = None) -> None:
+        """The sketches of the documents of some rows; `cut`: those that had more hashes, else those of `MOST`."""
+        ends = (self._end + np.cumsum(counts)).astype(np.uint64)
+        ends[counts == MOST if cut is None else cut] |= _CUT
+        self._rows.write(np.stack((rows.astype(np.uint64), ends), axis=1).astype("<u8").data)
+        self._values.write(np.ascontiguousarray(values, "<u4").data)
+        self._end += len(values)
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        """Make the files durable under their names; their sizes and hashes."""
+        return {new.path.name: new.commit() for new in (self._values, self._rows)}
+
+    def __enter__(self) -> SketchWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for new in (self._values, self._rows):
+            new.__exit__(kind, error, trace)
+
+
+class SketchFiles:
+    """The sketches in a folder, by the positions of their documents."""
+
+    def __init__(self, folder: Path, table: SignatureFiles) -> None:
+        self._folder, self._table = folder, table
+
+    def compare(self, first: Int64s, second: Int64s, memory_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """(shingles in both, shingles in one or both) of pairs of positions, some pairs at a time, in order."""
+        positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
+        counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
+        one, other = where[: len(first)], where[len(first) :]
+        taken = np.cumsum((counts[one] + counts[other]) * _PAIR_BYTES)
+        start = 0
+        while start < len(first):
+            before = int(taken[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(taken, before + memory_bytes, side="right")))
+            some = np.unique(np.concatenate((one[start:stop], other[start:stop])))
+            sets = self._read(positions[some])
+            yield sets.compare(np.searchsorted(some, one[start:stop]), np.searchsorted(some, other[start:stop]))
+            start = stop
+
+    def _read(self, positions: Int64s) -> Sets:
+        """The sketches at some positions, which are in order."""
+        found = [(spans.read(path), spans) for path, spans in self._spans(positions)]
+        counts = np.concatenate([spans.counts for _, spans in found])
+        return Sets(
+            np.concatenate([values for values, _ in found]), counts, np.concatenate([one.cut for _, one in found])
+        )
+
+    def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
+        """Where the hashes of documents are, file by file."""
+        units, rows = self._table.named(positions)
+        for run in np.split(np.arange(len(units)), np.flatnonzero(np.diff(units)) + 1):
+            if len(run):
+                values, ends = sketch_paths(self._folder, unit_name(int(units[run[0]])))
+                yield values, SketchRows(ends).find(rows[run])
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the hashes of some documents begin, how many there are, and whether there were more."""
+
+    starts: Int64s
+    counts: Int64s
+    cut: Bools
+
+    def read(self, path: Path, most: int = MOST) -> Values:
+        """The hashes, at most so many of each."""
+        found: Values = mapped(path, "<u4")[_runs(self.starts, np.minimum(self.counts, most))]
+        return found
+
+
+class SketchRows:
+    """Which documents of a unit have a sketch, and where it is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._table = path, mapped(path, "<u8").reshape(-1, 2)
+        self.rows = self._table[:, 0]
+
+    def find(self, rows: Int64s) -> Spans:
+        at = np.searchsorted(self.rows, rows.astype(np.uint64))
+        if len(self.rows) <= at.max(initial=-1) or (self.rows[at] != rows).any():
+            said = "lacks documents that are compared. Run the same command again to make it anew."
+            raise StoreError(f"{self._path}: {said}")
+        ends = self._table[at, 1]
+        starts = np.where(at > 0, self._table[at - 1, 1] & ~_CUT, 0).astype(np.int64)
+        return Spans(starts, (ends & ~_CUT).astype(np.int64) - starts, (ends & _CUT) > 0)
+
+
+def _runs(starts: Int64s, counts: Int64s) -> Int64s:
+    """starts[0], starts[0] + 1, ... counts[0] of them, then those of the next."""
+    places: Int64s = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return places
+
+
+class Sets:
+    """The sketches of some documents, end to end."""
+
+    def __init__(self, values: Values, counts: Int64s, cut: Bools) -> None:
+        self._values, self._counts, self._cut = values, counts, cut
+        self._starts = np.cumsum(counts) - counts
+
+    def compare(self, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
+        """(hashes in both, hashes in one or both) of pairs of documents, below the bound that both are complete to."""
+        bounds = np.minimum(self._complete_to(first), self._complete_to(second))
+        one, other = self._keys(first, bounds), self._keys(second, bounds)
+        both = np.concatenate((one, other))
+        both.sort(kind="stable")  # two runs in order are merged, at a tenth of the time of sorting
+        pairs = (both >> _HALF).astype(np.int64)
+        common = np.bincount(pairs[1:][both[1:] == both[:-1]], minlength=len(first))
+        return common, np.bincount(pairs, minlength=len(first)) - common
+
+    def _complete_to(self, documents: Int64s) -> Values:
+        bounds = np.full(len(documents), 2**32 - 1, np.uint32)
+        cut = np.flatnonzero(self._cut[documents])
+        bounds[cut] = self._values[(self._starts + self._counts)[documents[cut]] - 1]
+        return bounds
+
+    def _keys(self, documents: Int64s, bounds: Values) -> Hashes:
+        """(number of the pair, hash) of each hash as one number, in order."""
+        counts = self._counts[documents]
+        values = self._values[_runs(self._starts[documents], counts)]
+        numbers = np.repeat(np.arange(len(documents), dtype=np.uint64), counts)
+        keys = numbers << _HALF | values
+        return keys if (bounds == 2**32 - 1).all() else keys[values <= bounds[numbers.astype(np.int64)]]

@@ -1,0 +1,181 @@
+"""What decides on the documents of a unit by their texts and tokens: duplicates, samples, filters, splits.
+
+Arrays of a batch; counts what was dropped, by stage and reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from milldam.filters.judging import Filters, character_faults
+from milldam.filters.rules import FilterRules
+from milldam.pipeline.documents import HEAD_BYTES, SetRules
+from milldam.pipeline.shelf import Facts
+from milldam.pipeline.splitting import Chooser, below, split_numbers
+from milldam.sources.units import Unit
+from milldam.stores.tokens.manifest import STAGES
+from milldam.text.arrays import text_offsets
+from milldam.text.cleaning import Cleaner
+from milldam.text.rules import CleanRules
+from milldam.text.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from milldam.decontamination.removing import Removals
+    from milldam.dedup.drops import DropSet
+    from milldam.dedup.near_summary import Place
+
+NOT_SAMPLED = "not_sampled"
+
+
+def no_drops() -> dict[str, Counter[str]]:
+    """Counts by stage and reason, to begin with."""
+    return {stage: Counter() for stage in STAGES}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is done to the documents of every data set between reading and writing."""
+
+    clean: CleanRules | None = None
+    drops: Path | None = None
+    """Folder of the drop sets; None: no dedup."""
+    removals: Path | None = None
+    """What decontamination removes; None: nothing is looked for."""
+    seen_by: tuple[str, ...] = ()
+    """Ids of the runs of the index, in the order in which drop sets number them."""
+    shown: tuple[Place, ...] = ()
+    """Documents whose texts are set aside beside the drop sets, to be looked at."""
+    filters: FilterRules = field(default_factory=FilterRules)
+    shares: dict[str, float] = field(default_factory=dict)
+    """Splits beside train."""
+    staged: bool = False
+    """Splits are settled later, by tokens."""
+    seed: int = 0
+    write_dropped: bool = False
+
+
+def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
+    """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
+    Filters(filters)
+    if clean is not None:
+        Cleaner(clean)
+
+
+class Judge:
+    """Decides on the documents of a unit by their texts: duplicates, samples, filters, splits."""
+
+    def __init__(self, selection: Selection, rules: SetRules, splits: tuple[str, ...], unit: Unit) -> None:
+        """`splits`: their names by number."""
+        self._whole_split = None if rules.split is None or selection.staged else splits.index(rules.split)
+        # A data set that is a split of its own is used whole.
+        self._rules = selection.filters if rules.split is None else FilterRules()
+        self._filters = Filters(self._rules)
+        self._drops: DropSet | None = None
+        if selection.drops is not None:
+            from milldam.dedup.drops import DropSet
+
+            self._drops = DropSet.load(selection.drops, unit.origin)
+        self.removals: Removals | None = None
+        if selection.removals is not None:
+            from milldam.decontamination.removing import Removals
+
+            self.removals = Removals(selection.removals, unit.origin)
+        self._share = rules.share(unit.copy)
+        self._chooser = Chooser(selection.seed, HEAD_BYTES)
+        self._shares, self._staged = selection.shares, selection.staged
+        self._seen_by = selection.seen_by
+        self.dropped = no_drops()
+
+    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> pa.LargeStringArray:
+        """The texts to go on with: without what is cut out of them."""
+        return self._judge(texts, verdicts, first_row, None)
+
+    def judge_head(self, head: pa.LargeStringArray, verdicts: Verdicts, row: int) -> None:
+        """By the beginning of a document whose length is not known yet."""
+        # A number of characters that no rule minds.
+        any_length = np.array([self._rules.min_characters or self._rules.max_characters or 0])
+        self._judge(head, verdicts, row, any_length)
+
+    def _judge(
+        self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any
+    ) -> pa.LargeStringArray:
+        self._book("clean", verdicts, Counter())
+        before = verdicts.counts()
+        if self._drops is not None:
+            self._drops.apply(first_row, verdicts)
+            self._book("dedup", verdicts, before)
+            before = verdicts.counts()
+        # By the text as it was read: so the first pass chose.
+        sampled = below(self._chooser.sample_keys(texts), self._share) if self._share < 1 else None
+        if self.removals is not None:
+            self.removals.drop(first_row, verdicts)
+            # What is cut out of the head of a longer document is gone already.
+            texts = texts if characters is not None else self.removals.cut(texts, first_row, verdicts)
+            self._book("decontaminate", verdicts, before)
+            before = verdicts.counts()
+        if sampled is not None:
+            verdicts.drop(~sampled, NOT_SAMPLED)
+            self._book("sample", verdicts, before)
+            before = verdicts.counts()
+        keep = verdicts.keep
+        if self._rules.on_text and keep.any():
+            filtered = Verdicts(int(np.count_nonzero(keep)))
+            self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
+            verdicts.merge(filtered, keep)
+            self._book("filter", verdicts, before)
+        return texts
+
+    def judge_characters(self, characters: int) -> str | None:
+        """A reason to drop a document whose length is known only now."""
+        faults = character_faults(np.array([characters]), self._rules)
+        reason = next((reason for mask, reason in faults if mask[0]), None)
+        if reason is not None:
+            self.drop("filter", reason)
+        return reason
+
+    def judge_tokens(self, lengths: Any) -> Verdicts:
+        verdicts = Verdicts(len(lengths))
+        self._filters.judge_tokens(lengths, verdicts)
+        self.dropped["encode"] += verdicts.counts()
+        return verdicts
+
+    def drop(self, stage: str, reason: str) -> None:
+        self.dropped[stage][reason] += 1
+
+    def _book(self, stage: str, verdicts: Verdicts, before: Counter[str]) -> None:
+        self.dropped[stage] += verdicts.counts() - before
+
+    def facts(self, texts: pa.LargeStringArray, rows: Any, grouped: pa.LargeStringArray | None = None) -> Facts:
+        """`grouped`: what decides on splits, where it is not the texts."""
+        sizes = np.diff(text_offsets(texts))
+        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        keyed = self._staged or (self._shares and self._whole_split is None)
+        by = texts if grouped is None else grouped
+        keys = self._chooser.split_keys(by) if keyed else np.zeros(len(texts), dtype=np.uint64)
+        return Facts(self._split_numbers(keys), keys, sizes, characters, rows)
+
+    def _split_numbers(self, keys: Any) -> Any:
+        if self._whole_split is not None:
+            return np.full(len(keys), self._whole_split)
+        return split_numbers(keys, self._shares) if self._shares and not self._staged else np.zeros(len(keys), np.int64)
+
+    def explain(self, row: int, reason: str) -> dict[str, Any]:
+        """What a dropped document duplicates, where that is why."""
+        if self._drops is None:
+            return {}
+        from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
+
+        of = self._drops.of(row) if reason in DUPLICATES else None
+        if of is None:
+            return {}
+        like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
+        if of.indexed_run is not None:
+            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
+        return {"duplicate_of": {"unit": of.unit, "row": of.row} | like if of.unit is not None else None}

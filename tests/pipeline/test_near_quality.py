@@ -1,0 +1,142 @@
+"""Near-dedup against brute force: what is removed is like something that stays, what is alike is removed, by name."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.kit.jobs import demo_texts, write_lines
+from tests.kit.preprocess_jobs import dropped_documents, lines_job, make_words, preprocess, summary_of, texts_in
+
+from milldam.pipeline import near_examples
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+DOCUMENTS, PARTS = 1500, 6
+
+
+@pytest.fixture(scope="module")
+def quality() -> Iterator[Any]:
+    """The benchmark's corpus and judge."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import near_quality
+
+        yield near_quality
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def corpus(quality: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Documents in many languages and of made-up words, with every kind of planted edit."""
+    rng = random.Random("quality")
+    texts = demo_texts() + [make_words(rng, rng.randrange(40, 400)) for _ in range(DOCUMENTS // 2)]
+    return quality.Corpus.write(tmp_path_factory.mktemp("near") / "corpus", quality.plant(texts, DOCUMENTS), PARTS)
+
+
+@pytest.fixture(scope="module")
+def store(corpus: Any) -> Path:
+    out = corpus.folder.parent / "out"
+    preprocess(out, corpus.folder, dedup="near", write_dropped=True)
+    return out
+
+
+def test_near_dedup_removes_what_is_like_a_document_that_stays_and_nothing_else(
+    quality: Any, corpus: Any, store: Path
+) -> None:
+    """By the true similarities: deletions, insertions, shuffled paragraphs, boilerplate, chains, templates, code."""
+    truth, removals = corpus.truth(), corpus.removals(store)
+    verdict = quality.judge(truth, removals.kept)
+    assert (verdict.wrong, verdict.below) == (0, 0)
+    assert verdict.found > 100 and verdict.recall >= 0.98
+    assert verdict.left <= 2
+
+
+def test_a_near_duplicate_names_a_document_that_stays_and_its_true_similarity(corpus: Any, store: Path) -> None:
+    """In `dropped.jsonl.zst`, rounded down to thousandths."""
+    removals = corpus.removals(store)
+    assert len(removals.named) > 100
+    assert removals.false_names(corpus.truth()) == []
+
+
+def test_the_judge_finds_what_is_wrong(quality: Any, corpus: Any) -> None:
+    """Removing every member of a chain but the first is wrong; removing nothing misses all."""
+    truth = corpus.truth()
+    kinds = np.array([one.kind for one in corpus.documents])
+    kept = np.ones(len(kinds), bool)
+    kept[np.flatnonzero(kinds == "chain in order")[1:]] = False
+    assert quality.judge(truth, kept).wrong > 10
+    nothing = quality.judge(truth, np.ones(len(kinds), bool))
+    assert nothing.recall == 0 and nothing.missed > 100
+
+
+# ---- to look at ----
+
+
+def test_the_summary_shows_the_least_alike_pairs_and_the_largest_clusters(corpus: Any, store: Path) -> None:
+    """With the texts of both, from a little before they differ."""
+    near = summary_of(store)["near"]
+    worst = [one["similarity"] for one in near["worst"]]
+    told = sorted(one["duplicate_of"]["similarity"] for one in dropped_documents(store) if "near" in one["reason"])
+    assert worst == told[: len(worst)]
+    sizes = [one["dropped"] for one in near["largest"]]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 100
+    texts = {one.text.strip() for one in corpus.documents}
+    for pair in near["worst"]:
+        shown = [pair[side]["text"] for side in ("dropped", "kept")]
+        assert shown[0] != shown[1]
+        assert all(any(part in text for text in texts) for part in shown)
+
+
+def test_a_template_that_takes_a_share_of_the_corpus_is_warned_of(tmp_path: Path) -> None:
+    """With a document to look at, whether one or several copies of it stay."""
+    rng = random.Random("template")
+    form, blanks = make_words(rng, 200).split(), (10, 60, 110, 160)
+    copies = []
+    for number in range(150):
+        filled = list(form)
+        # Every other copy has a paragraph that the others lack: too much to be like them.
+        filled[30:30] = make_words(random.Random(number % 2), 40).split() if number % 2 else []
+        for place in blanks:
+            filled[place] = f"filled{number}"
+        copies.append(" ".join(filled))
+    lines_job(tmp_path, [*copies, *(make_words(rng, 30) for _ in range(50))], dedup="near")
+    warnings = summary_of(tmp_path / "out")["warnings"]
+    assert [warning.partition(" are")[0] for warning in warnings] == ["150 documents (75 % of the corpus)"]
+    assert "2 stay" in warnings[0] and "corpus.jsonl, unit 0, row 0" in warnings[0]
+    assert len(texts_in(tmp_path / "out")) == 52
+
+
+def test_a_corpus_without_templates_is_not_warned_of(store: Path, tmp_path: Path) -> None:
+    """Few copies, or none."""
+    rng = random.Random("no template")
+    texts = [make_words(rng, 60) for _ in range(40)]
+    lines_job(tmp_path, [*texts, *(f"{text} end" for text in texts)], dedup="near")
+    assert summary_of(tmp_path / "out")["near"]["dropped"] == 40
+    assert not summary_of(tmp_path / "out")["warnings"]
+    assert summary_of(store)["warnings"]
+
+
+@pytest.mark.parametrize("may_be_read", [0, near_examples.READ_BYTES])
+def test_texts_of_units_that_were_done_before_are_read_again_as_far_as_they_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_read: int
+) -> None:
+    """Where they may not, the figures are told all the same."""
+    rng = random.Random("again")
+    texts = [make_words(rng, 1000) for _ in range(20)]
+    (tmp_path / "corpus").mkdir()
+    write_lines(tmp_path / "corpus" / "a.jsonl", [*texts, *(f"{text} end" for text in texts[:10])])
+    settings = {"dedup": "near", "shard_size": "300KB"}
+    preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
+    write_lines(tmp_path / "corpus" / "b.jsonl", [make_words(rng, 40_000)])
+    monkeypatch.setattr(near_examples, "READ_BYTES", may_be_read)
+    preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
+    summary = summary_of(tmp_path / "out")
+    assert summary["reused"] == 1
+    shown = [pair[side]["text"] for pair in summary["near"]["worst"] for side in ("dropped", "kept")]
+    assert [text is not None for text in shown] == [may_be_read > 0] * 20

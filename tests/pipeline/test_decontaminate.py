@@ -239,7 +239,7 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     evals = write_evals(tmp_path / "evals.jsonl")
     (tmp_path / "broken.jsonl").write_text('{"question": "a"}\n{"question": \n')
     (tmp_path / "numbers.jsonl").write_text('{"id": 1}\n')
-    refused = {
+    refused: dict[str, dict[str, Any]] = {
         r'columns: .*no text in a field "qestion".*Did you mean "question"': {"columns": ["qestion"]},
         r"broken.jsonl:2: bad_json": {"path": tmp_path / "broken.jsonl"},
         r"path: .*no text in its rows": {"path": tmp_path / "numbers.jsonl"},
@@ -248,9 +248,9 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     for said, rules in refused.items():
         with pytest.raises(InputError, match=said):
             lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals} | rules])
-    for said, rules in {"ngram": {"ngram": 1}, "action": {"action": "remove"}, "min_share": {"min_share": 2}}.items():
-        with pytest.raises(ConfigError, match=said):
-            lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals} | rules])
+    for name, value in {"ngram": 1, "action": "remove", "min_share": 2}.items():
+        with pytest.raises(ConfigError, match=name):
+            lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals, name: value}])
     with pytest.raises(ConfigError, match=r"action: cut"):
         lines_job(tmp_path, PLAIN, chat={}, decontaminate=[{"path": evals, "action": "cut"}])
 

@@ -65,7 +65,9 @@ _STEADY_SECONDS = 0.5
 @click.option("--workers", type=int, metavar="N", help="Through a torch DataLoader with N worker processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def feed(store: str, as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any) -> None:
-    """Measure what a loader delivers here: time to the first batch, tokens/s, memory.
+    """Measure what a loader delivers on this machine.
+
+    Time to the first batch, tokens/s, memory.
 
     STORE: anything that `milldam.open` opens. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.
 

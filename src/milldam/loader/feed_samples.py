@@ -134,7 +134,9 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     @property
     def sample_tokens(self) -> int:
-        return self.cut.sample_tokens
+        """Where samples differ, on average of the group that was opened last."""
+        group = next(reversed(self._opened.values()), None) if self.cut.whole_documents else None
+        return group.samples[0].sample_tokens if group is not None and group.samples else self.cut.sample_tokens
 
     @property
     def token_dtype(self) -> np.dtype[Any]:

@@ -225,11 +225,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         if self._reading is not None:
             return self._reading.look_up(numbers, dtype)
-        return self._by_number.look_up(numbers, dtype, self._padding, self._rows_each)
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        return self.sources[0]._padding
+        like = next(_leaves(self))
+        return self._by_number.look_up(numbers, dtype, like._padding, like._rows_each)
 
     @cached_property
     def _reading(self) -> MixedReading | None:
@@ -315,7 +312,7 @@ def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
     for other in others:
-        if first._padding is None and other.sample_tokens != first.sample_tokens:
+        if next(_leaves(first))._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."

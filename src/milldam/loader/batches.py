@@ -285,7 +285,7 @@ def _checked_state(state: State, own: State) -> _State:
     kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
     changed = differences({name: was.get(name) for name in kinds}, {name: now.get(name) for name in kinds})
     if changed:
-        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
+        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return found
 
 

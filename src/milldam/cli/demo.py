@@ -14,7 +14,8 @@ import click
 def demo(out: Path | None) -> None:
     """Take a small corpus from text to training batches.
 
-    Preprocesses and verifies it, shows documents, draws batches from the store and straight from its text, resumes a loader, measures it and makes the report.
+    Preprocesses and verifies it, shows documents, draws batches from the store and straight from its text, resumes a
+    loader, measures it and makes the report.
 
     \b
     milldam demo

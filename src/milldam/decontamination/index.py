@@ -10,7 +10,7 @@ looked for; nor is one of fewer than `SHORT_WORDS` words that comes after anothe
 answer such as "the Cape of Good Hope" is no evidence.
 
 The file: letters, words and texts of the passages, 16 bytes a seed: about 5 times the text of the sets. It is mapped;
-a process holds a table of at most 8 MB beside it.
+a process holds two tables of at most 8 MB beside it.
 """
 
 from __future__ import annotations
@@ -242,13 +242,15 @@ class Index:
         self.items: Int64s = arrays["items"]
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
 
-    def table(self) -> tuple[Mask, np.uint64]:
-        """Whether some pair of words may be a seed, by the first bits of its hash; how far to shift a hash for that."""
+    def tables(self) -> tuple[Mask, Mask, np.uint64]:
+        """Whether some pair of words may be a seed: by the first bits of its hash and by the last; how far to shift a
+        hash for the first."""
         bits = (16 * len(self._pairs)).bit_length()
         bits = min(max(bits, _SMALLEST_TABLE), _LARGEST_TABLE)
-        table, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
-        table[(self._pairs >> shift).astype(np.int64)] = True
-        return table, shift
+        first, last, shift = np.zeros(1 << bits, np.bool_), np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
+        first[(self._pairs >> shift).astype(np.int64)] = True
+        last[(self._pairs & np.uint64((1 << bits) - 1)).astype(np.int64)] = True
+        return first, last, shift
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()

@@ -35,6 +35,8 @@ REACH = 64 * 50
 """Letters of the longest n-gram."""
 _SLICE_BYTES = 1 << 20
 _WINDOWS = 1 << 16
+_TELLING = 10
+"""A word of more letters is no rarer than one of so many."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SMALLEST_TABLE, _LARGEST_TABLE = 16, 23
@@ -151,8 +153,10 @@ def _in_many(hashes: Hashes, passage: Int64s, most: Int64s) -> Mask:
 def _seeds(text: _Text, grams: _Grams, counted: Mask) -> Int64s:
     """Numbers of the words that begin a seed: the rarest pair of each n-gram."""
     _, inverse, counts = np.unique(text.pairs, return_inverse=True, return_counts=True)
-    # Rare first, then long; never, if there is another, what others may write as one word.
-    score = counts[inverse] * 128 - np.minimum(text.lengths, 64)
+    # Long words are rare everywhere; never, if there is another pair, what others may write as one word.
+    letters = np.minimum(text.lengths, _TELLING)
+    letters[:-1] += np.minimum(text.lengths[1:], _TELLING)
+    score = np.log2(counts[inverse]).astype(np.int64) - letters
     risky = text.joined.copy()
     risky[1:] |= text.joined[:-1]
     risky[:-1] |= text.joined[1:]

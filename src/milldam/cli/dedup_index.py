@@ -17,7 +17,9 @@ from milldam.markup import counted
 @click.option("--remove", metavar="RUN", help="Forget a run: its documents are no longer duplicates for others.")
 @json_option
 def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
-    """List the runs whose documents an index (`dedup.index`) has seen, or remove one.
+    """List or remove the runs that a dedup index has seen.
+
+    INDEX: the folder that `dedup.index` of a configuration names.
 
     \b
     milldam dedup-index seen/

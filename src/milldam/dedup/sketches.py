@@ -200,7 +200,7 @@ class SketchRows:
     def find(self, rows: Int64s) -> Spans:
         at = np.searchsorted(self.rows, rows.astype(np.uint64))
         if len(self.rows) <= at.max(initial=-1) or (self.rows[at] != rows).any():
-            said = "lacks documents that are compared. Run the same command again to make it anew."
+            said = "lacks documents that are compared. Run the same command again to make it again."
             raise StoreError(f"{self._path}: {said}")
         ends = self._table[at, 1]
         starts = np.where(at > 0, self._table[at - 1, 1] & ~_CUT, 0).astype(np.int64)

@@ -100,7 +100,7 @@ class ResolveTask:
         told = read_sealed(resolved_path(self.folder, step))
         if told is None:
             raise StoreError(
-                f"{resolved_path(self.folder, step)}: damaged. Run the same command again to make it anew."
+                f"{resolved_path(self.folder, step)}: damaged. Run the same command again to make it again."
             )
         return dict(told["found"])
 

@@ -614,11 +614,12 @@ def test_completion_knows_commands_and_options(words: str, word: str) -> None:
 
 
 def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
-    """The demo makes, checks and shows a store, feeds batches from it, and names its report; kept where asked."""
+    """The demo makes, checks and shows a store, feeds batches from it and its text, names its report; kept where asked."""
     shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
-    steps = ("preprocess", "verify", "stats", "inspect", "feed", "report")
+    steps = ("preprocess", "verify", "stats", "inspect", "feed", "feed", "report")
     assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
     assert "batch 2: x (4, 64)" in shown and "whole." in shown
+    assert "any order in some units" in shown and re.search(r"^Made: .* 1 of 1 unit", shown, flags=re.MULTILINE)
     assert re.search(r"^batch 3: .*, the same as without a break$", shown, flags=re.MULTILINE)
     assert '"samples_seen": 12' in shown and re.search(r"^Rate: .* tokens/s", shown, flags=re.MULTILINE)
     assert (

@@ -98,14 +98,14 @@ GROUND = {
     "memory": {"errors"}, "prefetch": set(), "markup": set(), "text": {"errors", "verdicts"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
-STAGES = {"sources", "dedup", "tokenizers", "filters", "packing"}
+STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
 ABOVE = {
     # The settings.
     "config",
     # What makes any job resumable, and the job of text to tokens.
     "run", "pipeline",
     # Other jobs.
-    "mapping", "qa",
+    "mapping", "qa", "feeding",
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
@@ -213,9 +213,20 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
     ] == []
 
 
+def test_a_class_has_one_job() -> None:
+    """Twenty methods are enough for any: what has more is divided."""
+    large = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+                large += [f"{name}.{node.name}: {methods}"] if methods > 20 else []
+    assert large == []
+
+
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
-    rules = {f"milldam.{room}.rules" for room in ("chat", "dedup", "filters", "packing", "text")}
+    rules = {f"milldam.{room}.rules" for room in ("chat", "decontamination", "dedup", "filters", "packing", "text")}
     used = imports_of("milldam.config.settings", deferred=True)
     assert used <= {"milldam.errors", "milldam.memory", "milldam.config.fields", *rules}
 
@@ -232,7 +243,12 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
     Other jobs have settings of their own: they use the types of fields and the check, nothing else.
     """
-    assert offences({"config"}, allowed={"errors", "memory", "chat", "dedup", "filters", "packing", "text"}) == []
+    assert (
+        offences(
+            {"config"}, allowed={"errors", "memory", "chat", "decontamination", "dedup", "filters", "packing", "text"}
+        )
+        == []
+    )
     reading = {name for name in MODULES if room(name) == "config"} - {
         "milldam.config", "milldam.config.settings", "milldam.config.fields", "milldam.config.checking",
     }  # fmt: skip

@@ -21,6 +21,7 @@ from milldam import __version__
 from milldam.cli.cache import cache
 from milldam.cli.chat_check import chat_check
 from milldam.cli.completion import completion
+from milldam.cli.contamination import contamination
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
 from milldam.cli.export import export
@@ -139,8 +140,9 @@ def main(debug: bool) -> None:
 
 
 _COMMANDS = (
-    cache, chat_check, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess,
-    pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
+    cache, chat_check, completion, contamination, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan,
+    preprocess, pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer,
+    verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

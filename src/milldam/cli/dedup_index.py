@@ -36,6 +36,7 @@ def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
         click.echo(json.dumps([asdict(run) for run in runs]))
         return
     for run in runs:
-        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new  {run.out}")
+        near = ", with near-dedup" if run.near is not None else ""
+        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new{near}  {run.out}")
     if not runs:
         click.echo(f"{index}: no runs.")

@@ -14,7 +14,8 @@ import click
 def demo(out: Path | None) -> None:
     """Take a small corpus from text to training batches.
 
-    Preprocesses and verifies it, shows documents, draws batches, resumes a loader, measures it and makes the report.
+    Preprocesses and verifies it, shows documents, draws batches from the store and straight from its text, resumes a
+    loader, measures it and makes the report.
 
     \b
     milldam demo
@@ -46,6 +47,7 @@ def _run(out: Path) -> None:
     _show_batches(out)
     sizes = ["--seq-len", "128", "--batch-size", "32"]
     _step(feed, [str(out), "--split", "train", *sizes, "--epochs", "10000", "--seconds", "1"])
+    _step(feed, [str(data / "corpus.jsonl"), "--tokenizer", str(data / "tokenizer.json"), *sizes, "--seconds", "1"])
     _step(report, [str(out)])
 
 

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import config_file, given, job_options, json_option, machine_options
+from milldam.cli.options import (
+    config_file,
+    evaluation_options,
+    evaluation_sets,
+    given,
+    job_options,
+    json_option,
+    machine_options,
+)
 from milldam.cli.running import JobCommand, Request
 from milldam.markup import counted
 
@@ -28,6 +36,7 @@ _SAMPLE_TOKENS = 120
 @click.command(cls=JobCommand)
 @config_file
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: `out` of the file]")
+@evaluation_options
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @job_options(in_file=True)
 def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
@@ -43,7 +52,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     from milldam.pipeline.receipt import Asked, run_asked
 
     shown = click.get_current_context().params
-    read = _read(config, overrides, quiet=shown["quiet"], options=options)
+    read = _read(config, overrides, quiet=shown["quiet"], options=evaluation_sets(options))
     if dry_run:
         _show_plan(read.checked().config, as_json=shown["as_json"])
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from milldam.chat.rules import ChatForm
-from milldam.cli.options import choice, job_options, json_values, text_options
+from milldam.cli.options import choice, evaluation_options, evaluation_sets, job_options, json_values, text_options
 from milldam.cli.running import JobCommand, Request
 from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="assistant, last, all, roles with commas, or the field of a message that says so. [default: assistant]",
 )
+@evaluation_options
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
     "--encoder",
@@ -78,6 +79,7 @@ def tokenize(
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
+    options = evaluation_sets(options)
     options |= _chat_options(options)
     if format == "npy":
         from milldam.pipeline.npy import npy_path, tokenize_to_npy

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from milldam.config.settings import VAL, Config, DataSet
 from milldam.errors import InputError
 from milldam.files import hash_bytes
-from milldam.filters.judging import Filters
 from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
+from milldam.pipeline.judging import preload_rules
 from milldam.remote import default_folder
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
@@ -35,7 +35,6 @@ from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
-from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
     from milldam.chat.reading import ChatRecipe
     from milldam.chat.rules import ChatRules
+    from milldam.pipeline.evaluation_sets import Evaluation
 
 SAMPLE_BYTES = 64 << 10
 _FILES_SAMPLED = 3
@@ -82,6 +82,8 @@ class Prepared:
     left_out: str
     """Files of the input's folders that are not read, and why."""
     preparation: Preparation
+    evaluation: Evaluation | None = None
+    """The evaluation sets that are kept out."""
     tokenizer_state: str | None = None
     """Of its files, before they were read."""
 
@@ -145,6 +147,11 @@ class Preparation:
         self._resolved = self._resolve_all()
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
+        self._evaluation: Evaluation | None = None
+        if config.evaluation_sets:
+            from milldam.pipeline.evaluation_sets import Evaluation
+
+            self._evaluation = Evaluation(config.evaluation_sets, str(folder.folder))
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -160,9 +167,7 @@ class Preparation:
 
     def _try_rules(self) -> None:
         """What rules name must be there: functions, the language model."""
-        Filters(self._config.filters)
-        if self._config.clean_rules is not None:
-            Cleaner(self._config.clean_rules)
+        preload_rules(self._config.filters, self._config.clean_rules)
         if self._config.filters.language is not None:
             from milldam.filters.language import unload_model
 
@@ -171,7 +176,8 @@ class Preparation:
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
-        return self._folder.inputs.write(self._files())
+        state = self._folder.inputs.write(self._files())
+        return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
 
     def _resolve_all(self) -> list[list[Resolved]]:
         return [_resolve(one) for one in self._config.sources]
@@ -272,6 +278,7 @@ class Preparation:
             identity=Identity(settled | self._settings(sources), input_identity, text.name),
             left_out=str(self.left_out),
             preparation=self,
+            evaluation=self._evaluation,
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

@@ -33,7 +33,9 @@ def contamination(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Decode a finished store and look for the items of evaluation sets in it. Exits with 1 when some are found.
+    """Look for items of evaluation sets in a finished store.
+
+    Decodes the store. Exits with 1 when some are found.
 
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer

@@ -462,7 +462,7 @@ def test_inspect_counts_from_the_end_and_cuts_long_documents(store: Path) -> Non
     """--start may be negative; of a long document so many tokens are shown, and how many more there are."""
     assert "document 3: " in invoke("inspect", store, "--start", -1).stdout
     shown = invoke("inspect", store, "--start", 2, "--documents", 1, "--tokens", 5).stdout
-    assert f"... {len(documents(store)[2]) - 5} tokens more" in shown
+    assert f"... {len(documents(store)[2]) - 5} more tokens" in shown
 
 
 def test_inspect_keeps_the_bytes_of_a_character_together(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _SHOWN = 3
 @click.option(
     "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that counts. [default: 0.5]"
 )
-@click.option("--findings", type=click.Path(path_type=Path), help="File for all that is found, a JSON object a line.")
+@click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
 @json_option
 def contamination(
     store: Path,

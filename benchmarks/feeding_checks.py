@@ -54,7 +54,7 @@ def _digest(x: Any, y: Any) -> int:
 
 
 def equal(arguments: argparse.Namespace, work: Path) -> int:
-    how = {"tokenizer": arguments.tokenizer, "memory": "1GB"}
+    how = {"tokenizer": arguments.tokenizer, "memory": "1GB", "shard_size": arguments.shard_size}
     milldam.tokenize(arguments.text, work / "finished", workers=2, **how)
     expected = np.fromiter(digests(milldam.open(work / "finished", units=True), 1), np.uint64)
     print(f"finished store: {len(expected):,} samples of {EPOCHS} epochs", flush=True)
@@ -133,6 +133,7 @@ def main() -> int:
     parser.add_argument("check", choices=["equal", "first"])
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--shard-size", help="of `equal`: text of a unit; default: 64MB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--work", type=Path, help="folder for what is made; default: a temporary one")
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ looked for; nor is one of fewer than `SHORT_WORDS` words that comes after anothe
 answer such as "the Cape of Good Hope" is no evidence.
 
 The file: letters, words and texts of the passages, 16 bytes a seed: about 5 times the text of the sets. It is mapped;
-a process holds a table of at most 8 MB beside it.
+a process holds two tables of at most 8 MB beside it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ REACH = 64 * 50
 """Letters of the longest n-gram."""
 _SLICE_BYTES = 1 << 20
 _WINDOWS = 1 << 16
+_TELLING = 10
+"""A word of more letters is no rarer than one of so many."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SMALLEST_TABLE, _LARGEST_TABLE = 16, 23
@@ -151,8 +153,10 @@ def _in_many(hashes: Hashes, passage: Int64s, most: Int64s) -> Mask:
 def _seeds(text: _Text, grams: _Grams, counted: Mask) -> Int64s:
     """Numbers of the words that begin a seed: the rarest pair of each n-gram."""
     _, inverse, counts = np.unique(text.pairs, return_inverse=True, return_counts=True)
-    # Rare first, then long; never, if there is another, what others may write as one word.
-    score = counts[inverse] * 128 - np.minimum(text.lengths, 64)
+    # Long words are rare everywhere; never, if there is another pair, what others may write as one word.
+    letters = np.minimum(text.lengths, _TELLING)
+    letters[:-1] += np.minimum(text.lengths[1:], _TELLING)
+    score = np.log2(counts[inverse]).astype(np.int64) - letters
     risky = text.joined.copy()
     risky[1:] |= text.joined[:-1]
     risky[:-1] |= text.joined[1:]
@@ -242,13 +246,15 @@ class Index:
         self.items: Int64s = arrays["items"]
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
 
-    def table(self) -> tuple[Mask, np.uint64]:
-        """Whether some pair of words may be a seed, by the first bits of its hash; how far to shift a hash for that."""
+    def tables(self) -> tuple[Mask, Mask, np.uint64]:
+        """Whether some pair of words may be a seed: by the first bits of its hash and by the last; how far to shift a
+        hash for the first."""
         bits = (16 * len(self._pairs)).bit_length()
         bits = min(max(bits, _SMALLEST_TABLE), _LARGEST_TABLE)
-        table, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
-        table[(self._pairs >> shift).astype(np.int64)] = True
-        return table, shift
+        first, last, shift = np.zeros(1 << bits, np.bool_), np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
+        first[(self._pairs >> shift).astype(np.int64)] = True
+        last[(self._pairs & np.uint64((1 << bits) - 1)).astype(np.int64)] = True
+        return first, last, shift
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()

@@ -45,7 +45,7 @@ class Scanner:
     def __init__(self, index: Index) -> None:
         self._index = index
         if index.passages:
-            self._table, self._shift = index.table()
+            self._first, self._last, self._shift = index.tables()
 
     def whole(self, texts: pa.LargeStringArray) -> Iterator[Match]:
         """The matches of whole documents, in order; `document` is a position among them."""
@@ -100,8 +100,8 @@ class Scanner:
     def _seeds(self, words: Words) -> tuple[Int64s, Int64s, Int64s]:
         """Numbers of words that begin a seed, and from which to which entry of the index it has."""
         hashes = pair_hashes(words.blocks)
-        hashes >>= self._shift
-        at = np.flatnonzero(self._table.take(hashes.view(np.int64), mode="clip"))
+        at = np.flatnonzero(self._first.take((hashes >> self._shift).view(np.int64), mode="clip"))
+        at = at[self._last[(hashes[at] & np.uint64(len(self._last) - 1)).view(np.int64)]]
         keys = seed_keys(*_sixteen_letters(words, at))
         first = np.searchsorted(self._index.seed_keys, keys, side="left")
         inside = np.flatnonzero(first < len(self._index.seed_keys))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.feeding.demand import demanded
+from milldam.feeding.demand import demanded, forget_all
 from milldam.feeding.planned import Planned
 from milldam.memory import format_size
 from milldam.pipeline.estimating import Survey, free_bytes
@@ -59,6 +59,7 @@ class FeedJob(TokenJob):
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
         units = DemandedUnits(folder, records)
         yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
+        forget_all(folder.folder)
         try:
             next(stages)
         except StopIteration as end:

@@ -280,7 +280,7 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert set(made["stages"]) >= {"prepare", "tokenize"}
     facts = made["facts"]
     flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
-    assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
+    assert list(flow) == ["read", "clean", "dedup", "decontaminate", "sample", "filter", "encode", "arrange"]
     assert set(map(str, flow.values())) == {"(4, 4, {})"}
     assert facts["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
     assert (made["job"], made["counts"]["read"], made["dropped"], "report" in facts) == ("tokenize", 4, {}, False)

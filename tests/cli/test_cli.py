@@ -280,7 +280,7 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert set(made["stages"]) >= {"prepare", "tokenize"}
     facts = made["facts"]
     flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
-    assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
+    assert list(flow) == ["read", "clean", "dedup", "decontaminate", "sample", "filter", "encode", "arrange"]
     assert set(map(str, flow.values())) == {"(4, 4, {})"}
     assert facts["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
     assert (made["job"], made["counts"]["read"], made["dropped"], "report" in facts) == ("tokenize", 4, {}, False)
@@ -462,7 +462,7 @@ def test_inspect_counts_from_the_end_and_cuts_long_documents(store: Path) -> Non
     """--start may be negative; of a long document so many tokens are shown, and how many more there are."""
     assert "document 3: " in invoke("inspect", store, "--start", -1).stdout
     shown = invoke("inspect", store, "--start", 2, "--documents", 1, "--tokens", 5).stdout
-    assert f"... {len(documents(store)[2]) - 5} tokens more" in shown
+    assert f"... {len(documents(store)[2]) - 5} more tokens" in shown
 
 
 def test_inspect_keeps_the_bytes_of_a_character_together(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def titan_batches(task: Task) -> Iterator[Any]:
     titan.DATASETS["ours"] = DatasetConfig(
         path=str(task.text), loader=lambda path: load(), sample_processor=lambda sample: sample["text"]
     )
-    tokenizer = HuggingFaceTokenizer(str(task.tokenizer))
+    tokenizer = HuggingFaceTokenizer(tokenizer_path=str(task.tokenizer))
     data = titan.HuggingFaceTextDataset("ours", None, tokenizer, seq_len=SEQ_LEN, infinite=False)
     from torchtitan.components.dataloader import ParallelAwareDataloader
 
@@ -145,7 +145,7 @@ class _Tiktoken:
 
 
 IMPORTS = {
-    "milldam": ["milldam.feeding.opening", "milldam.loader.batches"],
+    "milldam": ["milldam.feeding.growing", "milldam.loader.batches"],
     "tokenize": ["milldam.pipeline.receipt"],
     "titan": ["datasets", "torchtitan.hf_datasets.text_datasets", "torchtitan.components.dataloader"],
     "datasets": ["datasets", "tokenizers", "torch.utils.data"],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from milldam import qa
-    from milldam.api import open, preprocess, tokenize
+    from milldam.api import contamination, open, preprocess, tokenize
     from milldam.errors import (
         ConfigError,
         InputError,
@@ -79,6 +79,7 @@ __all__ = [
     "Windows",
     "WorkerError",
     "__version__",
+    "contamination",
     "export",
     "import_tokens",
     "map",
@@ -94,7 +95,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": "open preprocess tokenize",
+    "api": "contamination open preprocess tokenize",
     "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError RunHeldError "
     "StoreError TaskHeldError WorkerError",
     "formats": "export import_tokens",

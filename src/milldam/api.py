@@ -48,7 +48,6 @@ class TextOptions(TypedDict, total=False):
     memory: str | int | None
     workers: int | None
     encoder: Encoder
-    overwrite: bool
 
 
 @overload
@@ -89,7 +88,6 @@ def open(
     split: str | None = None,
     memory: str | int | None = None,
     workers: int | None = None,
-    overwrite: bool | None = None,
 ) -> Feed: ...
 @overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
@@ -260,6 +258,7 @@ def tokenize(
     chat_template: str | Path | None = None,
     chat_form: ChatForm | None = None,
     train_on: str | Sequence[str] | None = None,
+    decontaminate: str | Mapping[str, object] | Sequence[str | Mapping[str, object]] = (),
     limit: int | None = None,
     shard_size: str | int | None = None,
     memory: str | int | None = None,
@@ -273,6 +272,7 @@ def tokenize(
 
     Resumes what was begun; a store that is up to date is opened as it is. `memory` limits what the job takes on top of
     what the program holds already. `chat`: records are conversations; a dict says more, as `chat` of a configuration.
+    `decontaminate`: evaluation sets whose items are kept out, as in a configuration.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
@@ -319,3 +319,32 @@ def preprocess(
         log.info(note)
     made = run_asked(Asked.of(read.given.data, read.said), lambda: read.checked().config, held_bytes=held)
     return Store(made.out)
+
+
+def contamination(
+    store: str | Path,
+    against: str | Path | Sequence[str | Path],
+    *,
+    columns: str | Sequence[str] | None = None,
+    ngram: int = 13,
+    min_share: float = 0.5,
+    findings: str | Path | None = None,
+) -> dict[str, Any]:
+    """What a finished store holds of evaluation sets, by decoding it; what `milldam contamination` does.
+
+    `columns`: fields to look for; None: every one that holds text. `findings`: a file for all that is found, a JSON
+    object a line. Of each set how many items are found, in how many documents, and the worst of them.
+
+    >>> found = milldam.contamination("corpus.milldam", "evals/gsm8k.jsonl")    # doctest: +SKIP
+    >>> [(one["set"], one["items_found"], one["documents"]) for one in found["sets"]]    # doctest: +SKIP
+    [('evals/gsm8k.jsonl', 3, 5)]
+    """
+    from milldam.config.checking import checked_settings
+    from milldam.decontamination.rules import EvaluationSet
+    from milldam.pipeline.contamination import find_contamination
+
+    given = {"ngram": ngram, "min_share": min_share, "action": "report", "columns": columns}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    paths = [against] if isinstance(against, str | Path) else list(against)
+    sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in paths)
+    return find_contamination(Store(store), sets, findings=None if findings is None else Path(findings))

@@ -98,7 +98,7 @@ GROUND = {
     "memory": {"errors"}, "prefetch": set(), "markup": set(), "text": {"errors", "verdicts"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
-STAGES = {"sources", "dedup", "tokenizers", "filters", "packing"}
+STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
 ABOVE = {
     # The settings.
     "config",
@@ -226,7 +226,7 @@ def test_a_class_has_one_job() -> None:
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
-    rules = {f"milldam.{room}.rules" for room in ("chat", "dedup", "filters", "packing", "text")}
+    rules = {f"milldam.{room}.rules" for room in ("chat", "decontamination", "dedup", "filters", "packing", "text")}
     used = imports_of("milldam.config.settings", deferred=True)
     assert used <= {"milldam.errors", "milldam.memory", "milldam.config.fields", *rules}
 
@@ -243,7 +243,12 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
     Other jobs have settings of their own: they use the types of fields and the check, nothing else.
     """
-    assert offences({"config"}, allowed={"errors", "memory", "chat", "dedup", "filters", "packing", "text"}) == []
+    assert (
+        offences(
+            {"config"}, allowed={"errors", "memory", "chat", "decontamination", "dedup", "filters", "packing", "text"}
+        )
+        == []
+    )
     reading = {name for name in MODULES if room(name) == "config"} - {
         "milldam.config", "milldam.config.settings", "milldam.config.fields", "milldam.config.checking",
     }  # fmt: skip

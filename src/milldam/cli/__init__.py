@@ -21,6 +21,7 @@ from milldam import __version__
 from milldam.cli.cache import cache
 from milldam.cli.chat_check import chat_check
 from milldam.cli.completion import completion
+from milldam.cli.contamination import contamination
 from milldam.cli.dedup_index import dedup_index
 from milldam.cli.demo import demo
 from milldam.cli.export import export
@@ -46,9 +47,29 @@ from milldam.cli.verify import verify
 from milldam.cli.watch import watch
 from milldam.errors import MilldamError
 
+GROUPS = {
+    "Prepare": (
+        *("tokenize", "preprocess", "plan", "qa", "map", "train-tokenizer", "chat-check", "dedup-index"),
+        *("migrate", "schema"),
+    ),
+    "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "watch", "cache"),
+    "Train": ("feed", "qa-eval"),
+    "Move": ("export", "import", "push", "pull"),
+    "Run elsewhere": ("slurm", "run-units"),
+    "Try and set up": ("demo", "completion"),
+}
+"""Commands as `milldam --help` lists them."""
+
 
 class _Group(click.Group):
     """Turns milldam's errors into a few lines and an exit code; a traceback only with --debug."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in self.commands)
+        for title, names in GROUPS.items():
+            found = [(name.ljust(width), self.commands[name]) for name in names if name in self.commands]
+            with formatter.section(title):
+                formatter.write_dl([(name, one.get_short_help_str(formatter.width - width - 6)) for name, one in found])
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         try:
@@ -107,17 +128,21 @@ def _leave() -> None:
 @click.version_option(__version__, prog_name="milldam")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(debug: bool) -> None:
-    """Any amount of text into training-ready tokens, in a fixed amount of memory.
+    """Turn any amount of text into training-ready tokens in a fixed amount of memory.
 
     \b
     milldam tokenize corpus.jsonl -o corpus.milldam --tokenizer gpt2/ --memory 512MB
-    milldam verify corpus.milldam
+    milldam inspect corpus.milldam
+    milldam feed corpus.milldam --seq-len 1024 --batch-size 16
+
+    `milldam COMMAND --help` has an example of each.
     """
 
 
 _COMMANDS = (
-    cache, chat_check, completion, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan, preprocess,
-    pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer, verify, watch,
+    cache, chat_check, completion, contamination, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan,
+    preprocess, pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer,
+    verify, watch,
 )  # fmt: skip
 for command in _COMMANDS:
     # Its own too: click remembers the names that it first saw, also where a command is called without this group.

@@ -81,7 +81,9 @@ _STEADY_SECONDS = 0.5
 def feed(
     data: tuple[str, ...], as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any
 ) -> None:
-    """Measure what a loader delivers here: time to the first batch, tokens/s, memory.
+    """Measure what a loader delivers on this machine.
+
+    Time to the first batch, tokens/s, memory.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml): its batches
     come at once, while tokens are made. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
+from milldam.decontamination.rules import Action
 from milldam.errors import ConfigError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -101,6 +102,37 @@ def job_options(*, in_file: bool = False) -> Add[Any]:
         json_option,
         click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary."),
     )
+
+
+evaluation_options = _together(
+    click.option(
+        "--decontaminate",
+        multiple=True,
+        metavar="PATH",
+        help="An evaluation set whose items are kept out; any number of times.",
+    ),
+    click.option(
+        "--decontaminate-columns", metavar="NAMES", help="Its fields, with commas. [default: every field with text]"
+    ),
+    click.option(
+        "--decontaminate-action",
+        type=choice(Action),
+        help="What becomes of a document that holds an item: drop it, cut the stretch out, or report. [default: drop]",
+    ),
+)
+"""Which evaluation sets are kept out of the data."""
+
+
+def evaluation_sets(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of evaluation sets, and the sets as a configuration has them."""
+    paths, columns, action = (options.pop(f"decontaminate{name}") for name in ("", "_columns", "_action"))
+    if not paths:
+        if columns or action:
+            raise ConfigError("--decontaminate-columns and --decontaminate-action go with --decontaminate PATH.")
+        return options
+    names = columns.split(",") if columns else None
+    rules = {name: value for name, value in (("columns", names), ("action", action)) if value}
+    return options | {"decontaminate": [{"path": path, **rules} for path in paths]}
 
 
 def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:

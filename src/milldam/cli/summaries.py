@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from milldam.cli.contamination import contamination_lines
 from milldam.cli.naming import columns, visible
 from milldam.markup import counted, shorten, turns_by_role
 from milldam.memory import format_size
@@ -127,6 +128,8 @@ def _document_lines(summary: TextSummary) -> list[str]:
     kept = f"{there:,} kept, {dropped:,} dropped, {rejected:,} rejected"
     lines = [f"Read {counted(counts['read'], 'record')}: {kept}"]
     lines += [f"  {stage['stage']}: {reason_list(stage['dropped'])}" for stage in facts["flow"] if stage["dropped"]]
+    if "contamination" in facts:
+        lines += ["Evaluation sets:", *(f"  {line}" for line in contamination_lines(facts["contamination"]))]
     lines += source_lines(facts["sources"])
     lines += [*_split_lines(facts["splits"]), *_packing_lines(summary)]
     return lines + ([f"Report: {facts['report']}"] if "report" in facts else [])

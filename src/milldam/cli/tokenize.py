@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from milldam.chat.rules import ChatForm
-from milldam.cli.options import choice, job_options, json_values, text_options
+from milldam.cli.options import choice, evaluation_options, evaluation_sets, job_options, json_values, text_options
 from milldam.cli.running import JobCommand, Request
 from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Records are conversations: by a chat template, with what is trained on.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja file. [default: the tokenizer's chat template]")
-@click.option("--chat-form", type=choice(ChatForm), help="How conversations lie in records. [default: auto]")
+@click.option("--chat-form", type=choice(ChatForm), help="The form of the conversations. [default: auto]")
 @click.option(
     "--chat-variable",
     "chat_variables",
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="assistant, last, all, roles with commas, or the field of a message that says so. [default: assistant]",
 )
+@evaluation_options
 @click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
 @click.option(
     "--encoder",
@@ -64,10 +65,11 @@ if TYPE_CHECKING:
 def tokenize(
     inputs: tuple[str, ...], out: Path | None, tokenizer: str, format: str, **options: Any
 ) -> Request[TextSummary]:
-    """Turn text into a token store (or one .npy file), in a fixed amount of memory.
+    """Turn text into a token store, or one .npy file.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
-    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command resumes.
+    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Memory is bounded. If it is
+    interrupted or killed, run the same command to resume.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/
@@ -77,6 +79,7 @@ def tokenize(
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
 
+    options = evaluation_sets(options)
     options |= _chat_options(options)
     if format == "npy":
         from milldam.pipeline.npy import npy_path, tokenize_to_npy

@@ -27,6 +27,7 @@ from milldam.config.fields import (
     SizeRange,
     SpecialText,
 )
+from milldam.decontamination.rules import CUT, EvaluationSet
 from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError, Setting
 from milldam.filters.rules import FilterRules
@@ -148,6 +149,8 @@ class Config:
     """Stop at the first record that can't be read."""
     dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
     """Which duplicates are dropped; near means exact and near."""
+    decontaminate: str | EvaluationSet | tuple[str | EvaluationSet, ...] = ()
+    """Evaluation sets whose items are kept out: documents that hold one are dropped, cut or only reported."""
     filters: FilterRules = field(default_factory=FilterRules)
     """Which documents are dropped for what they are."""
     write_dropped: bool = False
@@ -208,11 +211,18 @@ class Config:
         return self.clean if isinstance(self.clean, CleanRules) else CleanRules()
 
     @property
+    def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
+        several = self.decontaminate if isinstance(self.decontaminate, tuple) else (self.decontaminate,)
+        return tuple(EvaluationSet(path=one) if isinstance(one, str) else one for one in several)
+
+    @property
     def dedup_rules(self) -> DedupRules | None:
+        """None: there is no first pass. Decontamination needs one that may drop no duplicates."""
+        nothing = DedupRules(method="off") if self.evaluation_sets else None
         if isinstance(self.dedup, DedupRules):
-            return self.dedup if self.dedup.method != "off" or self.dedup.near else None
+            return self.dedup if self.dedup.method != "off" or self.dedup.near else nothing
         if self.dedup == "off":
-            return None
+            return nothing
         near = NearRules() if self.dedup == "near" else None
         return DedupRules(method="bloom" if self.dedup == "bloom" else "exact", near=near)
 
@@ -248,6 +258,8 @@ class Config:
         Packing is not in it: rows are made from a store, whenever they are wanted.
         """
         tokenizer = self.tokenizer_rules
+        # Not the path: what moves is still the same.
+        evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.evaluation_sets]
         return {
             "special_text": tokenizer.special_text,
             "datasets": [_set_settings(one) for one in _data_sets(self.datasets)],
@@ -260,7 +272,9 @@ class Config:
             "splits": self.splits,
             "seed": self.seed,
             "limit": self.limit,
-        } | ({} if self.chat is None else {"chat": asdict(self.chat)})
+            **({"decontaminate": evaluation} if evaluation else {}),
+            **({} if self.chat is None else {"chat": asdict(self.chat)}),
+        }
 
 
 def _data_sets(given: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
@@ -320,6 +334,7 @@ def _check_paths(config: Config) -> None:
         raise ConfigError(Setting("datasets"), ": standard input (-) can't be combined with other inputs.")
     (one,) = config.sources
     twice = {
+        "decontaminate": bool(config.evaluation_sets),
         "dedup": config.dedup_rules is not None,
         "datasets.0.weight": one.weight > 1,
         "datasets.0.max_documents": one.max_documents is not None,
@@ -362,6 +377,10 @@ def _check_chat(config: Config, chat: ChatRules) -> None:
     if config.tokenizer_rules.special_text == "plain":
         said = ": plain would take the template's special tokens for text. Leave it out."
         raise ConfigError(Setting("tokenizer.special_text"), said)
+    for number, one in enumerate(config.evaluation_sets):
+        if one.action == CUT:
+            said = ": cut: a conversation without some of its words would train on other words. Use drop or report."
+            raise ConfigError(Setting(f"decontaminate.{number}.action"), said)
     if config.packing_rules is not None and config.packing_rules.write:
         said = ": rows that are written do not say what is trained on. Leave it out: conversations are packed when the "
         raise ConfigError(Setting("packing.write"), f"{said}store is read.")

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,11 @@ class Demand:
     def withdraw(self) -> None:
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def forget_all(run_folder: Path) -> None:
+    """Remove what is left of those who wanted something, when nothing is left to make."""
+    shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
 
 
 def demanded(run_folder: Path) -> Iterator[int]:

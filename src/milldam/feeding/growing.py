@@ -22,6 +22,7 @@ from milldam.feeding.planned import Planned
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
 from milldam.loader.stores import Store, token_file
+from milldam.run.identity import Identity
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
 from milldam.run.units import UnitList
@@ -52,6 +53,7 @@ class GrowingParts:
         self._making = making or Making(order)
         self._owner, self._lock = os.getpid(), threading.RLock()
         self._wanted: Sequence[int] = ()
+        self._finished = False
         self._waits, self._waited = 0, 0.0
         self._made.begin()
         self._began = time.monotonic()
@@ -111,9 +113,17 @@ class GrowingParts:
             self._making.tend(self._planned.identity, len(self._made))
 
     def finished(self) -> Place | None:
-        if not (self._order.out / TOKENS.manifest).exists():
-            return None
-        return Folder(self._order.out)
+        self._notice_fork()
+        with self._lock:
+            self._finished = self._finished or self._is_finished()
+        return Folder(self._order.out) if self._finished else None
+
+    def _is_finished(self) -> bool:
+        """Whether the manifest is that of what is made here: until then it may be that of the input before."""
+        self._made.look()
+        if self._made.units < self._planned.units or not (self._order.out / TOKENS.manifest).exists():
+            return False
+        return Identity.of_store(self._order.out, TOKENS).run_id == self._planned.identity
 
     def stats(self) -> dict[str, float]:
         self._notice_fork()

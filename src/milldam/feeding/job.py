@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.feeding.demand import demanded
+from milldam.feeding.demand import demanded, forget_all
 from milldam.feeding.planned import Planned
 from milldam.memory import format_size
 from milldam.pipeline.estimating import Survey, free_bytes
@@ -59,6 +59,7 @@ class FeedJob(TokenJob):
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
         units = DemandedUnits(folder, records)
         yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
+        forget_all(folder.folder)
         try:
             next(stages)
         except StopIteration as end:
@@ -83,6 +84,9 @@ def refuse_unknowable(config: Config) -> None:
             raise ConfigError(f"{one.name}: which of its documents are meant {whole} Take all of them.")
         if STDIN in one.paths:
             raise ConfigError(f"{STDIN}: standard input can't be read in any order. Save it to a file.")
+    if config.overwrite:
+        said = ": a rank that comes late would replace what the first ones made. Remove the folder instead."
+        raise ConfigError(Setting("overwrite"), said)
     if config.executor != "local":
         raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
 

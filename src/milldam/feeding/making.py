@@ -80,6 +80,7 @@ class Making:
         self._made_at_death: int | None = None
         self._began = self._looked = time.monotonic()
         self._stranger_since: float | None = None
+        self._told_alone = False
         self.is_finished = False
         """The store is whole."""
 
@@ -87,7 +88,7 @@ class Making:
         """What is made for loaders; None: nothing, the store is finished."""
         while not self.is_finished:
             self._look(None)
-            planned = Planned.read(self._run)
+            planned = self._told()
             if planned is not None and planned.name != self._order.name:
                 raise RunHeldError(
                     f"{self._order.out}: another feed with other arguments is making it. "
@@ -97,6 +98,13 @@ class Making:
                 return planned
             time.sleep(0.005)
         return None
+
+    def _told(self) -> Planned | None:
+        """What the maker that is at work has told; not what one that is gone has left."""
+        planned = Planned.read(self._run)
+        if self._process is not None:
+            return planned if planned is not None and planned.pid == self._process.pid else None
+        return planned if self._presence.is_anybody_here() else None
 
     def tend(self, identity: str, made: int) -> None:
         """While waiting for a unit: raise what went wrong, see that somebody makes it. `made`: parts, up to now."""
@@ -152,10 +160,19 @@ class Making:
             raise RunHeldError(f"{out}: another run is at work on it. `milldam status {out}` shows it.")
 
     def _may_begin(self) -> bool:
-        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-        if rank in ("", "0") or time.monotonic() - self._began > _FIRST_RANK_SECONDS:
+        """Of several ranks the first one begins; the others when it does not: it is gone, or can't be seen."""
+        if _number("RANK", "SLURM_PROCID") == 0:
             return True
-        return not world.isdigit() or int(world) == 1
+        if time.monotonic() - self._began < _FIRST_RANK_SECONDS:
+            return False
+        if not self._told_alone and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") > 0:
+            self._told_alone = True
+            log.warning(
+                "%s: nobody else makes it, though ranks run on several machines. Unless all of them see this folder, "
+                "each machine makes its own: the batches are the same, the work is done on every machine.",
+                self._order.out,
+            )
+        return True
 
     def close(self, *, patience: float = 0.0) -> None:
         """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
@@ -165,6 +182,12 @@ class Making:
                 time.sleep(0.01)
             self._process.end()
             self._process = None
+
+
+def _number(*names: str) -> int:
+    """The first of some variables of the environment that is a number; else 0."""
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), 0)
 
 
 class _MakerProcess:
@@ -184,6 +207,10 @@ class _MakerProcess:
         self._connection.send(order)
         self._told: tuple[str, Any] | None = None
         self.end = weakref.finalize(self, _end, self._process, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

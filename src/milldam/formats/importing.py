@@ -85,7 +85,7 @@ class ImportSettings:
         if not self.source:
             raise ConfigError(Setting("source"), ": name at least one file or folder.")
         if self.eos is not None and self.bos is not None:
-            told = ": documents are cut behind one id, or before one. Leave one out."
+            told = ": documents are cut after one id, or before one. Leave one out."
             raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
         if self.masks not in (None, "none") and self.border is not None:
             told = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."

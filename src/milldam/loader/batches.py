@@ -131,7 +131,7 @@ class Batches(Generic[BatchT]):
     @property
     def epoch(self) -> int:
         """How many epochs are through; where a mixture took new weights, counted from there."""
-        return self.samples._epoch_at(self._order, self.samples_seen)
+        return self.samples._loops(self._order).epoch_at(self.samples_seen)
 
     @property
     def samples_seen(self) -> int:
@@ -166,15 +166,15 @@ class Batches(Generic[BatchT]):
     def _until(self, place: int) -> Until:
         """How far the loop goes that a place belongs to."""
         epochs = self.delivery.epochs
-        return _without_end if epochs is None else self.samples._until(self._order, place, epochs)
+        return _without_end if epochs is None else self.samples._loops(self._order).until(place, epochs)
 
     def _loop_at(self) -> tuple[int, bool]:
         """How many loops over all epochs are through, and whether one begins here."""
-        return self.samples._loop_at(self._order, self.samples_seen, self.delivery.epochs or 1)
+        return self.samples._loops(self._order).loop_at(self.samples_seen, self.delivery.epochs or 1)
 
     def _loop_begin(self, number: int) -> State:
         """What a state says differently that stands at the begin of a loop."""
-        return self.samples._epoch_begin(number * (self.delivery.epochs or 1))
+        return self.samples._loops(self._order).epoch_begin(number * (self.delivery.epochs or 1))
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -297,7 +297,7 @@ def _checked_state(state: State, own: State) -> _State:
     kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
     changed = differences({name: was.get(name) for name in kinds}, {name: now.get(name) for name in kinds})
     if changed:
-        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
+        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return found
 
 

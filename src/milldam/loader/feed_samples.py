@@ -27,7 +27,7 @@ from milldam.loader.order import Order, Shuffle
 from milldam.loader.parts import Parts
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import NoSamplesError, ReadPart, Samples, StreamSamples, Until
+from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Samples, StreamSamples, Until
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, UnitOrder, epoch_begin
@@ -105,19 +105,15 @@ class _Group:
         return self._sources.look_up(numbers, dtype, self.samples[0]._padding, self.samples[0]._rows_each)
 
 
-class FeedSamples(Samples[SampleT, BatchT]):
-    """Samples of a feed: `samples.batches(16)`. How many there are is known once all of it is made."""
-
-    _length_known = False
+class PartGroups:
+    """Groups of parts, by the keys of their parts, opened when they are needed; threads may share it."""
 
     def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
         self.parts, self.split, self.cut = parts, split, cut
-        self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
         self._lock = threading.RLock()
         self._serials: dict[Key, int] = {}
         self._keys: list[Key] = []
         self._opened: OrderedDict[Key, _Group] = OrderedDict()
-        self._counted: int | None = None
         self._told_too_long = False
 
     @property
@@ -129,139 +125,21 @@ class FeedSamples(Samples[SampleT, BatchT]):
         return self.parts.facts.units
 
     @property
-    def identity(self) -> State:
-        return self.cut.facts | {"order": "units", "data": self.parts.facts.identity, "split": self.split}
+    def last_opened(self) -> _Group | None:
+        return next(reversed(self._opened.values()), None)
 
-    @property
-    def sample_tokens(self) -> int:
-        return self.cut.sample_tokens
+    def numbered(self, serial: int) -> _Group:
+        """The group whose numbers begin at its serial."""
+        return self._open(self._keys[serial])
 
-    @property
-    def token_dtype(self) -> np.dtype[Any]:
-        return self.parts.facts.dtype
-
-    @property
-    def tokenizer(self) -> str | None:
-        return self.parts.facts.tokenizer
-
-    @property
-    def epoch_samples(self) -> int:
-        """Samples of an epoch; TypeError while that is not known."""
-        if self._counted is None:
-            if self.parts.finished() is None:
-                raise TypeError(
-                    f"{self.name}: how many samples an epoch has is known once all of it is made. Train for a number "
-                    "of steps, or until the loop ends."
-                )
-            self._counted = sum(self._count_unit(unit) for unit in range(self.units))
-        return self._counted
-
-    def _count_unit(self, unit: int) -> int:
+    def count_unit(self, unit: int) -> int:
+        """Samples of a unit."""
         count, number, last = 0, 0, False
         while not last:
             part = self.parts.part(unit, number)
             count += sum(map(len, self._cut([part.files[self.split]]))) if self.split in part.files else 0
             number, last = number + 1, part.last
         return count
-
-    def __len__(self) -> int:
-        return self.epoch_samples
-
-    def __getitem__(self, number: int) -> SampleT:
-        """Sample k of the first epoch, in sequence."""
-        if number < 0:
-            raise IndexError(f"sample {number} of a feed; its end is not known. Count from 0.")
-        return self._sample(int(self._order(False, 0).numbers(np.array([number]))[0]))
-
-    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
-        """torch's DataLoader asks: a sampler has to know how many samples there are."""
-        raise ConfigError(
-            "A sampler of torch can't draw from a feed, whose end is not known. Use milldam.torch: "
-            "DataLoader(BatchDataset(samples, batch_size), batch_size=None)."
-        )
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
-    def batches(self, batch_size: int, *, shuffle: Shuffle | str = True, **options: Any) -> Batches[BatchT]:
-        """Batches in the order of units; options as those of `Samples.batches`.
-
-        shuffle   True: units in random order, and the samples of some parts at a time; False: as the input has it;
-                  "full": any sample from anywhere, as `milldam.open(store)` has it; once the store is finished
-        """
-        if shuffle == "full":
-            return self._whole().batches(batch_size, shuffle=True, **options)
-        return super().batches(batch_size, shuffle=cast(Shuffle, shuffle), **options)
-
-    def _whole(self) -> Samples[SampleT, BatchT]:
-        """The same view of the finished store."""
-        from milldam.loader.stores import Store
-
-        place = self.parts.finished()
-        if place is None:
-            raise ConfigError(
-                f'{self.name}: shuffle="full" takes samples from anywhere, and not all of it is made. '
-                "Use shuffle=True, or finish the store first: `milldam tokenize` with the same input and options."
-            )
-        samples: Samples[SampleT, BatchT] = self.cut.kind(Store(place, split=self.split), *self.cut.arguments)
-        return samples
-
-    # ---- for those who make batches ----
-
-    def _sample(self, number: int) -> SampleT:
-        serial, inside = divmod(number, 1 << _INDEX_BITS)
-        return cast(SampleT, self._open(self._keys[serial]).sample(inside))
-
-    def _order(self, shuffle: Shuffle, seed: int) -> UnitOrder:
-        if not isinstance(shuffle, bool):
-            raise ConfigError(
-                f'shuffle: {shuffle!r}; a feed has True (over units and groups of parts), False or "full".'
-            )
-        return UnitOrder(self, seed, shuffled=shuffle)
-
-    def _epoch_at(self, order: Order, place: int) -> int:
-        return cast(UnitOrder, order).epoch(place)
-
-    def _until(self, order: Order, place: int, epochs: int) -> Until:
-        units = cast(UnitOrder, order)
-        through = (units.epoch_ahead(place) // epochs + 1) * epochs
-        return lambda stop: units.reach(stop, through)
-
-    def _loop_at(self, order: Order, place: int, epochs: int) -> tuple[int, bool]:
-        units = cast(UnitOrder, order)
-        return units.epoch(place) // epochs, units.is_begin(place, epochs)
-
-    def _epoch_begin(self, epoch: int) -> State:
-        if epoch and self.parts.finished() is None:
-            raise ConfigError(
-                f"{self.name}: where epoch {epoch} begins is known once all of it is made. Go over several epochs in "
-                "one loop (epochs=...), or go on from a state."
-            )
-        place = epoch * self.epoch_samples if epoch else 0
-        return {"samples_seen": place, "order": epoch_begin(epoch, place)}
-
-    def _stats(self) -> dict[str, float]:
-        return self.parts.stats()
-
-    @property
-    def _numbered(self) -> int:
-        return 1 << (_INDEX_BITS + _GROUP_BITS)
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        padding: Mapping[str, int] | None = self.cut.kind.padding_with(self.parts.facts.pad_id)
-        return padding
-
-    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        serials, inside = numbers >> _INDEX_BITS, numbers & ((1 << _INDEX_BITS) - 1)
-        there, which = np.unique(serials, return_inverse=True)
-        opened = [self._open(self._keys[serial]) for serial in there.tolist()]
-        if len(opened) == 1:
-            return opened[0].look_up(inside, dtype)
-        found = [(where, opened[one].look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
-        return lambda part, out: read_by_source(found, part, out, self._padding, self._rows_each)
-
-    # ---- for the order ----
 
     def count(self, key: Key) -> int:
         """Samples of a group of parts."""
@@ -329,8 +207,158 @@ class FeedSamples(Samples[SampleT, BatchT]):
             origin=None if place is None else place.origin,
         )
 
+
+class FeedSamples(Samples[SampleT, BatchT]):
+    """Samples of a feed: `samples.batches(16)`. How many there are is known once all of it is made."""
+
+    _length_known = False
+
+    def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
+        self.parts, self.split, self.cut = parts, split, cut
+        self.name, self.units = parts.facts.name, parts.facts.units
+        self.groups = PartGroups(parts, split, cut)
+        self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
+        self._counted: int | None = None
+
+    @property
+    def identity(self) -> State:
+        return self.cut.facts | {"order": "units", "data": self.parts.facts.identity, "split": self.split}
+
+    @property
+    def sample_tokens(self) -> int:
+        """Where samples differ, on average of the group that was opened last."""
+        group = self.groups.last_opened if self.cut.whole_documents else None
+        return group.samples[0].sample_tokens if group is not None and group.samples else self.cut.sample_tokens
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        return self.parts.facts.dtype
+
+    @property
+    def tokenizer(self) -> str | None:
+        return self.parts.facts.tokenizer
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch; TypeError while that is not known."""
+        if self._counted is None:
+            if self.parts.finished() is None:
+                raise TypeError(
+                    f"{self.name}: how many samples an epoch has is known once all of it is made. Train for a number "
+                    "of steps, or until the loop ends."
+                )
+            self._counted = sum(map(self.groups.count_unit, range(self.units)))
+        return self._counted
+
+    def __len__(self) -> int:
+        return self.epoch_samples
+
+    def __getitem__(self, number: int) -> SampleT:
+        """Sample k of the first epoch, in sequence."""
+        if number < 0:
+            raise IndexError(f"sample {number} of a feed; its end is not known. Count from 0.")
+        return self._sample(int(self._order(False, 0).numbers(np.array([number]))[0]))
+
+    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
+        """torch's DataLoader asks: a sampler has to know how many samples there are."""
+        raise ConfigError(
+            "A sampler of torch can't draw from a feed, whose end is not known. Use milldam.torch: "
+            "DataLoader(BatchDataset(samples, batch_size), batch_size=None)."
+        )
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
+
+    def batches(self, batch_size: int, *, shuffle: Shuffle | str = True, **options: Any) -> Batches[BatchT]:
+        """Batches in the order of units; options as those of `Samples.batches`.
+
+        shuffle   True: units in random order, and the samples of some parts at a time; False: as the input has it;
+                  "full": any sample from anywhere, as `milldam.open(store)` has it; once the store is finished
+        """
+        if shuffle == "full":
+            return _of_finished(self).batches(batch_size, shuffle=True, **options)
+        return super().batches(batch_size, shuffle=cast(Shuffle, shuffle), **options)
+
+    # ---- for those who make batches ----
+
+    def _sample(self, number: int) -> SampleT:
+        serial, inside = divmod(number, 1 << _INDEX_BITS)
+        return cast(SampleT, self.groups.numbered(serial).sample(inside))
+
+    def _order(self, shuffle: Shuffle, seed: int) -> UnitOrder:
+        if not isinstance(shuffle, bool):
+            raise ConfigError(
+                f'shuffle: {shuffle!r}; a feed has True (over units and groups of parts), False or "full".'
+            )
+        return UnitOrder(self.groups, seed, shuffled=shuffle)
+
+    def _loops(self, order: Order) -> Loops:
+        return _UnitLoops(self, cast(UnitOrder, order))
+
+    def _stats(self) -> dict[str, float]:
+        return self.parts.stats()
+
+    @property
+    def _numbered(self) -> int:
+        return 1 << (_INDEX_BITS + _GROUP_BITS)
+
+    @property
+    def _padding(self) -> Mapping[str, int] | None:
+        padding: Mapping[str, int] | None = self.cut.kind.padding_with(self.parts.facts.pad_id)
+        return padding
+
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
+        serials, inside = numbers >> _INDEX_BITS, numbers & ((1 << _INDEX_BITS) - 1)
+        there, which = np.unique(serials, return_inverse=True)
+        opened = [self.groups.numbered(serial) for serial in there.tolist()]
+        if len(opened) == 1:
+            return opened[0].look_up(inside, dtype)
+        found = [(where, opened[one].look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
+        return lambda part, out: read_by_source(found, part, out, self._padding, self._rows_each)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return FeedSamples, (self.parts, self.split, self.cut)
 
     def __repr__(self) -> str:
         return f"FeedSamples({self.name}: {self.cut.facts['kind']} of {self.units:,} units)"
+
+
+def _of_finished(samples: FeedSamples[SampleT, BatchT]) -> Samples[SampleT, BatchT]:
+    """The same view of the finished store."""
+    from milldam.loader.stores import Store
+
+    place = samples.parts.finished()
+    if place is None:
+        raise ConfigError(
+            f'{samples.name}: shuffle="full" takes samples from anywhere, and not all of it is made. '
+            "Use shuffle=True, or finish the store first: `milldam tokenize` with the same input and options."
+        )
+    whole: Samples[SampleT, BatchT] = samples.cut.kind(Store(place, split=samples.split), *samples.cut.arguments)
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitLoops:
+    """Where epochs end shows when they are through."""
+
+    samples: FeedSamples[Any, Any]
+    order: UnitOrder
+
+    def epoch_at(self, place: int) -> int:
+        return self.order.epoch(place)
+
+    def until(self, place: int, epochs: int) -> Until:
+        through = (self.order.epoch_ahead(place) // epochs + 1) * epochs
+        return lambda stop: self.order.reach(stop, through)
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        return self.order.epoch(place) // epochs, self.order.is_begin(place, epochs)
+
+    def epoch_begin(self, epoch: int) -> State:
+        if epoch and self.samples.parts.finished() is None:
+            raise ConfigError(
+                f"{self.samples.name}: where epoch {epoch} begins is known once all of it is made. Go over several "
+                "epochs in one loop (epochs=...), or go on from a state."
+            )
+        place = epoch * self.samples.epoch_samples if epoch else 0
+        return {"samples_seen": place, "order": epoch_begin(epoch, place)}

@@ -216,9 +216,6 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def _numbered(self) -> int:
         return int(self._by_number.begins[-1])
 
-    def _stats(self) -> dict[str, float]:
-        return next((told for source in self.sources if (told := source._stats())), {})
-
     def __getitem__(self, number: int) -> SampleT:
         number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
         for source in _leaves(self):

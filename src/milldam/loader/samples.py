@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -134,26 +135,9 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         """The sample that an order has given this number."""
         return self[number]
 
-    def _epoch_at(self, order: Order, place: int) -> int:
-        """How many epochs are through at a place."""
-        behind = place - (order.first_end or self.epoch_samples)
-        return 0 if behind < 0 else 1 + behind // self.epoch_samples
-
-    def _until(self, order: Order, place: int, epochs: int) -> Until:
-        """How far the loop over so many epochs goes that a place belongs to."""
-        length = epochs * self.epoch_samples
-        first = (order.first_end or self.epoch_samples) + length - self.epoch_samples
-        end = first if place < first else first + ((place - first) // length + 1) * length
-        return lambda stop: min(stop, end)
-
-    def _loop_at(self, order: Order, place: int, epochs: int) -> tuple[int, bool]:
-        """How many loops over so many epochs are through at a place, and whether one begins there."""
-        number, rest = divmod(place, epochs * self.epoch_samples)
-        return number, rest == 0
-
-    def _epoch_begin(self, epoch: int) -> State:
-        """What a state says differently that stands at the begin of an epoch."""
-        return {"samples_seen": epoch * self.epoch_samples}
+    def _loops(self, order: Order) -> Loops:
+        """Where epochs of an order begin and end, and loops over them."""
+        return _KnownLoops(self.epoch_samples, order.first_end or self.epoch_samples)
 
     def _stats(self) -> dict[str, float]:
         """What is to be told of making the samples."""
@@ -175,6 +159,48 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     def _number(self, number: int) -> int:
         """A sample's number from one as Python has it, counted from the end when below zero."""
         return counted_number(number, len(self), "sample")
+
+
+class Loops(Protocol):
+    """Where epochs begin and end, and loops over some of them."""
+
+    def epoch_at(self, place: int) -> int:
+        """How many epochs are through at a place."""
+
+    def until(self, place: int, epochs: int) -> Until:
+        """How far the loop over so many epochs goes that a place belongs to."""
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        """How many loops over so many epochs are through at a place, and whether one begins there."""
+
+    def epoch_begin(self, epoch: int) -> State:
+        """What a state says differently that stands at the begin of an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLoops:
+    """Those of samples whose number is known."""
+
+    epoch: int
+    """Samples of an epoch, and where the first one ends."""
+    first_end: int
+
+    def epoch_at(self, place: int) -> int:
+        behind = place - self.first_end
+        return 0 if behind < 0 else 1 + behind // self.epoch
+
+    def until(self, place: int, epochs: int) -> Until:
+        length = epochs * self.epoch
+        first = self.first_end + length - self.epoch
+        end = first if place < first else first + ((place - first) // length + 1) * length
+        return lambda stop: min(stop, end)
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        number, rest = divmod(place, epochs * self.epoch)
+        return number, rest == 0
+
+    def epoch_begin(self, epoch: int) -> State:
+        return {"samples_seen": epoch * self.epoch}
 
 
 class StreamSamples(Samples[SampleT, BatchT]):

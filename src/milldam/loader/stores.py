@@ -57,7 +57,7 @@ class Store(reader.Store, Trainable):
     def named_part(self, name: str) -> Store:
         if self.split_name not in (None, name):
             raise ConfigError(
-                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it anew.'
+                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it again.'
             )
         return Store(self.place, split=name)
 

@@ -26,7 +26,7 @@ from milldam.loader.order import InSequence, Order, Shuffled
 from milldam.loader.permutation import Int64s, Permutation, mix
 
 if TYPE_CHECKING:
-    from milldam.loader.feed_samples import FeedSamples
+    from milldam.loader.feed_samples import PartGroups
 
 GROUP_PARTS = 64
 _FIRST_GROUPS = (1, 1, 2, 4, 8, 16, 32)
@@ -89,9 +89,7 @@ class UnitOrder:
 
     first_end = None
 
-    def __init__(
-        self, samples: FeedSamples[Any, Any], seed: int, *, shuffled: bool, begin: _Group | None = None
-    ) -> None:
+    def __init__(self, samples: PartGroups, seed: int, *, shuffled: bool, begin: _Group | None = None) -> None:
         self._samples, self._seed, self._shuffled = samples, seed, shuffled
         self._groups = [begin or _Group(0, 0, 0, -1, (), 0, 0)]
         self._begins = [self._groups[0].begin]

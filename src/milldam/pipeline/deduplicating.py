@@ -19,17 +19,20 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
 from milldam.config.settings import Config
+from milldam.decontamination.matches import match_path
+from milldam.decontamination.removing import removal_digests
 from milldam.dedup.candidates import preference_file_name
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.rules import DedupRules
-from milldam.memory import usage
+from milldam.memory import held_bytes, usage
+from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
+from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
 from milldam.pipeline.text_cache import preference_path, print_paths
 from milldam.run.folder import RunFolder
@@ -62,6 +65,12 @@ class Deduplication:
         """Runs of the index that this one is compared with, and their files."""
         self.figures: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         """What exact and near dedup found."""
+        self.decontamination: DecideTask | None = None
+        """What is looked for of evaluation sets, and was decided."""
+        if prepared.evaluation is not None:
+            place = session.folder.folder
+            index = prepared.evaluation.index_path(place)
+            self.decontamination = DecideTask(place, self.folder, index, prepared.evaluation.sets)
 
     def find_drops(
         self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
@@ -71,6 +80,8 @@ class Deduplication:
             place.mkdir(exist_ok=True)
         # Settled once, for now and for when it resumes.
         self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
+        if self._prepared.evaluation is not None:
+            self._prepared.evaluation.provide_index(self._session.folder.folder)
         records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, self.keys)
         originals = np.fromiter((unit.index for unit in self._units() if not unit.copy), np.int64)
         todo = originals[[number not in records for number in originals.tolist()]]
@@ -86,11 +97,19 @@ class Deduplication:
             elif steps := task.todo(name):
                 yield self._resolve(name, steps, task)
         self.figures = resolved(task)
+        if self.decontamination is not None and self.decontamination.figures() is None:
+            small = task.is_small(STAGE)
+            workers = Workers(1, task.threads, apart=not small, here=small)
+            yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
 
     def _resolve(self, name: str, steps: list[int], task: ResolveTask) -> Stage:
-        """Steps of a stage: those of near-dedup by as many workers as the budget holds."""
-        workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
-        if name in NEAR_STAGES:
+        """Steps of a stage: where there is little to do here, else those of near-dedup by all workers that fit."""
+        small = task.is_small(name)
+        workers = Workers(1, task.threads, apart=not small, here=small)
+        if name in NEAR_STAGES and small:
+            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
+            task = replace(task, memory_bytes=most, threads=1)
+        elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
             task = replace(task, memory_bytes=task.memory_bytes // count, threads=1)
             workers = Workers(count, 1, apart=count == 1)
@@ -131,6 +150,7 @@ class Deduplication:
             threads=readers.threads,
             seed=self._config.seed,
             keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked_bytes),
+            evaluation=None if self.decontamination is None else self.decontamination.index,
         )
         size = int(folder.units.sizes()[todo].sum())
         return Stage(
@@ -142,6 +162,9 @@ class Deduplication:
         for number in originals.tolist():
             hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
             links = {hash_file_name(number): hashes}
+            matches = match_path(Path("..") / PRINTS, self.keys[number])
+            if (self.folder / matches).exists():
+                links[match_path(self.folder, f"{number:07d}").name] = matches
             if self._rules.near is not None:
                 links[signature_file_name(number)] = signatures
                 if self._rules.near.prefer != "first":
@@ -183,11 +206,18 @@ class Deduplication:
                     for name in told:
                         digests = mixed(digests ^ batch[name].to_numpy().astype(np.int64).view(np.uint64))
                     np.add.at(found, batch["unit"].to_numpy(), digests)
+        if self.removals is not None:
+            found += removal_digests(self.removals, len(found))
         verdicts = found[origins]
         if self._config.write_dropped:
             # What is written of dropped documents names units by number.
             verdicts += np.arange(len(origins)).astype(np.uint64)
         return verdicts
+
+    @property
+    def removals(self) -> Path | None:
+        """What decontamination removes."""
+        return None if self.decontamination is None else self.folder / REMOVALS
 
     def index_stages(self) -> Iterator[Stage]:
         """Enter the run's hashes into the index that runs share, where there is one."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.decontamination.matches import MatchFinder, match_path
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
@@ -52,6 +53,8 @@ class FingerprintTask:
     seed: int
     keep_texts: bool
     """Keep the cleaned texts for the second pass."""
+    evaluation: Path | None = None
+    """The index of evaluation sets whose items are looked for."""
 
     def start(self) -> UnitFingerprinter:
         return UnitFingerprinter(self)
@@ -63,6 +66,12 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
+        self._scanner = None
+        if task.evaluation is not None:
+            from milldam.decontamination.index import Index
+            from milldam.decontamination.scanning import Scanner
+
+            self._scanner = Scanner(Index(task.evaluation))
         if task.clean is not None:
             Cleaner(task.clean)  # what a user's function loads is there before workers are forked
 
@@ -95,7 +104,11 @@ class UnitFingerprinter:
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
                 new = stack.enter_context(NewFile(path))
                 kinds.insert(0, _Lengths(new, longest=task.rules.near.prefer == "longest", skipped_rows=skipped))
-            files = _UnitWork(reader, kinds, cache, sample, report, task.sets[unit.dataset]).run()
+            finder = None
+            # Validation sets are used whole.
+            if self._scanner is not None and task.sets[unit.dataset].split is None:
+                finder = MatchFinder(self._scanner, match_path(hash_path.parent, assignment.key))
+            files = _UnitWork(reader, kinds, cache, sample, report, task.sets[unit.dataset], finder).run()
         below = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
         report(PART, Record(assignment.key, files=below))
 
@@ -190,8 +203,9 @@ class _UnitWork:
         sample: tuple[Chooser, float],
         report: Report,
         rules: SetRules,
+        finder: MatchFinder | None = None,
     ) -> None:
-        self._rules = rules
+        self._rules, self._finder = rules, finder
         self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
         self._chooser, self._share = sample
         self._unit, self._bytes_read = reader.unit, 0
@@ -209,6 +223,8 @@ class _UnitWork:
             if self._cache is not None:
                 self._cache.add(documents)
             self._seconds["fingerprint"] += time.perf_counter() - started
+            if self._finder is not None:
+                self._find_matches(self._finder, documents, wanted)
             self._bytes_read += documents.bytes_read
             self._counts["input_bytes"] = self._unit.input_bytes(self._bytes_read)
             self._counts["documents"] += len(documents.texts) if documents.last else 0
@@ -217,7 +233,7 @@ class _UnitWork:
         self._counts["input_bytes"] = self._unit.size
         if self._cache is not None:
             self._cache.commit()
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, dict[str, Any]] = {} if self._finder is None else self._finder.commit()
         for kind in self._kinds:
             files |= kind.commit()
         self._send_progress()
@@ -237,6 +253,16 @@ class _UnitWork:
             kind.feed(documents)
         elif len(documents.texts):
             kind.add(self._rules.compared(documents), documents.first_row, wanted)
+
+    def _find_matches(self, finder: MatchFinder, documents: Documents, wanted: Mask) -> None:
+        started = time.perf_counter()
+        if documents.cancel:
+            finder.cancel()
+        elif documents.part:
+            finder.feed(documents.bytes, documents.first_row, last=documents.last)
+        elif len(documents.texts):
+            finder.add(documents.texts, documents.first_row, wanted)
+        self._seconds["decontaminate"] = self._seconds.get("decontaminate", 0.0) + time.perf_counter() - started
 
     def _send_progress(self) -> None:
         self._reported = time.monotonic()

@@ -51,7 +51,7 @@ from milldam.stores.tokens.manifest import (
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-DROPPED = "dropped.jsonl.zst"
+DROPPED, CONTAMINATION = "dropped.jsonl.zst", "contamination.jsonl"
 PACKED_FOLDER = "packed"
 _SHARD_FILES = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts")
 _BLOCK = 1 << 20
@@ -80,6 +80,8 @@ class TextFacts(TypedDict, total=False):
     """Text that was tokenized in `seconds`: what a run that was resumed had done before is not in it."""
     dedup: dict[str, Any]
     near: dict[str, Any]
+    contamination: dict[str, Any]
+    """What was found of each evaluation set."""
     config: dict[str, Any]
     report: str
     """Where the report is."""
@@ -133,6 +135,7 @@ class Finish:
             folder.out, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned())
         )
         _gather_dropped(folder, made.parts(DROPPED_PARTS))
+        self._put_findings()
         folder.tidy()
         if prepared.input_changed():
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
@@ -158,6 +161,18 @@ class Finish:
             units=len(made.last.keys),
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
+
+    def _put_findings(self) -> None:
+        """What was found of evaluation sets, beside the store."""
+        place = self.folder.out / CONTAMINATION
+        decided = None if self.made.dedup is None else self.made.dedup.decontamination
+        if decided is None:
+            place.unlink(missing_ok=True)
+            return
+        with NewFile(place) as new, decided.findings.open("rb") as file:
+            while block := file.read(_BLOCK):
+                new.write(block)
+            new.commit()
 
     def wind_up(self, draft: Draft) -> tuple[TextSummary, TextSummary]:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed.
@@ -212,6 +227,9 @@ class Finish:
             "near": near,
             "config": _plain(dataclasses.asdict(self.config)),
         }
+        decided = None if self.made.dedup is None else self.made.dedup.decontamination
+        if decided is not None:
+            facts["contamination"] = decided.figures() or {}
         return replace(
             summary,
             job="preprocess" if self.report else "tokenize",

@@ -31,6 +31,8 @@ class _Giant:
     waiting: list[pa.LargeStringArray] = field(default_factory=list)
     """Parts that are not encoded yet."""
     head: bytes = b""
+    bytes_read: int = 0
+    """Of its parts, with what is cut out of them."""
     text_bytes: int = 0
     characters: int = 0
     judged: bool = False
@@ -75,7 +77,7 @@ class Giants:
         if self._giant is None:
             self._giant = _Giant(documents.first_row)
         giant = self._giant
-        giant.add(documents.texts)
+        giant.add(self._without_removed(documents.texts, giant))
         if not giant.judged and (len(giant.head) >= HEAD_BYTES or documents.last):
             self._judge_head(giant)
         if documents.last:
@@ -83,6 +85,15 @@ class Giants:
             self._end(giant, documents.verdicts)
         elif giant.judged and giant.reason is None:
             self._encode(giant)
+
+    def _without_removed(self, texts: pa.LargeStringArray, giant: _Giant) -> pa.LargeStringArray:
+        """A part without the stretches that are cut out of its document."""
+        if self._judge.removals is None:
+            return texts
+        data, before = bytes(texts[0].as_buffer()), giant.bytes_read
+        giant.bytes_read += len(data)
+        left = self._judge.removals.part(giant.row, data, before)
+        return texts if len(left) == len(data) else pa.array([left.decode()], pa.large_string())
 
     def _judge_head(self, giant: _Giant) -> None:
         started = time.perf_counter()

@@ -64,7 +64,13 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-OUTPUTS = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", "rejects.jsonl", "dropped.jsonl.zst")
+OUTPUTS = (
+    *(f"*.{ending}" for ending in SHARD_FILES),
+    "*.facts",
+    "rejects.jsonl",
+    "dropped.jsonl.zst",
+    "contamination.jsonl",
+)
 """What a job leaves in its output folder, besides manifest and tokenizer."""
 
 
@@ -221,6 +227,7 @@ class TokenJob:
 
             steps = steps_of(dedup, prepared.partitions, units)
             found |= {"fingerprint": units} | {stage: len(each) or units for stage, each in steps.items()}
+            found |= {"decontaminate": 1} if self._config.evaluation_sets else {}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 
     def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:
@@ -240,7 +247,10 @@ class TokenJob:
         if config.dedup_rules is not None:
             from milldam.pipeline.deduplicating import Deduplication
 
-            dedup = Deduplication(config, config.dedup_rules, session, prepared, keys, plan.fitting.cores)
+            first = keys
+            if prepared.evaluation is not None:
+                first = keys.mixed(np.full(len(keys), int(prepared.evaluation.name, 16), np.uint64))
+            dedup = Deduplication(config, config.dedup_rules, session, prepared, first, plan.fitting.cores)
 
             def assign(number: int) -> Assignment:
                 unit = _unit(folder, number)
@@ -330,6 +340,7 @@ class TokenJob:
             selection=Selection(
                 clean=config.clean_rules,
                 drops=dedup.folder if dedup is not None else None,
+                removals=dedup.removals if dedup is not None else None,
                 seen_by=tuple(dedup.index) if dedup is not None else (),
                 shown=dedup.shown if dedup is not None else (),
                 filters=config.filters,

@@ -26,6 +26,7 @@ from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
 if TYPE_CHECKING:
+    from milldam.decontamination.removing import Removals
     from milldam.dedup.drops import DropSet
     from milldam.dedup.near_summary import Place
 
@@ -44,6 +45,8 @@ class Selection:
     clean: CleanRules | None = None
     drops: Path | None = None
     """Folder of the drop sets; None: no dedup."""
+    removals: Path | None = None
+    """What decontamination removes; None: nothing is looked for."""
     seen_by: tuple[str, ...] = ()
     """Ids of the runs of the index, in the order in which drop sets number them."""
     shown: tuple[Place, ...] = ()
@@ -80,14 +83,20 @@ class Judge:
             from milldam.dedup.drops import DropSet
 
             self._drops = DropSet.load(selection.drops, unit.origin)
+        self.removals: Removals | None = None
+        if selection.removals is not None:
+            from milldam.decontamination.removing import Removals
+
+            self.removals = Removals(selection.removals, unit.origin)
         self._share = rules.share(unit.copy)
         self._chooser = Chooser(selection.seed, HEAD_BYTES)
         self._shares, self._staged = selection.shares, selection.staged
         self._seen_by = selection.seen_by
         self.dropped = no_drops()
 
-    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> None:
-        self._judge(texts, verdicts, first_row, None)
+    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> pa.LargeStringArray:
+        """The texts to go on with: without what is cut out of them."""
+        return self._judge(texts, verdicts, first_row, None)
 
     def judge_head(self, head: pa.LargeStringArray, verdicts: Verdicts, row: int) -> None:
         """By the beginning of a document whose length is not known yet."""
@@ -95,15 +104,25 @@ class Judge:
         any_length = np.array([self._rules.min_characters or self._rules.max_characters or 0])
         self._judge(head, verdicts, row, any_length)
 
-    def _judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any) -> None:
+    def _judge(
+        self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any
+    ) -> pa.LargeStringArray:
         self._book("clean", verdicts, Counter())
         before = verdicts.counts()
         if self._drops is not None:
             self._drops.apply(first_row, verdicts)
             self._book("dedup", verdicts, before)
             before = verdicts.counts()
-        if self._share < 1:
-            verdicts.drop(~below(self._chooser.sample_keys(texts), self._share), NOT_SAMPLED)
+        # By the text as it was read: so the first pass chose.
+        sampled = below(self._chooser.sample_keys(texts), self._share) if self._share < 1 else None
+        if self.removals is not None:
+            self.removals.drop(first_row, verdicts)
+            # What is cut out of the head of a longer document is gone already.
+            texts = texts if characters is not None else self.removals.cut(texts, first_row, verdicts)
+            self._book("decontaminate", verdicts, before)
+            before = verdicts.counts()
+        if sampled is not None:
+            verdicts.drop(~sampled, NOT_SAMPLED)
             self._book("sample", verdicts, before)
             before = verdicts.counts()
         keep = verdicts.keep
@@ -112,6 +131,7 @@ class Judge:
             self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
             verdicts.merge(filtered, keep)
             self._book("filter", verdicts, before)
+        return texts
 
     def judge_characters(self, characters: int) -> str | None:
         """A reason to drop a document whose length is known only now."""

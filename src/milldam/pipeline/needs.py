@@ -24,6 +24,7 @@ from milldam.run.planning import (
     FILTER_BYTES,
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
+    SCANNING_BYTES,
     SMALL_INPUT,
     TABLE_BYTES,
     WORK_BYTES,
@@ -63,6 +64,8 @@ DROP_FILE_SECONDS = 0.65e-3
 ARRANGE_SECONDS, PACK_SECONDS, PACK_TOKEN_SECONDS = 3.0e-9, 1.5e-6, 3.0e-9
 """A byte of tokens; a document; a byte of tokens in rows."""
 REPORT_SECONDS = 10e-9
+SCAN_SECONDS = 6e-9
+"""A byte of text that is held against evaluation sets."""
 KEPT_TEXT_SECONDS = 0.4e-9
 """A byte of text that is kept between the passes: writing and reading it."""
 _STORE = ("tokens", "idx", "packed rows", "dedup index", "near-dedup index")
@@ -157,6 +160,7 @@ class _Sizes:
     def __init__(self, config: Config, load: Load, stages: tuple[str, ...]) -> None:
         dedup, packing = config.dedup_rules, config.packing_rules
         self.load, self.dedup, self.stages = load, dedup is not None, stages
+        self.scan_seconds = load.text_bytes * SCAN_SECONDS if config.evaluation_sets else 0.0
         self.exact = dedup is not None and dedup.method == "exact"
         self.near: NearRules | None = None if dedup is None else dedup.near
         self.band_steps = self.partitions = self.verify_parts = 0
@@ -243,7 +247,8 @@ def _seconds(sizes: _Sizes, machines: Machines) -> dict[str, float]:
     pairs = load.documents * PAIR_BYTES / 8 * COMPARED_SHARE
     return {
         "count": work["read"] / everyone,
-        "fingerprint": (work["read"] + work["hash"] + signatures) / everyone,
+        "fingerprint": (work["read"] + work["hash"] + signatures + sizes.scan_seconds) / everyone,
+        "decontaminate": load.units * GROUP_FILE_SECONDS,
         GROUP: -(-sizes.partitions // nodes) * partition,
         RANK: load.documents * RANK_SECONDS,
         NEAR: bands_seconds,
@@ -324,6 +329,7 @@ class Fitting:
         wanted = 1 if self.one_process else self.cores
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
+        loaded += SCANNING_BYTES if self.config.evaluation_sets else 0
         count = self.fit(loaded, useful, forked=self.pool.forks)
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
     from milldam.chat.reading import ChatRecipe
     from milldam.chat.rules import ChatRules
+    from milldam.pipeline.evaluation_sets import Evaluation
 
 SAMPLE_BYTES = 64 << 10
 _FILES_SAMPLED = 3
@@ -81,6 +82,8 @@ class Prepared:
     left_out: str
     """Files of the input's folders that are not read, and why."""
     preparation: Preparation
+    evaluation: Evaluation | None = None
+    """The evaluation sets that are kept out."""
     tokenizer_state: str | None = None
     """Of its files, before they were read."""
 
@@ -144,6 +147,11 @@ class Preparation:
         self._resolved = self._resolve_all()
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
+        self._evaluation: Evaluation | None = None
+        if config.evaluation_sets:
+            from milldam.pipeline.evaluation_sets import Evaluation
+
+            self._evaluation = Evaluation(config.evaluation_sets, str(folder.folder))
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -168,7 +176,8 @@ class Preparation:
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
-        return self._folder.inputs.write(self._files())
+        state = self._folder.inputs.write(self._files())
+        return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
 
     def _resolve_all(self) -> list[list[Resolved]]:
         return [_resolve(one) for one in self._config.sources]
@@ -269,6 +278,7 @@ class Preparation:
             identity=Identity(settled | self._settings(sources), input_identity, text.name),
             left_out=str(self.left_out),
             preparation=self,
+            evaluation=self._evaluation,
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

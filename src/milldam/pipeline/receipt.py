@@ -3,7 +3,7 @@
 The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same input files and a
 store as it was left mean the same identity: so the store is up to date, and nothing is loaded that would make one. All
 else goes the long way, which compares identities; so does what files do not tell: users' functions, standard input,
-rows that are packed, chat templates.
+rows that are packed, chat templates, evaluation sets.
 """
 
 from __future__ import annotations
@@ -150,4 +150,5 @@ def _is_told_by_files(config: Config) -> bool:
     clean = config.clean_rules
     has_function = config.filters.function is not None or (clean is not None and clean.function is not None)
     from_stdin = any(STDIN in one.paths for one in config.sources)
-    return not has_function and not from_stdin and config.packing_rules is None and config.chat is None
+    plain = config.packing_rules is None and config.chat is None and not config.evaluation_sets
+    return not has_function and not from_stdin and plain

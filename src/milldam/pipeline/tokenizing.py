@@ -253,7 +253,7 @@ class _UnitWork:
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
         self._chat_counts += Counter({name: documents.counts.get(name, 0) for name in _COUNTED})
-        self._judge.judge(texts, verdicts, documents.first_row)
+        texts = self._judge.judge(texts, verdicts, documents.first_row)
         keep = verdicts.keep
         if not keep.all():
             self._output.set_aside(texts, verdicts, documents.first_row + np.arange(len(texts)))

@@ -328,6 +328,6 @@ def _checked_state(state: State, own: State) -> _State:
     changed = differences(found["settings"], own)
     if changed:
         raise MismatchError(
-            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start anew."
+            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start over."
         )
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from milldam.markup import counted, duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.memory import format_size
+from milldam.report.contamination import contamination
 from milldam.report.contents import conversations, duplicates, lengths, packing, samples, splits
 from milldam.report.drawing import page_style
 from milldam.report.facts import Facts
@@ -16,7 +17,7 @@ from milldam.stores.tokens.manifest import Tally
 # Whatever slipped through the escaping could still neither run nor load anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SECTIONS = (
-    *(memory, throughput, flow, sources, conversations, lengths, packing, duplicates, splits, samples),
+    *(memory, throughput, flow, sources, conversations, lengths, packing, duplicates, contamination, splits, samples),
     *(configuration, versions),
 )
 _MARK = (

@@ -146,7 +146,7 @@ class Kind:
         if other is not None:
             return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
         if (folder / "run").exists():
-            how = f"`milldam status {folder}` says how to go on."
+            how = f"`milldam status {folder}` says how to continue."
             return f"{folder}: unfinished: a run was interrupted here. {how}"
         splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
         if splits:

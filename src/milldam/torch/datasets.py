@@ -310,7 +310,7 @@ class _Loop:
         found: _LoopState = checked(_LoopState, state, "The state of a loop")
         if changed := differences({name: state[name] for name in self._sharing()}, {**self._sharing()}):
             raise MismatchError(
-                f"StatefulDataLoader goes on with the workers and ranks it had: {changed}. To change them, "
+                f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, "
                 "save dataset.state_after(batches taken), and load that into the dataset."
             )
         self._batches.load_state_dict(found["begin"])

@@ -32,7 +32,7 @@ from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, Toke
 from milldam.stores.place import Folder, Place
 
 READ = "read"
-STAGES = (READ, "clean", "dedup", "sample", "filter", "encode", "arrange")
+STAGES = (READ, "clean", "dedup", "decontaminate", "sample", "filter", "encode", "arrange")
 """Where a record can be lost, in order: rejected in the first, dropped in the others."""
 
 

@@ -1,0 +1,68 @@
+"""`milldam contamination`: what a finished store holds of evaluation sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from milldam.cli.options import given, json_option
+from milldam.markup import counted
+
+_SHOWN = 3
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set; any number of times.")
+@click.option("--columns", metavar="NAMES", help="Fields to look for, with commas. [default: every field with text]")
+@click.option("--ngram", type=int, metavar="N", help="Words in an n-gram. [default: 13]")
+@click.option(
+    "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that counts. [default: 0.5]"
+)
+@click.option("--findings", type=click.Path(path_type=Path), help="File for all that is found, a JSON object a line.")
+@json_option
+def contamination(
+    store: Path,
+    against: tuple[str, ...],
+    columns: str | None,
+    findings: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Decode a finished store and look for the items of evaluation sets in it. Exits with 1 when some are found.
+
+    \b
+    milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
+    """
+    from milldam.api import contamination as find
+
+    names = None if columns is None else columns.split(",")
+    figures = find(store, against, columns=names, findings=findings, **given(options))
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        for line in contamination_lines(figures):
+            click.echo(line)
+    sys.exit(1 if any(one["findings"] for one in figures["sets"]) else 0)
+
+
+def contamination_lines(figures: dict[str, Any]) -> list[str]:
+    """What was found of each evaluation set, a line each, and the worst of it."""
+    lines = []
+    for one in figures["sets"]:
+        searched, found = one["searched"], one["items_found"]
+        left = {name: searched[name] for name in ("too_short", "repeated", "common") if searched[name]}
+        left |= {"everywhere": one["common"]} if one["common"] else {}
+        not_searched = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in left.items())
+        shown = f" (passages not searched: {not_searched})" if not_searched else ""
+        where = f" in {counted(one['documents'], 'document')}, action: {one['action']}" if found else ""
+        lines.append(f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}{shown}")
+        lines += [
+            f"  item {line['item']}, {line['column']}: {100 * line['share']:.0f} % in {line['file']}, row {line['row']}"
+            for line in one["worst"][:_SHOWN]
+        ]
+    return lines

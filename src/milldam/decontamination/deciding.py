@@ -1,0 +1,270 @@
+"""The matches of all units -> which documents hold a passage, and what is removed of them. One pass over small files.
+
+A passage is found in a document that holds at least `min_share` of its n-grams, as far as they count: those of common
+phrases do not. Common are n-grams in more than `max_items` passages (the index knows) and n-grams in more than
+`common_share` of the documents, and more than `COMMON_DOCUMENTS` of them, that dedup leaves. So the verdict on a
+document depends on the whole input, never on who read which part of it first.
+
+Holds the matches of one unit, and 9 bytes an n-gram of the evaluation sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.decontamination.array_file import write_arrays
+from milldam.decontamination.index import Index
+from milldam.decontamination.letters import Int64s
+from milldam.decontamination.matches import Matches, counted_grams, joined
+from milldam.decontamination.rules import CUT, REPORT, EvaluationSet
+from milldam.files import NewFile
+
+COMMON_DOCUMENTS = 20
+NEAR_BYTES = 64
+"""Stretches that are cut out are joined when no more lies between them."""
+TEXT_SHOWN = 600
+SHOWN = 20
+"""Findings of each set that a summary has."""
+STRONGEST = ("drop", "cut", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage in a document."""
+
+    row: int
+    passage: int
+    ngrams: int
+    of: int
+    start: int
+    end: int
+    match: int
+    """The first of its matches."""
+
+
+@dataclass(slots=True)
+class SetFigures:
+    """What was found of one evaluation set."""
+
+    name: str
+    action: str
+    searched: dict[str, int]
+    """Items, passages, and those that are not looked for: too short, repeated, common."""
+    items: set[int] = field(default_factory=set)
+    documents: int = 0
+    findings: int = 0
+    common: int = 0
+    """Passages that are nothing but phrases that occur everywhere in the corpus."""
+    worst: list[dict[str, Any]] = field(default_factory=list)
+    """The findings with the largest share, longest first."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "set": self.name,
+            "action": self.action,
+            "searched": self.searched,
+            "items_found": len(self.items),
+            "documents": self.documents,
+            "findings": self.findings,
+            "common": self.common,
+            "worst": self.worst,
+        }
+
+
+class Decision:
+    """Decides unit after unit, in plan order."""
+
+    def __init__(self, index: Index, sets: tuple[EvaluationSet, ...], counts: Int64s, documents: int) -> None:
+        self._index, self._sets = index, sets
+        shares = np.array([one.common_share for one in sets])
+        most = np.maximum(shares * documents, COMMON_DOCUMENTS)
+        owner = np.repeat(index.sets, np.diff(index.gram_bounds)) if index.passages else np.zeros(0, np.int64)
+        self._counts = ~index.common & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
+        self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts)))
+        self._min_share = np.array([one.min_share for one in sets])
+        self.documents = documents
+
+    def common(self, number: int) -> int:
+        """Passages of a set of which no n-gram counts, since all occur everywhere in the corpus."""
+        index = self._index
+        if not index.passages:
+            return 0
+        first, stop = index.gram_bounds[:-1], index.gram_bounds[1:]
+        known = np.concatenate((np.zeros(1, np.int64), np.cumsum(~index.common)))
+        gone = (self._below[stop] == self._below[first]) & (known[stop] != known[first])
+        return int(np.count_nonzero(gone & (index.sets == number)))
+
+    def found(self, unit: Matches) -> Iterator[Found]:
+        """The passages that documents of a unit hold, in order."""
+        owner, first, stop = joined(unit)
+        if not len(owner):
+            return
+        each = self._below[stop] - self._below[first]
+        begins = np.flatnonzero(np.concatenate(([True], owner[1:] != owner[:-1])))
+        ngrams = np.add.reduceat(each, begins)
+        match = owner[begins]
+        passage = unit.passage[match]
+        bounds = self._index.gram_bounds
+        of = self._below[bounds[passage + 1]] - self._below[bounds[passage]]
+        enough = (ngrams > 0) & (ngrams >= self._min_share[self._index.sets[passage]] * of - 1e-9)
+        for k in np.flatnonzero(enough).tolist():
+            last = int(match[k + 1]) if k + 1 < len(match) else len(unit.row)
+            mine = slice(int(match[k]), last)
+            yield Found(
+                int(unit.row[match[k]]),
+                int(passage[k]),
+                int(ngrams[k]),
+                int(of[k]),
+                int(unit.start[mine].min()),
+                int(unit.end[mine].max()),
+                int(match[k]),
+            )
+
+    def stretches(self, unit: Matches, row: int, passages: list[int]) -> list[tuple[int, int]]:
+        """What to cut out of a document: all that it has of some passages, in order."""
+        low, high = np.searchsorted(unit.row, [row, row + 1]).tolist()
+        mine = np.flatnonzero(np.isin(unit.passage[low:high], passages)) + low
+        # Not of a common phrase alone.
+        mine = mine[self._below[unit.stop[mine]] > self._below[unit.first[mine]]]
+        found: list[tuple[int, int]] = []
+        for start, end in sorted(zip(unit.start[mine].tolist(), unit.end[mine].tolist(), strict=True)):
+            if found and start <= found[-1][1] + NEAR_BYTES:
+                found[-1] = found[-1][0], max(found[-1][1], end)
+            else:
+                found.append((start, end))
+        return found
+
+
+def decide(
+    index: Index,
+    sets: tuple[EvaluationSet, ...],
+    units: Callable[[], Iterator[tuple[int, Matches]]],
+    place: Callable[[int], dict[str, Any]],
+    removals: Path,
+    findings: Path,
+) -> dict[str, Any]:
+    """Write what is removed (`removals`) and what was found (`findings`); the figures.
+
+    `units`: the matches of each unit, in plan order, of documents that dedup leaves; gone through twice. `place`: what
+    to say of where a unit lies.
+    """
+    counts, documents = counted_grams(index, (matches for _, matches in units()))
+    decision = Decision(index, sets, counts, documents)
+    figures = [
+        SetFigures(_name(one), one.action, dict(index.searched(number)), common=decision.common(number))
+        for number, one in enumerate(sets)
+    ]
+    writing = _Writing(decision, index, sets, figures)
+    with NewFile(findings) as new:
+        for number, matches in units():
+            for line in writing.unit(number, matches, place):
+                new.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+        new.commit()
+    writing.finish()
+    write_arrays(removals, writing.removed.arrays())
+    actions = dict(writing.actions)
+    return {"documents": documents, "actions": actions, "sets": [one.as_json() for one in figures]}
+
+
+def _name(one: EvaluationSet) -> str:
+    return ", ".join(filter(None, (one.path, one.subset, one.split)))
+
+
+@dataclass(slots=True)
+class _Removed:
+    """Documents to remove something of, in plan order."""
+
+    unit: list[int] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=lambda: [0])
+    """Where the stretches of each begin; none: all of it."""
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+
+    def add(self, unit: int, row: int, stretches: list[tuple[int, int]]) -> None:
+        self.unit.append(unit)
+        self.row.append(row)
+        for start, end in stretches:
+            self.start.append(start)
+            self.end.append(end)
+        self.first.append(len(self.start))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: np.array(getattr(self, name), np.int64) for name in ("unit", "row", "first", "start", "end")}
+
+
+class _Writing:
+    def __init__(
+        self, decision: Decision, index: Index, sets: tuple[EvaluationSet, ...], figures: list[SetFigures]
+    ) -> None:
+        self._decision, self._index, self._sets, self._figures = decision, index, sets, figures
+        self.removed = _Removed()
+        self.actions: Counter[str] = Counter()
+        """Documents by what becomes of them."""
+
+    def unit(self, number: int, matches: Matches, place: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        by_row: dict[int, list[Found]] = {}
+        for found in self._decision.found(matches):
+            by_row.setdefault(found.row, []).append(found)
+        for row, several in by_row.items():
+            action = min((self._action(one) for one in several), key=STRONGEST.index)
+            self._remove(number, row, several, matches, action)
+            self.actions[action] += 1
+            for holder in {int(self._index.sets[one.passage]) for one in several}:
+                self._figures[holder].documents += 1
+            for one in several:
+                line = self._describe(one, matches, action) | place(number) | {"unit": number, "row": row}
+                self._book(one, line)
+                yield line
+
+    def _action(self, found: Found) -> str:
+        return self._sets[int(self._index.sets[found.passage])].action
+
+    def _remove(self, number: int, row: int, several: list[Found], matches: Matches, action: str) -> None:
+        if action == REPORT:
+            return
+        cut = [one.passage for one in several if self._action(one) == CUT]
+        self.removed.add(number, row, self._decision.stretches(matches, row, cut) if action == CUT else [])
+
+    def _describe(self, found: Found, matches: Matches, action: str) -> dict[str, Any]:
+        index = self._index
+        number = int(index.sets[found.passage])
+        return {
+            "set": self._figures[number].name,
+            "item": int(index.items[found.passage]),
+            "column": index.column(found.passage),
+            "action": action,
+            "share": round(found.ngrams / found.of, 4),
+            "ngrams": found.ngrams,
+            "of": found.of,
+            "start": found.start,
+            "end": found.end,
+            "passage": index.text(found.passage)[:TEXT_SHOWN],
+            "document": matches.text(found.match),
+        }
+
+    def _book(self, found: Found, line: dict[str, Any]) -> None:
+        figures = self._figures[int(self._index.sets[found.passage])]
+        figures.items.add(int(self._index.items[found.passage]))
+        figures.findings += 1
+        figures.worst.append(line)
+        if len(figures.worst) > 4 * SHOWN:
+            _keep_worst(figures.worst)
+
+    def finish(self) -> None:
+        for one in self._figures:
+            _keep_worst(one.worst)
+
+
+def _keep_worst(lines: list[dict[str, Any]]) -> None:
+    """Those with the largest share, and of equal ones the longest; then as they came."""
+    lines.sort(key=lambda line: (-line["share"], -line["ngrams"]))
+    del lines[SHOWN:]

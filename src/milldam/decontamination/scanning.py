@@ -1,0 +1,264 @@
+"""Documents -> the stretches of them that are n-grams of a passage, letter by letter.
+
+A pair of words that may be a seed is looked up in a small table, its sixteen letters among the seeds; what is left is
+compared with the passage to both sides. A match is a maximal run of n-grams of one passage in one stretch of a
+document. The matches of a document depend on its text and the index alone, not on how it comes in batches or parts.
+
+Memory: the table, and 20 bytes a byte of text for one slice of 256 KB; a larger document is one slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from milldam.decontamination.index import REACH, SEED_LETTERS, Index, seed_keys
+from milldam.decontamination.letters import BLOCK, Hashes, Int64s, Words, pair_hashes, words_of
+from milldam.text.arrays import text_offsets
+
+SLICE_BYTES = 1 << 18
+KEPT_BYTES = 1 << 16
+"""Of a document that comes in parts, so much is looked at again with the next one: no n-gram is spread over more."""
+_FIRST_LOOK = 1 << 10
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(BLOCK + 1)], dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """N-grams `first` up to `stop` of a passage, counted over all passages, in the bytes `start` to `end` of a
+    document."""
+
+    document: int
+    passage: int
+    first: int
+    stop: int
+    start: int
+    end: int
+
+
+class Scanner:
+    """Holds documents against an index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        if index.passages:
+            self._first, self._last, self._shift = index.tables()
+
+    def whole(self, texts: pa.LargeStringArray) -> Iterator[Match]:
+        """The matches of whole documents, in order; `document` is a position among them."""
+        if not self._index.passages:
+            return
+        offsets = text_offsets(texts)
+        data = memoryview(texts.buffers()[2] or b"")
+        start = 0
+        while start < len(texts):
+            stop = int(np.searchsorted(offsets, offsets[start] + SLICE_BYTES, side="right")) - 1
+            stop = min(max(stop, start + 1), len(texts))
+            inner = offsets[start : stop + 1] - offsets[start]
+            for match in self._scan(words_of(data[offsets[start] : offsets[stop]], inner), inner):
+                yield Match(match.document + start, match.passage, match.first, match.stop, match.start, match.end)
+            start = stop
+
+    def part(self, data: bytes, *, open: bool) -> Iterator[Match]:
+        """The matches of one text. `open`: it goes on: what touches its end may be longer."""
+        if not self._index.passages or not data:
+            return
+        bounds = np.array([0, len(data)])
+        words = words_of(data, bounds)
+        last = int(words.starts[-1] + words.lengths[-1]) if len(words.starts) else 0
+        for match in self._scan(words, bounds):
+            if not (open and match.end == last):
+                yield match
+
+    def _scan(self, words: Words, offsets: Int64s) -> Iterator[Match]:
+        at, entries, stops = self._seeds(words)
+        if not len(at):
+            return
+        comparing = _Comparing(self._index, words)
+        documents = np.searchsorted(offsets, words.starts[at], side="right") - 1
+        before, low, high = -1, 0, 0
+        done: dict[tuple[int, int], int] = {}
+        for word, document, entry, stop in zip(*(one.tolist() for one in (at, documents, entries, stops)), strict=True):
+            if document != before:
+                before, low, high = document, int(offsets[document]), int(offsets[document + 1])
+                done.clear()
+            for seed in range(entry, stop):
+                letter = int(self._index.seed_letters[seed])
+                passage = int(np.searchsorted(self._index.bounds, letter, side="right")) - 1
+                beside = comparing.letter(word) - letter
+                if done.get((passage, beside), 0) > words.starts[word]:
+                    continue  # inside of what was just found
+                found = comparing.at(word, letter, passage, low, high)
+                if found is not None:
+                    first, last, start, end = found
+                    done[passage, beside] = end
+                    yield Match(document, passage, first, last, start - low, end - low)
+
+    def _seeds(self, words: Words) -> tuple[Int64s, Int64s, Int64s]:
+        """Numbers of words that begin a seed, and from which to which entry of the index it has."""
+        hashes = pair_hashes(words.blocks)
+        at = np.flatnonzero(self._first.take((hashes >> self._shift).view(np.int64), mode="clip"))
+        at = at[self._last[(hashes[at] & np.uint64(len(self._last) - 1)).view(np.int64)]]
+        keys = seed_keys(*_sixteen_letters(words, at))
+        first = np.searchsorted(self._index.seed_keys, keys, side="left")
+        inside = np.flatnonzero(first < len(self._index.seed_keys))
+        inside = inside[self._index.seed_keys[first[inside]] == keys[inside]]
+        stop = np.searchsorted(self._index.seed_keys, keys[inside], side="right")
+        return at[inside], first[inside], stop
+
+
+def _sixteen_letters(words: Words, at: Int64s) -> tuple[Hashes, Hashes]:
+    """The letters from some words on, whatever lies between the words: two numbers of eight each."""
+    blocks: Hashes = np.ndarray((len(words.folded) - BLOCK + 1,), "<u8", words.folded, strides=(1,))
+    low, high = np.zeros(len(at), np.uint64), np.zeros(len(at), np.uint64)
+    filled, inner, word = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64), at.copy()
+    active = np.arange(len(at))
+    while len(active):
+        here, skipped, have = word[active], inner[active], filled[active]
+        size = np.minimum(words.lengths[here] - skipped, BLOCK)
+        block = blocks[words.starts[here] + skipped] & _MASKS[size]
+        shift = (8 * (have % BLOCK)).astype(np.uint64)
+        shifted = block << shift
+        # What does not fit; a shift by 64 is none at all.
+        over = np.where(shift == 0, np.uint64(0), block >> (np.uint64(64) - np.maximum(shift, np.uint64(1))))
+        over[shift == 0] = 0
+        lower = have < BLOCK
+        low[active] |= np.where(lower, shifted, np.uint64(0))
+        high[active] |= np.where(lower, over, shifted)
+        filled[active] += size
+        ends = skipped + size >= words.lengths[here]
+        word[active] += ends
+        inner[active] = np.where(ends, 0, skipped + size)
+        active = active[(filled[active] < SEED_LETTERS) & (word[active] < len(words.starts))]
+    return low, high
+
+
+class _Comparing:
+    """A place in a document beside a place in a passage."""
+
+    def __init__(self, index: Index, words: Words) -> None:
+        self._index, self._words, self._folded = index, words, words.folded
+        self._letters_before = np.cumsum(words.lengths) - words.lengths
+
+    def letter(self, word: int) -> int:
+        """How many letters lie before a word."""
+        return int(self._letters_before[word])
+
+    def at(self, word: int, letter: int, passage: int, low: int, high: int) -> tuple[int, int, int, int] | None:
+        """N-grams (first, behind the last) around a letter of a passage that stand in the document (from `low` up to
+        `high`) around a word, and from where to where; None: there are none."""
+        index, place, here = self._index, int(self._words.starts[word]), self.letter(word)
+        begin, end = int(index.bounds[passage]), int(index.bounds[passage + 1])
+        right = self._equal_right(place, high, letter, min(end, letter + REACH))
+        left = self._equal_left(place, low, letter, max(begin, letter - REACH))
+        first_letter, behind = letter - left, letter + right
+        if self._grams(passage, first_letter, behind) is None:
+            return None
+        # A word that goes on beyond what is equal is another word.
+        first_letter += not self._begins_word(here - left)
+        behind -= not self._ends_word(here + right - 1)
+        found = self._grams(passage, first_letter, behind)
+        if found is None:
+            return None
+        from_letter, to_letter = self._letters(passage, *found)
+        return *found, self._place(here + from_letter - letter), self._place(here + to_letter - 1 - letter) + 1
+
+    # ---- the passage ----
+
+    def _size(self, passage: int) -> int:
+        """Words of its n-grams."""
+        index = self._index
+        words = int(index.word_bounds[passage + 1] - index.word_bounds[passage])
+        return words - int(index.gram_bounds[passage + 1] - index.gram_bounds[passage]) + 1
+
+    def _first_word(self, passage: int, gram: int) -> int:
+        return int(self._index.word_bounds[passage]) + gram - int(self._index.gram_bounds[passage])
+
+    def _stop_of_word(self, passage: int, word: int) -> int:
+        index = self._index
+        last = word + 1 == index.word_bounds[passage + 1]
+        return int(index.bounds[passage + 1] if last else index.words[word + 1])
+
+    def _grams(self, passage: int, begin: int, end: int) -> tuple[int, int] | None:
+        """The n-grams of a passage that lie in some of its letters."""
+        index, size = self._index, self._size(passage)
+        first_word, behind = int(index.word_bounds[passage]), int(index.word_bounds[passage + 1])
+        words = index.words[first_word:behind]
+        first = int(np.searchsorted(words, begin))
+        if end >= index.bounds[passage + 1]:
+            stop = behind - first_word
+        else:
+            stop = int(np.searchsorted(words, end, side="right")) - 1
+        count = stop - first - size + 1
+        if count <= 0:
+            return None
+        base = int(index.gram_bounds[passage])
+        return base + first, base + first + count
+
+    def _letters(self, passage: int, first: int, stop: int) -> tuple[int, int]:
+        """From which letter to which some n-grams reach."""
+        last_word = self._first_word(passage, stop - 1) + self._size(passage) - 1
+        return int(self._index.words[self._first_word(passage, first)]), self._stop_of_word(passage, last_word)
+
+    # ---- the document ----
+
+    def _equal_right(self, place: int, high: int, letter: int, end: int) -> int:
+        """How many letters from a place on are those of the passage."""
+        wanted = self._index.letters[letter:end].tobytes()
+        look = _FIRST_LOOK
+        while True:
+            stop = min(high, place + look)
+            there = self._folded[place:stop].tobytes().translate(None, b"\0")
+            equal = _common_prefix(there, wanted)
+            if equal < len(there) or equal == len(wanted) or stop == high:
+                return equal
+            look *= 4
+
+    def _equal_left(self, place: int, low: int, letter: int, begin: int) -> int:
+        wanted = self._index.letters[begin:letter].tobytes()
+        look = _FIRST_LOOK
+        while True:
+            start = max(low, place - look)
+            there = self._folded[start:place].tobytes().translate(None, b"\0")
+            equal = _common_suffix(there, wanted)
+            if equal < len(there) or equal == len(wanted) or start == low:
+                return equal
+            look *= 4
+
+    def _word_of(self, letter: int) -> int:
+        return int(np.searchsorted(self._letters_before, letter, side="right")) - 1
+
+    def _place(self, letter: int) -> int:
+        """Where a letter stands, counted over all texts."""
+        word = self._word_of(letter)
+        return int(self._words.starts[word]) + letter - self.letter(word)
+
+    def _begins_word(self, letter: int) -> bool:
+        return self.letter(self._word_of(letter)) == letter
+
+    def _ends_word(self, letter: int) -> bool:
+        word = self._word_of(letter)
+        return self.letter(word) + int(self._words.lengths[word]) == letter + 1
+
+
+def _common_prefix(one: bytes, other: bytes) -> int:
+    """
+    >>> _common_prefix(b"abcd", b"abxd!")
+    2
+    """
+    size = min(len(one), len(other))
+    different = int.from_bytes(one[:size], "big") ^ int.from_bytes(other[:size], "big")
+    return size - (different.bit_length() + 7) // 8
+
+
+def _common_suffix(one: bytes, other: bytes) -> int:
+    """
+    >>> _common_suffix(b"abcd", b"!cd")
+    2
+    """
+    size = min(len(one), len(other))
+    different = int.from_bytes(one[len(one) - size :], "little") ^ int.from_bytes(other[len(other) - size :], "little")
+    return size - (different.bit_length() + 7) // 8

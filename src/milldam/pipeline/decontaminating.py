@@ -1,0 +1,79 @@
+"""Decontamination in a job: matches of units in the first pass, one decision on all of them, removals for the second.
+
+The index of the evaluation sets lies in the run folder, mapped by every worker; the matches of a unit beside its
+fingerprints, kept by key, so that only those of units that changed, or all when an evaluation set did, are made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.decontamination.deciding import decide
+from milldam.decontamination.index import Index
+from milldam.decontamination.matches import Matches
+from milldam.decontamination.rules import EvaluationSet
+from milldam.run.tasks import PART, Report
+from milldam.run.units import UnitList
+from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
+from milldam.sources.units import Unit
+
+STAGE = "decontaminate"
+REMOVALS, FINDINGS, _DECIDED = "removals.bin", "contamination.jsonl", "decided.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DecideTask:
+    """The matches of all units -> what is removed."""
+
+    run_folder: Path
+    folder: Path
+    """Of drop sets and matches, by the numbers of units."""
+    index: Path
+    sets: tuple[EvaluationSet, ...]
+
+    def start(self) -> Any:
+        return self._decide
+
+    def _decide(self, step: int, report: Report) -> None:
+        units = UnitList(self.run_folder, "units")
+        figures = decide(
+            Index(self.index),
+            self.sets,
+            self._units,
+            lambda number: {"file": units.at(number, Unit.from_json).slices[0].path},
+            self.folder / REMOVALS,
+            self.folder / FINDINGS,
+        )
+        units.close()
+        files = {name: record_of(self.folder / name) for name in (REMOVALS, FINDINGS)}
+        write_sealed(self.folder / _DECIDED, {"figures": figures, "files": files})
+        report(PART, None)
+
+    def _units(self) -> Iterator[tuple[int, Matches]]:
+        """The matches of documents that dedup leaves, unit by unit."""
+        from milldam.dedup.drops import DropSet
+
+        for path in sorted(self.folder.glob("matches-*.bin")):
+            number = int(path.stem.rpartition("-")[2])
+            matches = Matches.read(path)
+            if len(matches.row):
+                dropped = DropSet.load(self.folder, number)
+                keep = np.array([dropped.of(int(row)) is None for row in matches.row.tolist()])
+                matches = matches.only(keep)
+            yield number, matches
+
+    @property
+    def findings(self) -> Path:
+        return self.folder / FINDINGS
+
+    def figures(self) -> dict[str, Any] | None:
+        """What was found; None: it is not decided yet."""
+        told = read_sealed(self.folder / _DECIDED)
+        if told is None or not all(is_whole(self.folder / name, file) for name, file in told["files"].items()):
+            return None
+        return dict(told["figures"])

@@ -1,0 +1,133 @@
+"""Evaluation sets -> the passages that are looked for: their rows are read as any other source's, column by column.
+
+Holds the texts of all sets until their index is built: about 250 bytes an item of a usual benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from milldam.decontamination.index import build_index
+from milldam.decontamination.passages import Passage, Passages
+from milldam.decontamination.rules import EvaluationSet
+from milldam.errors import InputError, Setting, did_you_mean
+from milldam.files import hash_bytes
+from milldam.sources.batch import Reject, TextRules, listed_names
+from milldam.sources.data_sets import RowSlice, resolve_data_set
+from milldam.sources.listing import list_inputs
+from milldam.sources.reading import FileReader, rows_between
+from milldam.sources.rows import Places, Rows, row_count
+from milldam.sources.units import Slice
+
+
+class Evaluation:
+    """The evaluation sets of a job, read."""
+
+    def __init__(self, sets: tuple[EvaluationSet, ...], spool: str) -> None:
+        self.sets, self._spool = sets, spool
+        self._passages: Passages | None = _gather(sets, spool)
+        self.digest = self._passages.digest
+        """Another one whenever an item is another one."""
+
+    @property
+    def name(self) -> str:
+        """Names the index: of these items, by these rules."""
+        return hash_bytes(f"{self.digest} {self.sets}".encode())[:16]
+
+    def index_path(self, folder: Path) -> Path:
+        return folder / f"evaluation-{self.name}.bin"
+
+    def provide_index(self, folder: Path) -> Path:
+        """Build it, where it is not there yet; the texts are let go."""
+        path, passages = self.index_path(folder), self._passages
+        self._passages = None
+        if not path.exists():
+            build_index(path, passages or _gather(self.sets, self._spool), self.sets)
+        return path
+
+
+def _gather(sets: tuple[EvaluationSet, ...], spool: str) -> Passages:
+    passages = Passages()
+    for number, one in enumerate(sets):
+        before = passages.read
+        for passage in _read(number, one, spool):
+            passages.add(passage)
+        if passages.read == before:
+            raise InputError(Setting(f"decontaminate.{number}.path"), f": {one.path}: no text in its rows.")
+    return passages
+
+
+def _read(number: int, one: EvaluationSet, spool: str) -> Iterator[Passage]:
+    columns, item = one.column_names, 0
+    missing = dict.fromkeys(columns, True)
+    seen: dict[str, None] = {}
+    for rows in _rows(one, spool):
+        records = rows if isinstance(rows, dict) else rows.to_pydict()
+        names = list(records)
+        seen |= dict.fromkeys(names)
+        for values in zip(*records.values(), strict=True):
+            record = dict(zip(names, values, strict=True))
+            named = ((name, text) for name in columns for text in _at(record, name))
+            for name, text in named if columns else _all_texts(record):
+                missing[name] = False
+                yield Passage(number, item, name, text)
+            item += 1
+    gone = next((name for name, nothing in missing.items() if nothing), None)
+    if gone is not None:
+        said = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
+        raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
+
+
+def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:
+    found = resolve_data_set(one.path, one.split, one.subset, input_format=one.input_format)
+    reader = FileReader(TextRules(documents="line"), None, spool)
+
+    def rows() -> Iterator[Rows]:
+        for file in list_inputs(found.inputs, found.input_format):
+            yield from reader.rows([Slice(file.path, file.format, file.compression)], _refuse, Places(), None)
+
+    chosen = found.rows or RowSlice()
+    total = sum(map(row_count, rows())) if chosen.needs_total else 1 << 62
+    return rows_between(rows(), *chosen.bounds(total))
+
+
+def _refuse(reject: Reject) -> None:
+    """An item that can't be read could not be kept out either."""
+    number = reject.row if reject.line is None else reject.line
+    place = reject.file if number is None else f"{reject.file}:{number}"
+    raise InputError(f"{place}: {reject.reason}: {reject.detail}\nEvery item of an evaluation set must be readable.")
+
+
+def _at(value: Any, path: str) -> Iterator[str]:
+    """The texts in a field; dots lead into nested fields, and lists are gone through.
+
+    >>> list(_at({"answers": [{"text": "a"}, {"text": ["b", "c"]}]}, "answers.text"))
+    ['a', 'b', 'c']
+    """
+    if isinstance(value, str):
+        if not path:
+            yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _at(one, path)
+    elif isinstance(value, dict):
+        if path in value:
+            yield from _at(value[path], "")
+            return
+        name, _, rest = path.partition(".")
+        if name in value:
+            yield from _at(value[name], rest)
+
+
+def _all_texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a record, with the path to it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _all_texts(one, name)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _all_texts(one, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,231 @@
+"""Passages in documents: what is found is what a plain comparison of words finds, however it is written."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milldam.decontamination.index import Index, build_index
+from milldam.decontamination.letters import LONGEST_WORD, words_of
+from milldam.decontamination.matches import Matches, MatchFinder, joined
+from milldam.decontamination.passages import Passage, Passages
+from milldam.decontamination.rules import EvaluationSet
+from milldam.decontamination.scanning import KEPT_BYTES, Scanner
+
+RULES = EvaluationSet(path="evals.jsonl")
+
+
+def index_of(folder: Path, texts: list[str], rules: EvaluationSet = RULES) -> Index:
+    passages = Passages()
+    for item, text in enumerate(texts):
+        passages.add(Passage(0, item, "question", text))
+    path = folder / f"index-{passages.digest}-{rules.ngram}-{rules.max_items}.bin"
+    build_index(path, passages, (rules,))
+    return Index(path)
+
+
+def strings(texts: list[str]) -> pa.LargeStringArray:
+    return pa.array(texts, pa.large_string())
+
+
+def found(index: Index, document: str) -> dict[int, set[int]]:
+    """Passage -> its n-grams that count and that a document has."""
+    runs: dict[int, set[int]] = {}
+    for match in Scanner(index).whole(strings([document])):
+        base = int(index.gram_bounds[match.passage])
+        counted = {gram - base for gram in range(match.first, match.stop) if not index.common[gram]}
+        if counted:
+            runs.setdefault(match.passage, set()).update(counted)
+    return runs
+
+
+# ---- words ----
+
+
+def plain_words(text: str) -> list[str]:
+    """Character by character."""
+    words: list[list[str]] = [[]]
+    for character in text:
+        code = ord(character)
+        four_bytes = code >= 0x10000
+        if not four_bytes and unicodedata.category(character)[0] not in "LNM":
+            words.append([])
+            continue
+        alone = four_bytes or 0x0E00 <= code < 0x10A0 or 0x1780 <= code < 0x1800 or 0x3000 <= code < 0xD800
+        lower = character.lower()
+        folded = lower if len(lower.encode()) == len(character.encode()) and len(lower) == 1 else character
+        if alone:
+            words += [[folded], []]
+        else:
+            words[-1].append(folded)
+    joined_words = ("".join(word).encode() for word in words if word)
+    cut = (word[k : k + LONGEST_WORD] for word in joined_words for k in range(0, len(word), LONGEST_WORD))
+    return [word.decode("utf-8", "surrogateescape") for word in cut]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_words_are_those_of_a_plain_reading(texts: list[str]) -> None:
+    """Any characters, in any number of texts: no word runs over the end of its text."""
+    data = [text.encode() for text in texts]
+    offsets = np.concatenate(([0], np.cumsum([len(one) for one in data])))
+    words = words_of(b"".join(data), offsets)
+    spans = zip(words.starts.tolist(), words.lengths.tolist(), strict=True)
+    said = [bytes(words.folded[start : start + size]).decode("utf-8", "surrogateescape") for start, size in spans]
+    assert said == [word for text in texts for word in plain_words(text)]
+
+
+# ---- passages ----
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def make_text(rng: random.Random, words: int) -> str:
+    return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(1, 9))) for _ in range(words))
+
+
+def rewritten(text: str, rng: random.Random) -> str:
+    """Other case, punctuation between words, and white space."""
+    gaps = [" ", "\n", "  \t", ", ", ' "', " - ", "... "]
+    return "".join(rng.choice([word.upper(), word.title(), word]) + rng.choice(gaps) for word in text.split())
+
+
+@pytest.mark.parametrize("words", [4, 5, 8, 12, 13, 14, 40, 300])
+def test_every_planted_passage_is_found_whole(tmp_path: Path, words: int) -> None:
+    """Verbatim, or in other case, punctuation and white space: every n-gram, in the right document and place."""
+    rng = random.Random(words)
+    texts = [make_text(rng, words) + " sufficient letters" for _ in range(40)]
+    index = index_of(tmp_path, texts)
+    for passage, text in enumerate(texts):
+        for planted in (text, rewritten(text, rng)):
+            document = f"{make_text(rng, 30)}. {planted}! {make_text(rng, 30)}"
+            total = int(index.gram_bounds[passage + 1] - index.gram_bounds[passage])
+            assert found(index, document)[passage] == set(range(total))
+            (match,) = Scanner(index).whole(strings(["other", document]))
+            assert match.document == 1
+            said = document.encode()[match.start : match.end].decode()
+            assert plain_words(said) == plain_words(text)
+
+
+def test_joined_and_parted_words_make_no_difference(tmp_path: Path) -> None:
+    """What only marks or spaces inside a word part is the same: it's and its, 24,000 and 24000."""
+    text = "It's the city's 24,000 inhabitants who co-operate with the mayor's well-known committee every year"
+    index = index_of(tmp_path, [text])
+    assert found(index, text.replace("'", "").replace(",", "").replace("-", ""))
+    assert found(index, text.replace("'", "’"))
+
+
+def grams(words: list[str], size: int) -> list[tuple[str, ...]]:
+    return [tuple(words[k : k + size]) for k in range(len(words) - size + 1)]
+
+
+@given(st.integers(0, 10**6), st.integers(3, 13))
+@settings(deadline=None, max_examples=60)
+def test_what_is_found_is_what_a_comparison_of_ngrams_finds(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int
+) -> None:
+    """Passages and documents of a few words that come again and again, against sets of n-grams in plain Python."""
+    rng = random.Random(seed)
+    # No word is the beginning of another, nor two of them together a third: so letters say where words are.
+    vocabulary = [f"{letter}x{letter}q{letter}z" for letter in "abcdeghk"]
+    texts = [" ".join(rng.choices(vocabulary, k=rng.randrange(4, 40))) for _ in range(5)]
+    document = " ".join(rng.choices(vocabulary, k=200))
+    at, piece = rng.randrange(len(document)), rng.choice(texts)
+    document = f"{document[:at]} {piece[: rng.randrange(1, len(piece) + 1)]} {document[at:]}"
+    rules = EvaluationSet(path="x", ngram=ngram, max_items=1000)
+    index = index_of(tmp_path_factory.mktemp("index"), texts, rules)
+    there, distinct = found(index, document), list(dict.fromkeys(texts))
+    for passage, text in enumerate(distinct):
+        size = min(ngram, len(text.split()))
+        held = set(grams(document.split(), size))
+        wanted = {k for k, gram in enumerate(grams(text.split(), size)) if gram in held}
+        assert there.get(passage, set()) == wanted
+
+
+def test_words_that_go_on_are_other_words(tmp_path: Path) -> None:
+    """The beginning or the end of a longer word is no match."""
+    index = index_of(tmp_path, ["happy people of the president"])
+    assert found(index, "so the happy people of the president said")
+    assert not found(index, "so the unhappy people of the president said")
+    assert not found(index, "so the happy people of the presidents said")
+
+
+def test_scripts_without_spaces_are_compared_by_characters(tmp_path: Path) -> None:
+    """Chinese, with other punctuation, inside of other text."""
+    index = index_of(tmp_path, ["黑豹队的防守只丢了308分,在联赛中排名第六"])
+    assert found(index, "据说黑豹队的防守只丢了 308 分，在联赛中排名第六。然后")
+    assert not found(index, "据说黑豹队的防守只丢了 309 分，在联赛中排名第七。然后")
+
+
+def test_phrases_of_many_items_and_short_answers_do_not_count(tmp_path: Path) -> None:
+    """The same thirteen words in eleven items are a template; in ten they are not."""
+    rng = random.Random(3)
+    phrase = "Answer the following question about the passage with one of the four choices below:"
+    few, many = (index_of(tmp_path, [f"{phrase} {make_text(rng, 12)}" for _ in range(count)]) for count in (10, 11))
+    assert found(few, phrase)
+    assert not found(many, phrase)
+    passages = Passages()
+    passages.add(Passage(0, 0, "question", "Where did the fleet of Admiral Hughes put in?"))
+    passages.add(Passage(0, 0, "answer", "at the Cape of Good Hope"))
+    build_index(tmp_path / "answers.bin", passages, (RULES,))
+    index = Index(tmp_path / "answers.bin")
+    assert not found(index, "They sailed round, and lay at the Cape of Good Hope for a month.")
+    assert index.searched(0)["too_short"] == 1
+
+
+def test_repeated_passages_are_looked_for_once(tmp_path: Path) -> None:
+    """A context that twenty questions share is one passage, and no common phrase."""
+    context = make_text(random.Random(5), 60)
+    index = index_of(tmp_path, [context] * 20)
+    assert index.searched(0) == {"passages": 1, "items": 1, "too_short": 0, "common": 0, "repeated": 19}
+    assert found(index, f"before {context} after")
+
+
+def test_nothing_to_look_for_finds_nothing(tmp_path: Path) -> None:
+    """Sets of nothing but short or empty passages are no error here."""
+    for number, texts in enumerate(([], [""], ["yes", "no", "?!"])):
+        (tmp_path / str(number)).mkdir()
+        index = index_of(tmp_path / str(number), texts)
+        assert list(Scanner(index).whole(strings(["yes", "", "no"]))) == []
+
+
+# ---- documents in parts ----
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None, max_examples=15)
+def test_a_document_in_parts_has_the_matches_of_the_whole(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Wherever it is cut between characters: in the middle of words, of passages, and long after the last cut."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("parts")
+    texts = [make_text(rng, rng.randrange(5, 30)) + " größe 日本語の文字 sufficient" for _ in range(6)]
+    scanner = Scanner(index_of(folder, texts))
+    pieces = [make_text(rng, rng.randrange(1, 400)) for _ in range(8)] + texts + [rng.choice(texts)]
+    pieces.append(make_text(rng, 2 * KEPT_BYTES // 5))
+    rng.shuffle(pieces)
+    document = " ".join(pieces)
+    whole, parts = (MatchFinder(scanner, folder / name) for name in ("whole", "parts"))
+    whole.add(strings([document]), 7, np.array([True]))
+    cuts = sorted({0, len(document), *(rng.randrange(len(document)) for _ in range(rng.randrange(6)))})
+    for start, stop in itertools.pairwise(cuts):
+        parts.feed(document[start:stop].encode(), 7, last=stop == len(document))
+    assert runs_of(whole) == runs_of(parts)
+
+
+def runs_of(finder: MatchFinder) -> list[tuple[int, ...]]:
+    """Document, passage and n-grams of each run, and the bytes that all matches cover."""
+    finder.commit()
+    read = Matches.read(finder.path)
+    owner, first, stop = joined(read)
+    covered = sorted({*zip(read.row.tolist(), read.start.tolist(), read.end.tolist(), strict=True)})
+    runs = zip(read.row[owner].tolist(), read.passage[owner].tolist(), first.tolist(), stop.tolist(), strict=True)
+    assert read.documents == 1
+    return [*runs, *covered]

@@ -1,0 +1,278 @@
+"""Decontamination in a job: what becomes of documents that hold items, and that nothing else changes it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.jobs import DEMO, invoke, run_here, write_lines
+from tests.kit.preprocess_jobs import (
+    CRASHED,
+    config_of,
+    drops_by_stage,
+    fresh_texts,
+    lines_job,
+    make_words,
+    run_in,
+    summary_of,
+    texts_in,
+    tree_bytes,
+    write_config,
+    write_saved_data_set,
+)
+
+import milldam
+from milldam.errors import ConfigError, InputError
+
+RNG = random.Random(19)
+QUESTIONS = [f"Which {make_words(RNG, 14)} is meant?" for _ in range(30)]
+PLAIN = fresh_texts(60, seed=7, words=(30, 60))
+
+
+def write_evals(path: Path, questions: list[str] = QUESTIONS, **more: Any) -> Path:
+    path.write_text("".join(json.dumps({"question": one, "id": k} | more) + "\n" for k, one in enumerate(questions)))
+    return path
+
+
+def planted(every: int = 5) -> list[str]:
+    """Every so many documents hold a question, in capitals and without its mark."""
+    texts = list(PLAIN)
+    for number in range(0, len(texts), every):
+        question = QUESTIONS[number // every].upper().rstrip("?")
+        texts[number] = f"{texts[number]}\n\n{question}; {texts[number][::-1]}"
+    return texts
+
+
+def findings(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "contamination.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_documents_that_hold_an_item_are_dropped(tmp_path: Path) -> None:
+    """Counted as contaminated, told item by item, and in the report with both texts."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    store = lines_job(tmp_path, planted(), decontaminate=[{"path": evals, "columns": ["question"]}])
+    assert texts_in(store) == [text for number, text in enumerate(PLAIN) if number % 5]
+    assert drops_by_stage(store.path) == {"decontaminate": {"contaminated": 12}}
+    told = findings(store.path)
+    assert [(one["item"], one["row"], one["share"]) for one in told] == [(k, 5 * k, 1.0) for k in range(12)]
+    assert told[0]["passage"] == QUESTIONS[0] and told[0]["document"] == QUESTIONS[0].upper().rstrip("?")
+    (found,) = summary_of(store.path)["contamination"]["sets"]
+    assert (found["items_found"], found["documents"], found["searched"]["items"]) == (12, 12, 30)
+    report = (store.path / "run" / "report.html").read_text(encoding="utf-8")
+    assert QUESTIONS[3] in report and QUESTIONS[3].upper().rstrip("?") in report
+
+
+def test_only_the_stretch_is_cut_out(tmp_path: Path) -> None:
+    """What stands before and after it stays; a document of nothing else is dropped."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    texts = [*planted(), QUESTIONS[20]]
+    store = lines_job(tmp_path, texts, decontaminate=[{"path": evals, "columns": "question", "action": "cut"}])
+    expected = [text if number % 5 else f"{text}\n\n; {text[::-1]}" for number, text in enumerate(PLAIN)]
+    assert texts_in(store) == [*expected, "?"]
+    assert drops_by_stage(store.path) == {}
+    assert milldam.contamination(store.path, evals, columns="question")["sets"][0]["findings"] == 0
+
+
+def test_a_report_changes_nothing(tmp_path: Path) -> None:
+    """The same tokens as without, and the same findings as a drop."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    without = lines_job(tmp_path, planted(), "without")
+    report = lines_job(tmp_path, planted(), "report", decontaminate=[{"path": evals, "action": "report"}])
+    assert report.manifest.fingerprint == without.manifest.fingerprint
+    assert len(findings(report.path)) == 12
+    assert {one["action"] for one in findings(report.path)} == {"report"}
+
+
+def test_a_stretch_of_a_giant_document_is_cut_out(tmp_path: Path) -> None:
+    """A document that comes in parts: at its beginning, far inside and at its end."""
+    rng = random.Random(4)
+    filler = [make_words(rng, 150_000) for _ in range(4)]
+    marks = [QUESTIONS[k] for k in range(5)]
+    text = " ".join([marks[0], *(f"{one} | {mark} |" for one, mark in zip(filler, marks[1:], strict=True))])
+    assert len(text) > 3 << 20
+    evals = write_evals(tmp_path / "evals.jsonl")
+    store = lines_job(
+        tmp_path, [text, *PLAIN[:3]], decontaminate=[{"path": evals, "columns": "question", "action": "cut"}]
+    )
+    left = " ".join(["?", *(f"{one} | ? |" for one in filler)])
+    assert texts_in(store) == [left, *PLAIN[:3]]
+    assert [one["item"] for one in findings(store.path)] == [0, 1, 2, 3, 4]
+    dropped = lines_job(tmp_path, [text, *PLAIN[:3]], "dropped", decontaminate=[{"path": evals}])
+    assert texts_in(dropped) == PLAIN[:3]
+
+
+def test_a_share_of_the_ngrams_is_enough_and_less_is_not(tmp_path: Path) -> None:
+    """Half of a passage by default; `min_share` says otherwise."""
+    passage = make_words(random.Random(8), 112)  # a hundred n-grams
+    words = passage.split()
+    texts = [f"{PLAIN[0]} {' '.join(words[:61])} .", f"{PLAIN[1]} {' '.join(words[:62])} .", *PLAIN[2:5]]
+    evals = write_evals(tmp_path / "evals.jsonl", [passage])
+    half = lines_job(tmp_path, texts, "half", decontaminate=[{"path": evals}])
+    assert len(half) == 4 and [one["ngrams"] for one in findings(half.path)] == [50]
+    less = lines_job(tmp_path, texts, "less", decontaminate=[{"path": evals, "min_share": 0.49}])
+    assert [one["ngrams"] for one in findings(less.path)] == [49, 50]
+
+
+def test_what_is_everywhere_in_the_corpus_does_not_count(tmp_path: Path) -> None:
+    """A notice under every document is no item, though an item has nothing else; a copy of it in few documents is."""
+    notice = "This text may be copied and given away by anyone who keeps this notice and sells no part of it"
+    evals = write_evals(tmp_path / "evals.jsonl", [notice, QUESTIONS[1]])
+    texts = [f"{text} {notice}" for text in fresh_texts(40, seed=3)] + [f"{PLAIN[0]} {QUESTIONS[1]}"]
+    store = lines_job(tmp_path, texts, decontaminate=[{"path": evals}])
+    assert len(store) == 40
+    (found,) = summary_of(store.path)["contamination"]["sets"]
+    assert (found["common"], found["items_found"]) == (1, 1)
+    few = lines_job(tmp_path / "few", texts[:20], decontaminate=[{"path": evals, "action": "report"}])
+    assert len(findings(few.path)) == 20
+
+
+def test_duplicates_do_not_make_a_phrase_common(tmp_path: Path) -> None:
+    """Thirty copies of one contaminated document are one document, and it is dropped."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    copies = [f"{PLAIN[0]} {QUESTIONS[0]}"] * 30
+    store = lines_job(tmp_path, [*copies, *PLAIN[1:4]], decontaminate=[{"path": evals}])
+    assert texts_in(store) == PLAIN[1:4]
+    assert drops_by_stage(store.path) == {"dedup": {"duplicate": 29}, "decontaminate": {"contaminated": 1}}
+
+
+def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
+    """What is kept apart for evaluation is no training data."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    val = write_lines(tmp_path / "val.jsonl", QUESTIONS[:3])
+    store = lines_job(tmp_path, [QUESTIONS[0] + " and more", *PLAIN[:3]], validation=val, decontaminate=evals)
+    assert texts_in(store, "val") == QUESTIONS[:3]
+    assert texts_in(store, "train") == PLAIN[:3]
+
+
+@pytest.mark.parametrize("action", ["drop", "cut"])
+def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, action: str) -> None:
+    """One process, several, small units, small budgets."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    texts = [f"{text} {number}" for number in range(80) for text in planted()]
+    path = write_lines(tmp_path / "corpus.jsonl", texts)
+    rules = {"decontaminate": [{"path": evals, "action": action}], "shard_size": "100KB", "dedup": "off"}
+    one = milldam.preprocess(config_of(tmp_path / "one", path, **rules))
+    two = milldam.preprocess(config_of(tmp_path / "two", path, **rules | {"workers": 2, "memory": "500MB"}))
+    assert len(one.manifest.shards) > 5
+    assert tree_bytes(one.path) == tree_bytes(two.path)
+    assert len(findings(one.path)) == 80 * 12
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        ("fingerprints", "after", 2),
+        pytest.param(("stage", "before", 2), marks=pytest.mark.slow),
+        pytest.param(("stage", "after", 3), marks=pytest.mark.slow),
+        pytest.param(("shard", "after", 1), marks=pytest.mark.slow),
+        pytest.param(("manifest", "before", 1), marks=pytest.mark.slow),
+    ],
+)
+def test_killed_anywhere_the_same_comes_out(tmp_path: Path, crash: tuple[str, str, int]) -> None:
+    """In the first pass, around the decision, in the second pass and at the end."""
+    config = _kill_job(tmp_path)
+    for name, when in (("whole", None), ("killed", crash), ("killed", None)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        process = multiprocessing.get_context("spawn").Process(target=run_in, args=(tmp_path / name, config, when))
+        process.start()
+        process.join()
+        assert process.exitcode == (CRASHED if when else 0)
+    assert tree_bytes(tmp_path / "killed" / "out") == tree_bytes(tmp_path / "whole" / "out")
+
+
+def _kill_job(folder: Path) -> dict[str, Any]:
+    evals = write_evals(folder / "evals.jsonl")
+    path = write_lines(folder / "corpus.jsonl", [f"{text} {k}" for k in range(12) for text in planted()])
+    rules = {"decontaminate": [{"path": evals, "action": "cut"}], "shard_size": "100KB"}
+    return config_of(Path("out"), path, **rules)
+
+
+def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:
+    """Only units of which something else is removed are made again; the bytes are those of a fresh run."""
+    evals = write_evals(tmp_path / "evals.jsonl", QUESTIONS[:2])
+    texts = [f"{text} {number}" for number in range(40) for text in PLAIN]
+    texts[-1] += f" {QUESTIONS[5]}"
+    path = write_lines(tmp_path / "corpus.jsonl", texts)
+    rules = {"decontaminate": [{"path": evals}], "shard_size": "100KB"}
+    make = partial(milldam.preprocess, config_of(tmp_path / "out", path, **rules))
+    assert len(make()) == len(texts)
+    units = summary_of(tmp_path / "out")["units"]
+    write_evals(evals, QUESTIONS[:6])
+    assert len(make()) == len(texts) - 1
+    assert summary_of(tmp_path / "out")["reused"] == units - 1 > 1
+    fresh = milldam.preprocess(config_of(tmp_path / "fresh", path, **rules))
+    assert tree_bytes(fresh.path) == tree_bytes(tmp_path / "out")
+    with pytest.raises(milldam.MismatchError, match=r"decontaminate.0.min_share"):
+        milldam.preprocess(
+            config_of(tmp_path / "out", path, **rules | {"decontaminate": [{"path": evals, "min_share": 0.9}]})
+        )
+
+
+def test_evaluation_sets_of_every_kind_are_read(tmp_path: Path) -> None:
+    """JSON lines, Parquet, CSV, saved data sets, nested fields; all of them together."""
+    table = pa.table({"id": range(5), "qa": [{"question": one, "choices": ["a", "b"]} for one in QUESTIONS[5:10]]})
+    pq.write_table(table, tmp_path / "evals.parquet")
+    (tmp_path / "evals.csv").write_text("q,a\n" + "".join(f'"{one}",x\n' for one in QUESTIONS[10:15]))
+    nested = {"data": [{"paragraphs": [{"qas": [{"question": one} for one in QUESTIONS[20:25]]}]}]}
+    (tmp_path / "squad.jsonl").write_text(json.dumps(nested) + "\n")
+    sets = [
+        {"path": write_evals(tmp_path / "evals.jsonl", QUESTIONS[:5])},
+        {"path": tmp_path / "evals.parquet", "columns": "qa.question"},
+        {"path": tmp_path / "evals.csv", "columns": ["q"]},
+        {"path": write_saved_data_set(tmp_path / "saved", [QUESTIONS[15:18], QUESTIONS[18:20]])},
+        {"path": tmp_path / "squad.jsonl", "columns": "data.paragraphs.qas.question"},
+    ]
+    store = lines_job(tmp_path, [*PLAIN[:3], *(f"so: {one}" for one in QUESTIONS)], decontaminate=sets)
+    assert texts_in(store) == [*PLAIN[:3], *(f"so: {one}" for one in QUESTIONS[25:])]
+    assert [one["findings"] for one in summary_of(store.path)["contamination"]["sets"]] == [5] * 5
+
+
+def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
+    """A column that is not there, a set without text, a line that is no JSON, a missing file, cutting conversations."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    (tmp_path / "broken.jsonl").write_text('{"question": "a"}\n{"question": \n')
+    (tmp_path / "numbers.jsonl").write_text('{"id": 1}\n')
+    refused: dict[str, dict[str, Any]] = {
+        r'columns: .*no text in a field "qestion".*Did you mean "question"': {"columns": ["qestion"]},
+        r"broken.jsonl:2: bad_json": {"path": tmp_path / "broken.jsonl"},
+        r"path: .*no text in its rows": {"path": tmp_path / "numbers.jsonl"},
+        r"missing.jsonl": {"path": tmp_path / "missing.jsonl"},
+    }
+    for said, rules in refused.items():
+        with pytest.raises(InputError, match=said):
+            lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals} | rules])
+    for name, value in {"ngram": 1, "action": "remove", "min_share": 2}.items():
+        with pytest.raises(ConfigError, match=name):
+            lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals, name: value}])
+    with pytest.raises(ConfigError, match=r"action: cut"):
+        lines_job(tmp_path, PLAIN, chat={}, decontaminate=[{"path": evals, "action": "cut"}])
+
+
+def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:
+    """`--decontaminate` for preprocess and tokenize; the same is found in a finished store by decoding it."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    path = write_lines(tmp_path / "corpus.jsonl", planted())
+    config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "clean", path))
+    said = run_here("preprocess", config, "--decontaminate", evals, "--decontaminate-columns", "question").output
+    assert "12 of 30 items found in 12 documents, action: drop" in said
+    common = ("--tokenizer", DEMO / "tokenizer.json", "--decontaminate", evals)
+    run_here("tokenize", path, "-o", tmp_path / "plain", *common, "--decontaminate-action", "report")
+    assert len(findings(tmp_path / "plain")) == 12
+    out = tmp_path / "found.jsonl"
+    told = run_here("contamination", tmp_path / "plain", "--against", evals, "--findings", out, "--json", code=1)
+    (found,) = json.loads(told.stdout)["sets"]
+    assert (found["items_found"], found["documents"]) == (12, 12)
+    assert [json.loads(line)["row"] for line in out.read_text().splitlines()] == list(range(0, 60, 5))
+    clean = run_here("contamination", tmp_path / "clean", "--against", evals)
+    assert "0 of 30 items found" in clean.output
+    assert (
+        "go with"
+        in invoke("tokenize", path, "-o", tmp_path / "x", "--tokenizer", "t", "--decontaminate-columns", "a").output
+    )

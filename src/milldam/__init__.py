@@ -1,10 +1,11 @@
 """milldam: any amount of text into training-ready tokens in a fixed amount of memory.
 
 >>> import milldam
->>> store = milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="gpt2/")   # doctest: +SKIP
->>> store = milldam.open("corpus.milldam")                                          # doctest: +SKIP
->>> store[0]                                                                        # doctest: +SKIP
-array([1212,  318, ...], dtype=uint16)
+>>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/")
+Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
+>>> x, y = next(milldam.open("corpus.milldam").windows(128).batches(16, seed=0))
+>>> x.shape
+(16, 128)
 
 What it offers is loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
 alone. `milldam.torch` has to be imported by its name.

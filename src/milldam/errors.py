@@ -48,7 +48,14 @@ class Setting:
 
 
 class MilldamError(Exception):
-    """The root: catch this to catch everything milldam reports. Its arguments are the parts of the message."""
+    """The root: catch this to catch everything milldam reports. Its arguments are the parts of the message.
+
+    >>> try:
+    ...     milldam.open("nowhere.milldam")
+    ... except milldam.MilldamError as error:
+    ...     print(error.exit_code, error)
+    3 nowhere.milldam: no such file or folder.
+    """
 
     exit_code = 1
 
@@ -61,38 +68,90 @@ class MilldamError(Exception):
 
 
 class ConfigError(MilldamError):
+    """A setting is wrong or contradicts another.
+
+    >>> store.windows(0)
+    Traceback (most recent call last):
+    milldam.errors.ConfigError: seq_len: 0...
+    """
+
     exit_code = 2
 
 
 class MismatchError(ConfigError):
-    pass
+    """The folder, or a state, was made from other settings or input.
+
+    >>> batches = store.windows(128).batches(8, seed=0)
+    >>> store.windows(64).batches(8, seed=0).load_state_dict(batches.state_dict())
+    Traceback (most recent call last):
+    milldam.errors.MismatchError: ...
+    """
 
 
 class NotReadyError(ConfigError):
-    pass
+    """What comes before an array task is not done.
+
+    >>> issubclass(milldam.NotReadyError, milldam.ConfigError)
+    True
+    """
 
 
 class RunHeldError(ConfigError):
-    pass
+    """Another run is at work on the folder: try again when it has ended.
+
+    >>> issubclass(milldam.RunHeldError, milldam.ConfigError)
+    True
+    """
 
 
 class TaskHeldError(ConfigError):
-    pass
+    """The same array task is running already.
+
+    >>> issubclass(milldam.TaskHeldError, milldam.ConfigError)
+    True
+    """
 
 
 class InputError(MilldamError):
+    """A file, column or tokenizer can't be used.
+
+    >>> milldam.tokenize("nowhere.jsonl", "new.milldam", tokenizer="tokenizer/")
+    Traceback (most recent call last):
+    milldam.errors.InputError: nowhere.jsonl...
+    """
+
     exit_code = 3
 
 
 class StoreError(MilldamError):
+    """The folder is no store, or it is damaged.
+
+    >>> milldam.Store("books/")
+    Traceback (most recent call last):
+    milldam.errors.StoreError: books...
+    """
+
     exit_code = 3
 
 
 class ResourceError(MilldamError):
+    """Memory or disk is not enough.
+
+    >>> milldam.tokenize("corpus.jsonl", "new.milldam", tokenizer="tokenizer/", memory="1MB")
+    Traceback (most recent call last):
+    milldam.errors.ResourceError: ...
+    """
+
     exit_code = 4
 
 
 class WorkerError(MilldamError):
+    """A worker process died twice on the same unit.
+
+    >>> milldam.WorkerError.exit_code
+    4
+    """
+
     exit_code = 4
 
 

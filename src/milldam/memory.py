@@ -57,7 +57,11 @@ def format_size(size: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A limit in bytes for the anonymous and shared memory of the whole process tree."""
+    """A limit in bytes for the anonymous and shared memory of the whole process tree.
+
+    >>> milldam.Budget.of("512MB")
+    Budget(limit_bytes=512000000, origin='given')
+    """
 
     limit_bytes: int
     origin: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 import re
@@ -13,7 +12,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,16 +23,12 @@ from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
-from milldam import markup
-from milldam.cli import naming, progress, summaries
-from milldam.config import settings as config
 from milldam.errors import StoreError
 from milldam.markup import escape, escape_plain
-from milldam.report import facts, timeline, write_report
+from milldam.report import write_report
 from milldam.report.drawing import Column, column_chart, memory_chart, memory_picture
 from milldam.report.facts import Lengths, count_lengths, gather, sample_dropped
 from milldam.report.timeline import POINTS, growth_of, read_timeline
-from milldam.run import process_tree, summary
 from milldam.sealed import write_sealed
 from milldam.stores.tokens import ShardWriter, format
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
@@ -458,15 +452,6 @@ def test_what_can_not_be_seen_is_shown_by_its_number(character: str) -> None:
     """Null bytes, overrides of direction and the like appear as U+...."""
     assert escape(character) == f'<span class="unseen">U+{ord(character):04X}</span>'
     assert escape_plain(character) == f"⟨U+{ord(character):04X}⟩"
-
-
-@pytest.mark.parametrize(
-    "module", [facts, timeline, markup, naming, summaries, summary, process_tree, progress, config]
-)
-def test_examples_in_docstrings_hold(module: ModuleType) -> None:
-    """What a docstring shows is what comes out."""
-    failed, attempted = doctest.testmod(module)
-    assert attempted and not failed
 
 
 def test_ordinary_text_is_left_alone() -> None:

@@ -30,6 +30,10 @@ class ForeignFile(Trainable):
     """Tokens end to end in one file, and what training needs of them.
 
     file.windows(seq_len), .streams(batch_size, seq_len), .split(train=0.9, val=...)
+
+    >>> summary = milldam.export("corpus.milldam", "nanogpt", "train.bin")
+    >>> milldam.open("train.bin")
+    ForeignFile('train.bin': 23,862 tokens, uint16, nanoGPT)
     """
 
     found_for: Path | None = None

@@ -88,8 +88,8 @@ def measure(
     were done before. `through`: what the batches go through on their way, such as a torch `DataLoader`. An interrupt
     after the first batch ends it early, with the figures so far.
 
-    >>> measure(lambda: milldam.open("corpus.milldam").windows(1024).batches(16)).tokens_per_second   # doctest: +SKIP
-    312480233.1
+    >>> measure(lambda: milldam.open("corpus.milldam").windows(128).batches(16), seconds=0.1).tokens_per_second > 0
+    True
     """
     if seconds <= 0:
         raise ConfigError(f"seconds: {seconds}; use more than 0.")

@@ -67,7 +67,10 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
     stop   where an epoch of the mixture ends. first_exhausted: before any source would repeat a sample;
            all_exhausted: when every source was seen whole; a number: after so many samples.
 
-    >>> milldam.mix({"web.milldam": 0.7, "code.milldam": 0.3}).windows(1024).batches(16)      # doctest: +SKIP
+    >>> books = milldam.tokenize("books/", "books.milldam", tokenizer="tokenizer/")
+    >>> x, y = next(milldam.mix({"corpus.milldam": 0.7, books: 0.3}).windows(64).batches(16, seed=0))
+    >>> x.shape
+    (16, 64)
     """
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError("mix: give it the sources with their weights, such as mix({web: 0.7, code: 0.3}).")
@@ -93,7 +96,12 @@ def _refuse_stop(stop: Stop) -> None:
 
 
 class Mixture:
-    """Sources and their weights, not yet cut into samples."""
+    """Sources and their weights, not yet cut into samples.
+
+    >>> parts = store.split(web=0.5, code=...)
+    >>> milldam.mix({parts["web"]: 3, parts["code"]: 1})
+    Mixture(0.75 Part(...), 0.25 Part(...))
+    """
 
     def __init__(self, sources: Sequence[Trainable | Mixture | Feed], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
@@ -142,6 +150,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
     `len()` is how many samples make an epoch, as `stop` says, and `mixed[k]` is sample k of the first one, in sequence.
     When there are several epochs, the schedule goes on: each source continues in its own epochs, and nothing begins
     anew. The numbers that `read` takes count through the sources end to end.
+
+    >>> parts = store.split(web=0.5, code=...)
+    >>> mixed = milldam.mix({parts["web"].windows(32): 3, parts["code"].windows(32): 1})
+    >>> mixed.drawn(100)
+    (75, 25)
     """
 
     def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
@@ -187,8 +200,10 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def epochs_of(self, samples: int) -> tuple[float, ...]:
         """How many epochs of each source the first so many samples of the mixture are.
 
-        >>> mix({web: 0.7, code: 0.3}).windows(1024).epochs_of(1_000_000)      # doctest: +SKIP
-        (0.21, 3.4)
+        >>> parts = store.split(web=0.8, code=...)
+        >>> web, code = milldam.mix({parts["web"]: 0.5, parts["code"]: 0.5}).windows(32).epochs_of(400)
+        >>> web < code
+        True
         """
         return tuple(
             count / source.epoch_samples for count, source in zip(self.drawn(samples), self.sources, strict=True)

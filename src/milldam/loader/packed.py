@@ -82,7 +82,13 @@ class RowRules:
 
 
 class PackedRows(StreamSamples[PackedRow, PackedBatch]):
-    """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; what is in a batch: see the module."""
+    """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; what is in a batch: see the module.
+
+    >>> rows = store.packed(128, strategy="best_fit", too_long="cut")
+    >>> batch = next(rows.batches(4, seed=0))
+    >>> batch["input_ids"].shape, batch["loss_mask"].dtype
+    ((4, 128), dtype('bool'))
+    """
 
     _signed = True
 

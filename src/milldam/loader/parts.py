@@ -86,7 +86,7 @@ class Parts(Protocol):
 def splits_asked(settings: Mapping[str, Any], found: Sequence[str]) -> tuple[str, ...]:
     """The splits of a plan by its settings; of a store that was not made from text, those that it has.
 
-    >>> splits_asked({"splits": {"test_tokens": 1000}, "validation": [{}]}, ["train"])
+    >>> splits_asked({"datasets": [{}], "splits": {"test_tokens": 1000}, "validation": [{}]}, ["train"])
     ('train', 'test', 'val')
     """
     if "datasets" not in settings:

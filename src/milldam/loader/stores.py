@@ -20,6 +20,12 @@ class Store(reader.Store, Trainable):
     store[i], len(store), for document in store        documents, as views into the mapped files
     store.windows(seq_len), .packed(seq_len), .streams(batch_size, seq_len), .conversations(), .pairs()
     store.split(train=0.9, val=...)                    disjoint parts by tokens
+
+    >>> store = milldam.Store("corpus.milldam")
+    >>> len(store), store.tokens, store[0][:4]
+    (91, 23862, array([  33, 1655,  547, 1745], dtype=uint16))
+    >>> store.decode(store[0][:8])
+    'A tide mill works on a clock that'
     """
 
     found_for: Path | None = None
@@ -62,8 +68,10 @@ class Store(reader.Store, Trainable):
     def split(self, name: str | None = None, /, **parts: float | EllipsisType) -> Store | dict[str, Part]:
         """A split of the store by its name, or disjoint parts by exact tokens.
 
-        >>> store.split("val")                                # doctest: +SKIP
-        >>> store.split(train=0.9, val=...)["train"]          # doctest: +SKIP
+        >>> store.split("train")
+        Store('corpus.milldam', split train: ...)
+        >>> store.split(train=0.9, val=...)["train"]
+        Part(corpus.milldam, train: tokens 0 to 21,475)
         """
         part = self if name is None else self.named_part(name)
         return super(Store, part).split(**parts) if parts or name is None else part

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
+    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
+
+    >>> streams = store.streams(4, 32)
+    >>> (x, y), (later, _) = streams[0], streams[1]
+    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
+    ((4, 32), True)
+    """
 
     def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
         batch_size, seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)

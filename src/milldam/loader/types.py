@@ -28,14 +28,22 @@ BatchT = TypeVar("BatchT")
 
 
 class Labelled(TypedDict):
-    """What models of HF transformers take."""
+    """What models of HF transformers take.
+
+    >>> sorted(store.windows(128, form="hf")[0])
+    ['input_ids', 'labels']
+    """
 
     input_ids: Int64s
     labels: Int64s
 
 
 class PackedRow(Labelled):
-    """A row of documents, or pieces of them, that attention and loss keep apart."""
+    """A row of documents, or pieces of them, that attention and loss keep apart.
+
+    >>> sorted(store.packed(128)[0])
+    ['document_ids', 'input_ids', 'labels', 'loss_mask', 'position_ids']
+    """
 
     position_ids: Int64s
     document_ids: Int64s
@@ -43,7 +51,12 @@ class PackedRow(Labelled):
 
 
 class PackedBatch(PackedRow):
-    """Rows of documents, and where pieces begin when all rows lie end to end."""
+    """Rows of documents, and where pieces begin when all rows lie end to end.
+
+    >>> batch = next(iter(store.packed(128).batches(8, seed=0)))
+    >>> batch["input_ids"].shape, int(batch["cu_seqlens"][-1])
+    ((8, 128), 1024)
+    """
 
     cu_seqlens: Int32s
     max_seqlen: int

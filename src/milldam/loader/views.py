@@ -101,8 +101,8 @@ class Trainable(ABC):
         tail     one more window, which ends with the last token, when the stride leaves some over
         read     map or pread the files; auto: map while they fit in half of the free memory
 
-        >>> store.windows(1024)[0]                            # doctest: +SKIP
-        (array([1212, 318, ...]), array([318, 262, ...]))
+        >>> store.windows(4)[0]
+        (array([  33, 1655,  547, 1745]), array([1655,  547, 1745,  296]))
         """
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
         return Windows(_unmasked(self._chosen(split), "windows"), rules, read)
@@ -131,9 +131,9 @@ class Trainable(ABC):
                    warning): left out; cut: their begin fills a row; split (default for text): pieces in several rows;
                    refuse: an error. How many there are: `rows.too_long`
 
-        >>> batch = store.packed(2048).read(np.arange(16))    # doctest: +SKIP
-        >>> batch["position_ids"].shape, batch["cu_seqlens"]  # doctest: +SKIP
-        ((16, 2048), array([    0,   612,  2048, ...], dtype=int32))
+        >>> batch = store.packed(128).read(np.arange(16))
+        >>> batch["position_ids"].shape, batch["cu_seqlens"]
+        ((16, 128), array([   0, ..., 2048], dtype=int32))
         """
         # Only those who pack pay for its modules.
         from milldam.loader.packed import PackedRows, RowRules
@@ -171,9 +171,10 @@ class Trainable(ABC):
         pad_to          pad batches to a multiple of so many tokens
         length_groups   put so many samples of like length together, such as 8 times batch_size * world_size
 
-        >>> batch = next(store.conversations(length_groups=128).batches(16))      # doctest: +SKIP
-        >>> list(batch)                                                           # doctest: +SKIP
-        ['input_ids', 'attention_mask', 'labels', 'document_ids']
+        >>> chat = milldam.tokenize("chat.jsonl", "chat.milldam", tokenizer="model/", chat=True)
+        >>> batch = next(chat.conversations(length_groups=32).batches(4))
+        >>> sorted(batch)
+        ['attention_mask', 'document_ids', 'input_ids', 'labels']
         """
         from milldam.loader.conversations import ConversationRules, Conversations
 
@@ -194,9 +195,10 @@ class Trainable(ABC):
     ) -> Pairs:
         """Preference pairs as TRL's DPOTrainer takes them; options as those of `conversations`, see `Pairs`.
 
-        >>> batch = next(store.pairs(max_tokens=2048).batches(8))                 # doctest: +SKIP
-        >>> batch["input_ids"].shape                          # the chosen ones first   # doctest: +SKIP
-        (16, 1311)
+        >>> pairs = milldam.tokenize("pairs.jsonl", "pairs.milldam", tokenizer="model/", chat=True)
+        >>> batch = next(pairs.pairs().batches(8))
+        >>> len(batch["input_ids"])                           # the chosen ones first
+        16
         """
         from milldam.loader.conversations import ConversationRules, Pairs
 
@@ -212,7 +214,8 @@ class Trainable(ABC):
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
         """batch_size contiguous streams for models that carry state: row b goes on from batch to batch.
 
-        >>> for x, y in store.streams(16, 128): ...           # doctest: +SKIP
+        >>> for x, y in store.streams(4, 32):
+        ...     assert x.shape == y.shape == (4, 32)
         """
         return Streams(_unmasked(self._chosen(split), "streams"), batch_size, seq_len, read)
 
@@ -222,8 +225,9 @@ class Trainable(ABC):
         Of conversations each is in one part as a whole, and so are both of a pair: borders are moved back to where a
         conversation begins.
 
-        >>> store.split(train=0.9, val=...)                   # doctest: +SKIP
-        {'train': Part(...: 945,211,110 tokens), 'val': Part(...: 105,023,457 tokens)}
+        >>> store.split(train=0.9, val=...)
+        {'train': Part(corpus.milldam, train: tokens 0 to 21,475),
+         'val': Part(corpus.milldam, val: tokens 21,475 to 23,862)}
         """
         stream = self.stream()
         sizes = _sizes(parts, stream.tokens, stream.name)
@@ -239,7 +243,13 @@ class Trainable(ABC):
 
 
 class Part(Trainable):
-    """The tokens [first, stop) of something that can be trained on."""
+    """The tokens [first, stop) of something that can be trained on.
+
+    >>> parts = store.split(train=0.9, val=...)
+    >>> parts["train"].tokens + parts["val"].tokens == store.tokens
+    True
+    >>> x, y = next(parts["train"].windows(128).batches(16, seed=0))
+    """
 
     def __init__(self, whole: Trainable, name: str, first: int, stop: int) -> None:
         self._made_from = (whole, name, first, stop)

@@ -85,7 +85,13 @@ def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:
 
 
 class Windows(StreamSamples[BatchT, BatchT]):
-    """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`."""
+    """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`.
+
+    >>> windows = store.windows(128)
+    >>> x, y = windows[0]
+    >>> x.shape, bool((x[1:] == y[:-1]).all()), len(windows) == (store.tokens - 1) // 128
+    ((128,), True, True)
+    """
 
     def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
         super().__init__(data.stream(), way)

@@ -42,10 +42,13 @@ Texts: TypeAlias = "Sequence[str | None] | npt.NDArray[np.object_] | pa.Array | 
 
 
 class TextEncoder:
-    """
-    >>> encode = TextEncoder("openai-community/gpt2")                                              # doctest: +SKIP
-    >>> encode("A text."), encode(["A text.", "And another."])                                     # doctest: +SKIP
-    (array([  32, 2420,   13], dtype=uint16), [array([...], dtype=uint16), array([...], dtype=uint16)])
+    """Texts to token ids, as a store would have them.
+
+    >>> encode = milldam.TextEncoder("tokenizer/")
+    >>> encode("A text.")
+    array([  33,  854, 1418,   14], dtype=uint16)
+    >>> [len(ids) for ids in encode(["A text.", "And another."])]
+    [4, 3]
 
     `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
     "auto" (what the tokenizer has), or a token. `special_text`: "special" takes the text of a special token as that

@@ -12,8 +12,10 @@ references, evaluation                    answers -> EM and F1
 compat                                    the names that users of MemXLNet know
 
 >>> import milldam
->>> store = milldam.qa.prepare("train-v2.0.json", "squad", tokenizer="bert-base-uncased/")           # doctest: +SKIP
->>> for steps in milldam.qa.DocumentSamples(store).batches(8, seed=0): ...                           # doctest: +SKIP
+>>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+>>> steps = next(milldam.qa.DocumentSamples(features).batches(8, seed=0))
+>>> steps[0]["input_ids"].shape
+(8, 384)
 """
 
 from __future__ import annotations

@@ -75,7 +75,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model answers to one example."""
+    """What a model answers to one example.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> start, end = np.zeros((2, len(features), 384))          # of a model that has learned nothing
+    >>> prediction = next(iter(milldam.qa.answers(features, start, end)))
+    >>> prediction.id, prediction.text, prediction.null_score
+    ('q0', 'the', 0.0)
+    """
 
     id: str
     text: str
@@ -125,7 +132,10 @@ def answers(
     max_answer_length  in tokens
     null_threshold     the answer is empty when no answer scores more than this above the best; None: never (SQuAD v1.1)
 
-    >>> answers(store, start, end).write_predictions("predictions.json")                          # doctest: +SKIP
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> start, end = np.zeros((2, len(features), 384))          # of a model that has learned nothing
+    >>> milldam.qa.answers(features, start, end).write_predictions("predictions.json")
+    12
     """
     rules = _Rules(n_best, max_answer_length, null_threshold)
     numbers = None if windows is None else np.asarray(windows, np.int64).reshape(-1)
@@ -133,7 +143,13 @@ def answers(
 
 
 class Predictions:
-    """Iterate to get a `Prediction` for every example; again, when the logits were given as arrays."""
+    """Iterate to get a `Prediction` for every example; again, when the logits were given as arrays.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> start, end = np.zeros((2, len(features), 384))          # of a model that has learned nothing
+    >>> len(list(milldam.qa.answers(features, start, end))) == features.examples
+    True
+    """
 
     def __init__(self, store: FeatureStore, logits: Logits, rules: _Rules) -> None:
         self._store, self._logits, self._rules = store, logits, rules

@@ -178,7 +178,12 @@ class FeatureSamples(Samples[WindowBatch, BatchT]):
 
 
 class WindowSamples(FeatureSamples[WindowBatch]):
-    """Windows by number: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
+    """Windows by number: `samples[k]`, `len(samples)`, `samples.batches(16)`.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> next(milldam.qa.WindowSamples(features).batches(16, seed=0))["input_ids"].shape
+    (16, 384)
+    """
 
     def __init__(self, store: FeatureStore, *, columns: Sequence[str] = COLUMNS) -> None:
         super().__init__(store, columns)
@@ -209,6 +214,11 @@ class TimeSteps(list[StepBatch]):
 
     `document_mask` is False, and the row is padding, where a document has ended: [A(1), B(3), C(2)] gives
     [A, B, C], [pad, B, C], [pad, B, pad]. Steps are views of arrays for the whole batch.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> steps = next(milldam.qa.DocumentSamples(features).batches(8, seed=0))
+    >>> [step["input_ids"].shape for step in steps]
+    [(8, 384), (8, 384), (8, 384)]
     """
 
     def __init__(self, steps: Iterable[StepBatch], examples: Int64s) -> None:
@@ -226,6 +236,11 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
     selection         which segments of each document; None: all
     group_by_length   documents of about one length come together, which saves padding: see `GroupedByLength`. Best
                       where batch_size times world_size divides 32 or is a multiple of it.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> documents = milldam.qa.DocumentSamples(features, selection=milldam.qa.Selection(max_segments=1))
+    >>> [len(steps) for steps in documents.batches(6, seed=0)]
+    [1, 1]
     """
 
     _reusable = False
@@ -332,8 +347,10 @@ def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
 
     On the CPU they share the arrays' memory, without a copy. For all batches of a loader: `milldam.torch.tensors`.
 
-    >>> for steps in DocumentSamples(store).batches(8):                                     # doctest: +SKIP
-    ...     for step in to_tensors(steps, "cuda"): ...
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> for steps in milldam.qa.DocumentSamples(features).batches(6):
+    ...     for step in milldam.qa.to_tensors(steps, "cpu"):
+    ...         assert step["input_ids"].shape == (6, 384)
     """
     import torch
 

@@ -155,6 +155,11 @@ class Lanes:
 
     A state fits as many lanes and ranks as it was made with. Each rank loads its own in no time; another rank's state
     of the same step does too, at about 0.05 ms for every step that is through.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> step = next(milldam.qa.Lanes(features, 4, seed=0))
+    >>> step["input_ids"].shape, step["reset"]
+    ((4, 384), array([ True,  True,  True,  True]))
     """
 
     def __init__(

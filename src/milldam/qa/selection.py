@@ -35,7 +35,11 @@ _WINDOWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A continuous stretch of at most max_segments segments of each document."""
+    """A continuous stretch of at most max_segments segments of each document.
+
+    >>> milldam.qa.Selection(strategy="answer_centered", max_segments=4)
+    Selection(strategy='answer_centered', max_segments=4, seed=0)
+    """
 
     strategy: Strategy = "first_n"
     """first_n: the first. answer_centered: with the answer as near to the middle as the ends allow; the first where

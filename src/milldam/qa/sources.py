@@ -26,7 +26,11 @@ from milldam.sources.listing import InputFile
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A stretch of the context, by characters."""
+    """A stretch of the context, by characters.
+
+    >>> milldam.qa.Answer("1990", 46).stop
+    50
+    """
 
     text: str
     start: int
@@ -39,7 +43,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question."""
+    """One question.
+
+    >>> milldam.qa.Example("q1", "When?", "In 1990.", (milldam.qa.Answer("1990", 3),)).answers[0].text
+    '1990'
+    """
 
     id: str
     question: str
@@ -113,8 +121,8 @@ def examples_of(
 
     `max_examples` counts those that can be used, over all inputs. `strict`: a record that can't be ends it.
 
-    >>> next(examples_of("train-v2.0.json")).question                 # doctest: +SKIP
-    'When did Beyonce start becoming popular?'
+    >>> next(milldam.qa.examples_of("train-v2.0.json")).question
+    'what year did the city pay'
     """
     given = [inputs] if isinstance(inputs, str | Path) else inputs
     files = list_files([str(one) for one in given], split)

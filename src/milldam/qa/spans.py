@@ -119,9 +119,12 @@ Tokens = npt.NDArray[np.int32]
 def stretches(store: FeatureStore, windows: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """(windows, L, 2): begin and end of what the tokens stand for; (-1, -1) on what is no token of the context.
 
-    >>> begin, end = stretches(store, [7])[0, [first, last], [0, 1]]                                # doctest: +SKIP
-    >>> context[begin:end]                                  # the offsets alone would end before the ending's accent
-    'un cafe\u0301'
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> context = next(milldam.qa.examples_of("train-v2.0.json")).context
+    >>> found = milldam.qa.stretches(features, [0])[0]
+    >>> begin, end = found[found[:, 0] >= 0][1]
+    >>> context[begin:end]
+    'city'
     """
     numbers = np.asarray(windows, np.int64)
     around = np.unique(np.concatenate((numbers - 1, numbers, numbers + 1)).clip(0, len(store) - 1))

@@ -35,6 +35,12 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     A sample is what the view says: (x, y) or a dict. Packed rows come without `cu_seqlens` and `max_seqlen`, which are
     of a whole batch and of varying length; `position_ids` and `document_ids` say the same of a row.
+
+    >>> from torch.utils.data import DataLoader
+    >>> dataset = milldam.torch.MapDataset(store.windows(128))
+    >>> x, y = next(iter(DataLoader(dataset, batch_size=16, shuffle=True)))
+    >>> x.shape
+    torch.Size([16, 128])
     """
 
     def __init__(self, samples: Samples[Any, Any]) -> None:
@@ -87,10 +93,14 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     rank, world_size   None: those of torch.distributed when it is initialised, else 0 of 1
 
-    >>> dataset = BatchDataset(store.windows(1024), 16)                                     # doctest: +SKIP
-    >>> loader = DataLoader(dataset, batch_size=None, num_workers=2)                        # doctest: +SKIP
-    >>> for taken, (x, y) in enumerate(loader, 1): ...                                      # doctest: +SKIP
-    >>> checkpoint["data"] = dataset.state_after(taken)                                     # doctest: +SKIP
+    >>> from torch.utils.data import DataLoader
+    >>> dataset = milldam.torch.BatchDataset(store.windows(128), 16)
+    >>> for taken, (x, y) in enumerate(DataLoader(dataset, batch_size=None), 1):
+    ...     if taken == 3:
+    ...         break
+    >>> checkpoint = {"data": dataset.state_after(taken)}
+    >>> checkpoint["data"]["samples_seen"]
+    48
     """
 
     def __init__(

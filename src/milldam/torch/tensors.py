@@ -39,7 +39,12 @@ class PackedTensors(LabelledTensors):
 
 
 class TensorBatches(Generic[TensorsT]):
-    """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand."""
+    """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand.
+
+    >>> batches = milldam.torch.tensors(store.windows(128).batches(16, seed=0))
+    >>> len(batches), next(batches)[0].shape
+    (12, torch.Size([16, 128]))
+    """
 
     def __init__(self, batches: Batches[Any], device: torch.device | str | None, pin_memory: bool) -> None:
         if not hasattr(batches, "state_dict"):
@@ -143,8 +148,10 @@ def tensors(
     the loop goes on: no need to wait, what is computed there next waits by itself. `pin_memory` alone: in pinned
     memory, for those who copy themselves. The batches belong to it from then on: ask it, not them.
 
-    >>> batches = tensors(store.windows(1024).batches(16, epochs=None), device="cuda")      # doctest: +SKIP
-    >>> x, y = next(batches)                                                                # doctest: +SKIP
-    >>> checkpoint["data"] = batches.state_dict()                                           # doctest: +SKIP
+    >>> batches = milldam.torch.tensors(store.windows(128).batches(16, epochs=None), device="cpu")
+    >>> x, y = next(batches)
+    >>> x.shape, x.dtype
+    (torch.Size([16, 128]), torch.int64)
+    >>> checkpoint = {"data": batches.state_dict()}
     """
     return TensorBatches(batches, device, pin_memory)

@@ -141,9 +141,9 @@ class _Texts:
 class FeatureStore:
     """Windows by number: `store[i]`, `len(store)`; `store.document(k)`, `store.example(k)` by example.
 
-    >>> store = FeatureStore("squad.features")                                      # doctest: +SKIP
-    >>> len(store), store.examples, store[0]["input_ids"].shape                     # doctest: +SKIP
-    (131823, 130319, (384,))
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> len(features), features.examples, features[0]["input_ids"].shape
+    (..., 12, (384,))
     """
 
     def __init__(self, path: str | Path | Folder, *, read: Way = "auto") -> None:

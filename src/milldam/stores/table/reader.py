@@ -156,9 +156,12 @@ class _Shards:
 
 
 class Table:
-    """
-    >>> table = Table("tokens.table")                                                              # doctest: +SKIP
-    >>> table[0], table[10:20]["input_ids"], len(table)                                            # doctest: +SKIP
+    """Rows by number, and columns by name, in mapped files.
+
+    >>> rows = [{"id": number, "text": "word " * number} for number in range(1000)]
+    >>> table = milldam.map(rows, lambda batch: {"length": [len(text) for text in batch["text"]]}, "lengths.table")
+    >>> len(table), table[3], table[10:13]["length"]
+    (1000, {'id': 3, 'text': 'word word word ', 'length': 15}, [50, 55, 60])
     """
 
     def __init__(self, path: str | Path | Folder) -> None:

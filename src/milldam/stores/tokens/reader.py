@@ -39,12 +39,7 @@ TokenArray = np.ndarray[tuple[int, ...], np.dtype[np.integer[Any]]]
 
 
 def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
-    """Open a store for reading, in milliseconds and a few megabytes whatever its size.
-
-    >>> store = milldam.open("corpus.milldam")            # doctest: +SKIP
-    >>> len(store), store.tokens, store[0][:4]            # doctest: +SKIP
-    (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
-    """
+    """Open a store for reading, in milliseconds and a few megabytes whatever its size."""
     return Store(path, split=split)
 
 

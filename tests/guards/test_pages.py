@@ -81,7 +81,8 @@ def test_what_a_page_shows_runs(page: Path, desk: Path, capsys: pytest.CaptureFi
     for block in blocks_of(page):
         if block.mark and block.mark not in NOT_RUN:
             # What the tests before have loaded into this process would count against a budget.
-            (desk / block.mark).write_text(re.sub(r"^memory: \w+", f"memory: {ROOM}", block.content, flags=re.MULTILINE))
+            content = re.sub(r"^memory: \w+", f"memory: {ROOM}", block.content, flags=re.MULTILINE)
+            (desk / block.mark).write_text(content)
         elif block.mark:
             continue
         elif block.language == "sh":

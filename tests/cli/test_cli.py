@@ -614,7 +614,7 @@ def test_completion_knows_commands_and_options(words: str, word: str) -> None:
 
 
 def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
-    """The demo makes, checks and shows a store, feeds batches from it and its text, names its report; kept where asked."""
+    """The demo makes and shows a store, feeds batches from it and from its text, names its report; kept where asked."""
     shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
     steps = ("preprocess", "verify", "stats", "inspect", "feed", "feed", "report")
     assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)

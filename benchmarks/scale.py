@@ -27,7 +27,7 @@ MANIFEST_BYTES, RECORD_BYTES = 350, 420
 OPEN_SECONDS, FIRST_BATCH_SECONDS, LOADER_BYTES = 11e-6, 16e-6, 1700
 
 EXACT = ("fingerprint", GROUP, "tokenize", "report")
-WITH_NEAR = ("fingerprint", GROUP, NEAR, SHINGLE, VERIFY, DECIDE, "tokenize", "index", "report")
+WITH_NEAR = ("fingerprint", GROUP, NEAR, SHINGLE, VERIFY, DECIDE, "tokenize", "report")
 
 
 def load_of(input_bytes: float, documents: float, units: int) -> Load:
@@ -78,7 +78,7 @@ def main() -> None:
     given = parser.parse_args()
     load = load_of(given.input, given.documents, given.units)
     exact = Config(datasets="corpus/", tokenizer="gpt2", out="corpus.milldam", dedup="exact")
-    jobs = {"exact dedup": (exact, EXACT), "near-dedup, index": (replace(exact, dedup="near"), WITH_NEAR)}
+    jobs = {"exact dedup": (exact, EXACT), "near-dedup": (replace(exact, dedup="near"), WITH_NEAR)}
     for name, (config, stages) in jobs.items():
         found = {nodes: find_needs(config, load, stages, Machines(nodes, given.workers)) for nodes in given.nodes}
         show_sizes(name, found[given.nodes[0]])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MismatchError,
         NotReadyError,
         ResourceError,
+        RunHeldError,
         StoreError,
         TaskHeldError,
         WorkerError,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
+    from milldam.loader.feed_samples import FeedSamples
+    from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
@@ -49,6 +52,8 @@ __all__ = [
     "Batches",
     "Budget",
     "ConfigError",
+    "Feed",
+    "FeedSamples",
     "ForeignFile",
     "InputError",
     "Labelled",
@@ -62,6 +67,7 @@ __all__ = [
     "PackedRows",
     "Part",
     "ResourceError",
+    "RunHeldError",
     "Store",
     "StoreError",
     "Streams",
@@ -89,12 +95,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": "contamination open preprocess tokenize",
-    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError TaskHeldError StoreError "
-    "WorkerError",
+    "errors": "ConfigError InputError MilldamError MismatchError NotReadyError ResourceError RunHeldError "
+    "StoreError TaskHeldError WorkerError",
     "formats": "export import_tokens",
     "hub": "pull push",
     "loader.batches": "Batches",
     "formats.foreign": "ForeignFile",
+    "loader.feed_samples": "FeedSamples",
+    "loader.feeds": "Feed",
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, Setting, StoreError
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import TOKENS, store_kind
@@ -18,11 +18,36 @@ if TYPE_CHECKING:
 
     from milldam.chat.rules import ChatForm
     from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+    from milldam.config.settings import Config
+    from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
+    from milldam.loader.feeds import Feed
     from milldam.qa import FeatureStore
     from milldam.stores.table import Table
 
 log = logging.getLogger("milldam")
+
+
+class TextOptions(TypedDict, total=False):
+    """How text is tokenized: those options of `tokenize` that a feed has too."""
+
+    text_column: str | None
+    documents: Documents
+    separator: str | None
+    input_format: InputFormat | None
+    bos: str
+    eos: str
+    special_text: SpecialText
+    invalid_utf8: InvalidUtf8
+    strict: bool
+    chat: bool | Mapping[str, object]
+    chat_template: str | Path | None
+    chat_form: ChatForm | None
+    train_on: str | Sequence[str] | None
+    shard_size: str | int | None
+    memory: str | int | None
+    workers: int | None
+    encoder: Encoder
 
 
 @overload
@@ -36,6 +61,35 @@ def open(
     storage_options: Mapping[str, object] | None = None,
 ) -> Store: ...
 @overload
+def open(
+    path: str | Path,
+    *,
+    units: Literal[True],
+    split: str | None = None,
+    cache: str | int | None = None,
+    cache_dir: str | Path | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> Feed: ...
+@overload
+def open(
+    path: str | Path | Sequence[str | Path],
+    *,
+    tokenizer: str | Path,
+    store: str | Path,
+    split: str | None = None,
+    **options: Unpack[TextOptions],
+) -> Feed: ...
+@overload
+def open(
+    path: str | Path | Mapping[str, object],
+    *,
+    kind: Literal["feed"],
+    store: str | Path | None = None,
+    split: str | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+) -> Feed: ...
+@overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
 @overload
 def open(path: str | Path, *, kind: Literal["features"]) -> FeatureStore: ...
@@ -44,15 +98,17 @@ def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None
 @overload
 def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
 def open(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path] | Mapping[str, object],
     *,
-    kind: Literal["tokens", "table", "features", "file"] | None = None,
+    kind: Literal["tokens", "feed", "table", "features", "file"] | None = None,
     split: str | None = None,
+    units: bool = False,
     dtype: npt.DTypeLike | None = None,
     cache: str | int | None = None,
     cache_dir: str | Path | None = None,
     storage_options: Mapping[str, object] | None = None,
-) -> Store | Table | FeatureStore | ForeignFile:
+    **text: Any,
+) -> Store | Feed | Table | FeatureStore | ForeignFile:
     """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
 
     a folder with milldam.json      a store
@@ -64,9 +120,15 @@ def open(
     corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are touched, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
+    text, with `tokenizer=` and `store=`  a `Feed`: batches at once, while the store makes itself in the background;
+                                    files, folders, globs, addresses, data sets as for `tokenize`, with its options
+    config.yaml, or a dict          the same, as `preprocess` takes it: with cleaning and filters
 
     `kind`: what it must be, else it is refused; for type checkers too, which take anything for a store that is not said
-    to be a "table", "features" or a "file" of another tool.
+    to be a "table", "features", a "file" of another tool, or a "feed" that a configuration describes.
+
+    `units`: a store as a `Feed`, which brings the batches that training straight from its text brings: units in random
+    order, and the samples of some of them at a time.
 
     What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
     refused. Nothing is tokenized.
@@ -76,7 +138,17 @@ def open(
     (18511, 15293621, array([ 1212,   318,   262,  3945], dtype=uint16))
     >>> milldam.open("train.bin")                         # doctest: +SKIP
     ForeignFile('train.bin': 9,035,582,198 tokens, uint16, nanoGPT)
+    >>> feed = milldam.open("data/*.jsonl.zst", tokenizer="gpt2", store="corpus.milldam")   # doctest: +SKIP
+    >>> x, y = next(iter(feed.windows(1024).batches(16, seed=0)))                           # doctest: +SKIP
     """
+    from milldam.feeding import is_raw
+
+    if kind != "tokens" and is_raw(path, text):
+        return _open_feed(path, split, text)
+    for name in text:
+        raise ConfigError(f"{name}: only for text that becomes tokens while training runs: name tokenizer= and store=.")
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{path!r}: several inputs are text: name tokenizer= and store=.")
     remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
     asked: dict[str, Any] = {name: value for name, value in remote.items() if value is not None}
     asked |= {} if dtype is None else {"dtype": dtype}
@@ -93,7 +165,67 @@ def open(
 
         opened = open_data(path, split=split, **asked)
     _require_kind(opened, kind)
+    if units:
+        return _as_feed(opened)
     return opened  # type: ignore[no-any-return]
+
+
+def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
+    from milldam.feeding import is_config
+    from milldam.feeding.growing import open_parts
+    from milldam.loader.feeds import Feed
+
+    parts = open_parts(_order_by_config(inputs, text) if is_config(inputs) else _order_by_options(inputs, **text))
+    try:
+        return Feed(parts, split=split)
+    except ConfigError:
+        parts.close()
+        raise
+
+
+def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
+    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
+    from milldam.feeding.making import Order
+    from milldam.pipeline.receipt import Asked
+
+    if tokenizer is None:
+        raise ConfigError(Setting("tokenizer"), ": what turns the text into tokens is not said.")
+    if store is None:
+        raise ConfigError(Setting("store"), ": the folder for the tokens of the text is not said.")
+    given = (inputs, Path(store), tokenizer, options)
+    settings = tokenize_settings(*given)
+    return Order.of(Path(store), partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
+
+
+def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
+    from milldam.config.loading import read_config
+    from milldam.feeding.making import Order
+    from milldam.pipeline.receipt import Asked
+
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if "store" in chosen:
+        chosen["out"] = str(chosen.pop("store"))
+    read = read_config(config, (), chosen)
+    settings, out = read.given.data, read.given.data.get("out")
+    if not isinstance(out, str):
+        raise ConfigError(Setting("store"), ": the folder for the tokens is not said; in the file it is called out.")
+    asked = Asked.of(settings, read.said)
+    return Order.of(Path(out), partial(_checked_config, config, chosen), asked, settings, read.said[0])
+
+
+def _checked_config(config: Any, options: dict[str, Any]) -> Config:
+    from milldam.config.loading import read_config
+
+    return read_config(config, (), options).checked().config
+
+
+def _as_feed(opened: object) -> Feed:
+    from milldam.loader.feeds import Feed
+    from milldam.loader.parts import FinishedParts
+
+    if not isinstance(opened, Store):
+        raise ConfigError(f"{opened!r}: only stores of tokens have units. Leave units out.")
+    return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 
 _KINDS = {"Store": "tokens", "Table": "table", "FeatureStore": "features"}

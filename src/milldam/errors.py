@@ -4,6 +4,7 @@
     ├── ConfigError                       2   a setting is wrong or contradicts another
     │   ├── MismatchError                 2   the folder was made from other settings or input
     │   ├── NotReadyError                 2   what comes before an array task is not done
+    │   ├── RunHeldError                  2   another run is at work on the folder
     │   └── TaskHeldError                 2   the same array task is running already
     ├── InputError                        3   a file, column or tokenizer can't be used
     ├── StoreError                        3   the folder is no store, or it is damaged
@@ -68,6 +69,10 @@ class MismatchError(ConfigError):
 
 
 class NotReadyError(ConfigError):
+    pass
+
+
+class RunHeldError(ConfigError):
     pass
 
 

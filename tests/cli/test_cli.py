@@ -38,7 +38,7 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file
 
 import milldam
-from milldam.cli import main
+from milldam.cli import GROUPS, main
 from milldam.cli.progress import LiveDisplay, live_lines
 from milldam.cli.status import read_status
 from milldam.config.settings import Config
@@ -94,10 +94,17 @@ def test_every_command_explains_itself(command: str) -> None:
     assert shown.stdout == invoke(command, "--help").stdout
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"demo"}))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_has_an_example(command: str) -> None:
     """The help of a command shows how it is used, in a line that can be copied."""
     assert re.search(rf"^  milldam {command}\b", invoke(command, "-h").stdout, flags=re.MULTILINE)
+
+
+def test_help_lists_every_command_once_by_what_it_is_for() -> None:
+    """In groups, each with a summary that fits on its line."""
+    listed = [name for names in GROUPS.values() for name in names if name in main.commands]
+    assert sorted(listed) == sorted(main.commands)
+    assert "..." not in invoke("--help").stdout.partition("Prepare:")[2]
 
 
 def test_help_of_the_main_commands_shows_the_whole_job() -> None:

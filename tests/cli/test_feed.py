@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kit.jobs import invoke, run_apart, run_milldam
+from tests.kit.jobs import TOKENIZER, invoke, run_apart, run_milldam, write_corpus
 from tests.kit.token_stores import write_store
 
 from milldam.errors import ConfigError
@@ -310,3 +310,39 @@ def test_a_fresh_process_takes_little_memory(folder: Path) -> None:
     options = ["--seq-len", 16, "--batch-size", 4, "--epochs", 200, "--json"]
     figures = json.loads(run_milldam("feed", folder, *options).stdout)
     assert figures["anonymous_bytes"] < 20_000_000
+
+
+def test_text_is_fed_while_its_tokens_are_made(tmp_path: Path) -> None:
+    """From the command line: what was made, and waited for; with a place for its tokens, a store is left."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 300_000).path
+    options = ["--tokenizer", TOKENIZER, "--cores", 1, "--seq-len", 32, "--batch-size", 4, "--epochs", 1]
+    text = invoke("feed", corpus, *options, "--shard-size", "100KB", "--store", tmp_path / "store")
+    assert text.exit_code == 0, text.output
+    assert "windows of 32 tokens, any order in some units" in text.output
+    assert "Made:" in text.output and "Waited:" in text.output
+    figures = json.loads(invoke("feed", tmp_path / "store", "--units", *options[4:], "--json").output)
+    assert figures["ended"] == "epochs" and figures["delivered"] > 100 and figures["making"] == {}
+
+
+def test_text_without_a_place_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are removed at the end."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 50_000).path
+    options = ["--tokenizer", TOKENIZER, "--cores", 1, "--seq-len", 32, "--epochs", 1]
+    figures = json.loads(invoke("feed", corpus, *options, "--json").output)
+    assert figures["making"]["units_made"] == 1 and figures["samples"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.milldam", "b.milldam"], "--tokenizer: text needs one"),
+        (["a.milldam", "--memory", "1GB"], "--tokenizer: text needs one"),
+        (["corpus.jsonl", "--store", "s"], "--tokenizer: what turns the text into tokens is not said"),
+    ],
+)
+def test_text_needs_a_tokenizer(arguments: list[str], said: str) -> None:
+    """Several inputs, or options of text, are refused without one."""
+    done = invoke("feed", *arguments)
+    assert done.exit_code == 2 and said in done.output

@@ -556,6 +556,16 @@ def test_keys_hold_any_number_of_documents(documents: int, tmp_path: Path) -> No
     pairs = [layout.pairs(k, block) for k, group in enumerate(groups) for block in group.blocks(10)]
     back = [(int(a), int(b)) for first, second in pairs for a, b in zip(first, second, strict=True)]
     assert back == list(zip(positions[:-1].tolist(), positions[1:].tolist(), strict=True))
+    edges = [documents * part // 5 for part in range(6)]
+    found = []
+    for start, stop in pairwise(edges):
+        for number, group in enumerate(groups):
+            low, high = layout.key_range(number, start, stop)
+            inside = [key for block in group.blocks(10) for key in block.tolist() if low <= key < high]
+            seconds = layout.pairs(number, np.array(inside, np.uint64))[1].tolist()
+            assert all(start <= second < stop for second in seconds)
+            found += seconds
+    assert found == positions[1:].tolist()
 
 
 @given(

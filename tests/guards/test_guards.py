@@ -105,7 +105,7 @@ ABOVE = {
     # What makes any job resumable, and the job of text to tokens.
     "run", "pipeline",
     # Other jobs.
-    "mapping", "qa",
+    "mapping", "qa", "feeding",
     # What tells of it, and who asks for it.
     "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
@@ -211,6 +211,17 @@ def test_what_runs_in_a_worker_knows_no_job() -> None:
     assert [
         one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.session"
     ] == []
+
+
+def test_a_class_has_one_job() -> None:
+    """Twenty methods are enough for any: what has more is divided."""
+    large = []
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
+                large += [f"{name}.{node.name}: {methods}"] if methods > 20 else []
+    assert large == []
 
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
@@ -435,9 +446,9 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_the_file_tree_of_the_readme_is_the_one_there_is() -> None:
-    """Every file that the README's tree names exists, and no room is left out."""
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+def test_the_file_tree_for_contributors_is_the_one_there_is() -> None:
+    """Every file that the tree in CONTRIBUTING.md names exists, and no room is left out."""
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.split("src/milldam/\n", 1)[1].split("```", 1)[0]
     named = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
     rooms = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}

@@ -11,6 +11,7 @@ import ast
 import itertools
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -27,7 +28,8 @@ from milldam.cli import main
 
 PROJECT = Path(__file__).parents[2]
 PEERS = sorted((PROJECT / "docs" / "coming-from").glob("*.md"))
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md")), *PEERS]
+STARTS = sorted((PROJECT / "docs" / "start").glob("*.md"))
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md")), *STARTS, *PEERS]
 RUNNING = [page for page in PAGES if page.name != "log.md"]
 NOT_RUN = ("theirs", "elsewhere")
 MAX_LINES = 120
@@ -143,8 +145,14 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
         assert used <= known, f"{page.name}: milldam {line}"
 
 
-@each(PEERS)
-def test_a_page_for_users_of_another_tool_is_short_and_in_the_list(page: Path) -> None:
-    """Each page fits on a few screens, and the list leads to it."""
+@each([*STARTS, *PEERS])
+def test_a_page_for_newcomers_is_short_and_in_the_list(page: Path) -> None:
+    """Each page fits on a few screens, and the list of its folder leads to it."""
     assert len(page.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
-    assert page.stem == "README" or f"({page.name})" in PEERS[0].read_text(encoding="utf-8")
+    assert page.stem == "README" or f"({page.name})" in page.with_name("README.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_shows_what_was_measured() -> None:
+    """It is what its script draws from the figures that are there now."""
+    drawn = runpy.run_path(str(PROJECT / "benchmarks/picture.py"))["drawn"]()
+    assert drawn == (PROJECT / "docs/pictures/measured.svg").read_text(encoding="utf-8")

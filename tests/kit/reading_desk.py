@@ -65,6 +65,8 @@ def _lay_out_text(desk: Path, texts: list[str]) -> None:
     (desk / "corpus.jsonl.zst").write_bytes(zstd.compress((desk / "corpus.jsonl").read_bytes()))
     pages = (json.dumps({"page": {"body": text}}) for text in texts)
     (desk / "crawl.jsonl").write_text("\n".join(pages), encoding="utf-8")
+    (desk / "data").mkdir()
+    write_lines(desk / "data/part-0.jsonl", texts)
     (desk / "books").mkdir()
     for number, text in enumerate(texts[:16]):
         (desk / "books" / f"{number:02d}.txt").write_text(text, encoding="utf-8")

@@ -352,7 +352,7 @@ def test_a_state_of_another_loader_is_refused(store: Store, changed: dict[str, A
     after = make(dict(changed))
     with pytest.raises(MismatchError, match=message) as error:
         after.load_state_dict(before.state_dict())
-    assert "Make the loader as it was, or start anew" in str(error.value)
+    assert "Make the loader as it was, or start over" in str(error.value)
     assert after.samples_seen == 0
 
 

@@ -196,7 +196,7 @@ def test_a_source_of_a_billionth_gets_its_billionth() -> None:
 @settings(max_examples=10)
 @given(weights=WEIGHTS, first=st.integers(0, 10**12), seed=st.integers(0, 99))
 def test_a_place_has_the_same_source_however_it_is_reached(weights: list[Any], first: int, seed: int) -> None:
-    """One by one, in a row, in any order, and in a schedule that is made anew."""
+    """One by one, in a row, in any order, and in a schedule that is made again."""
     shares = shares_of(weights)
     places = first + np.arange(0, 2 * MOST_SLOTS, 777)
     sources, indices = schedule_of(shares).find(places)

@@ -489,7 +489,7 @@ def test_a_generator_is_spooled_and_cut(
 
 
 def test_an_identified_generator_runs_once(tmp_path: Path) -> None:
-    """What it left complete is used; another source, or a spool that was not finished, is made anew."""
+    """What it left complete is used; another source, or a spool that was not finished, is made again."""
     calls = str(tmp_path / "calls")
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -199,12 +199,12 @@ def full_config(tmp_path: Path, **more: Any) -> Any:
 
 
 def test_more_machines_take_less_time_until_one_has_to_do_it_alone(tmp_path: Path) -> None:
-    """Units, partitions and pairs are shared by all, bands by eight workers, the rest by nobody."""
+    """Units and partitions are shared by all, pairs by 256 workers, bands by eight, the rest by nobody."""
     stages = (*DISK_STAGES, "report")
     one, many = (find_needs(full_config(tmp_path), load(), stages, Machines(nodes, 32)).seconds for nodes in (1, 64))
     assert list(one) == list(stages)
-    shared = dict.fromkeys(("fingerprint", "tokenize", "group", "shingle", "verify"), 64)
-    for stage, factor in (shared | {"near": 1, "decide": 1, "pack": 1}).items():
+    shared = dict.fromkeys(("fingerprint", "tokenize", "group", "shingle"), 64)
+    for stage, factor in (shared | {"near": 1, "verify": 8, "decide": 1, "pack": 1}).items():
         assert one[stage] / many[stage] == pytest.approx(factor), stage
 
 
@@ -216,7 +216,8 @@ def test_disk_is_told_stage_by_stage(tmp_path: Path) -> None:
     assert needs.disk["fingerprint"] == {"fingerprints": 17 * 10**10, "signatures": 256 * 10**10}
     assert {"bands", "pairs"} <= set(needs.disk["near"]) and "verdicts" in needs.disk["decide"]
     stage, most = needs.peak
-    assert stage == "pack" and most == sum(needs.disk["pack"].values()) > needs.store_bytes
+    assert stage == "index" and most == sum(needs.disk["index"].values()) > needs.store_bytes
+    assert needs.disk["index"]["near-dedup index"] > needs.disk["verify"]["shingles"] > 10**13
     wide = find_needs(config, load(), DISK_STAGES, Machines(nodes=4))
     assert wide.disk["near"]["bands"] > 3 * needs.disk["near"]["bands"]
     kept = find_needs(config, load(keeps_texts=True), DISK_STAGES, Machines())

@@ -17,7 +17,7 @@ from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing,
 from milldam.errors import InputError, WorkerError
 from milldam.run.local import LocalExecutor
 from milldam.run.serial import SerialExecutor
-from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, Task
+from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, NothingYetError, Task
 
 
 def workers_left() -> list[psutil.Process]:
@@ -194,3 +194,48 @@ def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     assert len(set(pids)) == 3
     pids = values(run(LocalExecutor(1, worker_bytes=10**9), hoarding, 3))
     assert len(set(pids)) == 1
+
+
+class Trickle:
+    """Units that come one by one, each only after the one before is done and was asked for some times in vain."""
+
+    def __init__(self, units: int, done: list[Event]) -> None:
+        self._units, self._done = iter(range(units)), done
+        self._given = self._asked = 0
+
+    def __iter__(self) -> Trickle:
+        return self
+
+    def __next__(self) -> int:
+        self._asked += 1
+        if self._asked % 3 or len(values(self._done, DONE)) < self._given:
+            raise NothingYetError
+        unit = next(self._units)
+        self._given += 1
+        return unit
+
+
+@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(2)])
+def test_units_may_come_later(executor: Executor) -> None:
+    """While there is none to hand out, workers wait and are asked to do what comes."""
+    events: list[Event] = []
+    executor.run(Square(), Trickle(4, events), lambda unit: unit, events.append)
+    assert values(events) == [0, 1, 4, 9]
+
+
+def test_an_idle_worker_that_dies_is_replaced_where_units_may_come(tmp_path: Path) -> None:
+    """None is left to wait for units with nobody to do them."""
+    events: list[Event] = []
+
+    class AfterKills(Trickle):
+        def __next__(self) -> int:
+            unit = super().__next__()
+            if unit == 2:
+                for pid in {event.pid for event in events}:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+            return unit
+
+    LocalExecutor(2).run(Square(), AfterKills(5, events), lambda unit: unit, events.append)
+    assert sorted(values(events)) == [0, 1, 4, 9, 16]

@@ -137,7 +137,9 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert (out / "run" / "report.html").stat().st_size > 10_000
 
 
-def test_hash_partitions_are_tasks(cluster: Any, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
+    cluster: Any, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several partitions, on both nodes, find the same duplicates; no data comes through this process."""
     from milldam.run import ray_cluster
     from milldam.run.tasks import Event
@@ -151,6 +153,7 @@ def test_hash_partitions_are_tasks(cluster: Any, local: Path, monkeypatch: pytes
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
     monkeypatch.setattr("milldam.pipeline.preparing.partition_count", lambda size: 5)
+    monkeypatch.setattr("milldam.pipeline.resolving.FEW_DOCUMENTS", 0)
     milldam.preprocess(settings(local, "parts") | on(cluster))
     assert_equal(local / "parts", local / "local")
     found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")
@@ -169,7 +172,7 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster: Any, local: Path) -> N
     out = local / "deaths"
     path = write_config(local / "deaths.yaml", settings(local, "deaths") | on(cluster))
     with started("preprocess", path) as process:
-        for stage in ("fingerprint", "near", "tokenize"):
+        for stage in ("fingerprint", "shingle", "tokenize"):
             assert wait_until(lambda stage=stage: stage_of(out) == stage and hands(), process), stage
             hands()[0].kill()
         assert wait_until(lambda: recorded(out) >= 2, process)

@@ -115,6 +115,42 @@ def test_jax_takes_numpy_batches_and_goes_on_from_a_json_file(store: Path, tmp_p
     assert "goes on after 32 samples" in run(tmp_path, "jax_numpy.py", *options)
 
 
+FROM_TEXT = [DEMO / "corpus.jsonl", "--tokenizer", TOKENIZER, "--store", "fed.milldam"]
+
+
+def test_a_loop_trains_straight_from_text(tmp_path: Path) -> None:
+    """Resumed when the store is finished, or begun anew when it is gone, the losses are the same."""
+    pytest.importorskip("torch")
+    options = [*FROM_TEXT, "--steps", 4, "--checkpoint-every", 3]
+    whole = losses(run(tmp_path, "from_text.py", *options))
+    assert list(whole) == [1, 2, 3, 4]
+    shutil.rmtree(tmp_path / "fed.milldam")
+    assert losses(run(tmp_path, "from_text.py", *options, "--resume")) == {4: whole[4]}
+
+
+@pytest.mark.slow
+def test_hf_trainer_trains_straight_from_text(tmp_path: Path) -> None:
+    """Whole batches, and on resume those of the steps that follow."""
+    for needed in ("torch", "transformers", "accelerate"):
+        pytest.importorskip(needed)
+    options = [*FROM_TEXT, "--steps", 6, "--save-every", 4, "--output", "run"]
+    whole = losses(run(tmp_path, "from_text_trainer.py", *options))
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    assert losses(run(tmp_path, "from_text_trainer.py", *options, "--resume")) == whole
+    assert list(whole) == list(range(1, 7))
+
+
+@pytest.mark.slow
+def test_lightning_trains_straight_from_text(tmp_path: Path) -> None:
+    """Its checkpoint holds where the data stands."""
+    pytest.importorskip("lightning")
+    whole = losses(run(tmp_path, "from_text_lightning.py", *FROM_TEXT, "--steps", 6))
+    run(tmp_path, "from_text_lightning.py", *FROM_TEXT, "--steps", 4, "--checkpoint", "four.ckpt")
+    options = ["--steps", 6, "--checkpoint", "four.ckpt", "--resume"]
+    resumed = losses(run(tmp_path, "from_text_lightning.py", *FROM_TEXT, *options))
+    assert resumed == {step: whole[step] for step in (5, 6)}
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
     """A docstring, with the command unless others import it."""

@@ -281,7 +281,7 @@ def _prompt_of(row: _Row) -> list[Message]:
 
 def _pair(row: _Row, answers: list[list[Message]], prompt: int) -> Pair:
     if any(len(one) <= prompt for one in answers):
-        raise BadRowError("no_assistant", "there is nothing behind the prompt")
+        raise BadRowError("no_assistant", "there is nothing after the prompt")
     return Pair(*(row.conversation(one, prompt=prompt) for one in answers))
 
 

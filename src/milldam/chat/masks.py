@@ -217,7 +217,7 @@ class Masks:
         elif last:
             # What is written behind all turns, such as an end token, ends the last one.
             if header.text.strip() and header.text.strip() in text[end:]:
-                raise NotProvenError("the template begins another turn behind the last one")
+                raise NotProvenError("the template begins another turn after the last one")
             end = len(text)
         return at + len(header.text), end
 

@@ -13,8 +13,8 @@ A shape gives what the rendering gives, text and stretches, or nothing; then the
 - of a derived mask the proof is in the trace: words of trained messages stand in their own stretches alone, and no
   others do; the rendering with other words, by which masks.py proves it, would have given the same answers.
 
-Each is compared with the rendering when it is learned, and again at its 1st, 2nd, 4th, 8th, ... use. Holds some
-megabytes of shapes.
+Each is compared with the rendering when it is learned, and again at its 1st, 2nd, 4th, 8th, ... use. Holds shapes of
+50,000 words in all.
 """
 
 from __future__ import annotations

@@ -90,5 +90,5 @@ class _Text:
         """A span that goes on to the end, if no words and no turn are behind it."""
         end, words = span[1]
         if words != self.end[1] or (header and header in self._literals[end:]):
-            raise NotProvenError("there is something behind the last turn")
+            raise NotProvenError("there is something after the last turn")
         return span[0], self.end

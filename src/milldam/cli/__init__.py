@@ -47,9 +47,29 @@ from milldam.cli.verify import verify
 from milldam.cli.watch import watch
 from milldam.errors import MilldamError
 
+GROUPS = {
+    "Prepare": (
+        *("tokenize", "preprocess", "plan", "qa", "map", "train-tokenizer", "chat-check", "dedup-index"),
+        *("migrate", "schema"),
+    ),
+    "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "watch", "cache"),
+    "Train": ("feed", "qa-eval"),
+    "Move": ("export", "import", "push", "pull"),
+    "Run elsewhere": ("slurm", "run-units"),
+    "Try and set up": ("demo", "completion"),
+}
+"""Commands as `milldam --help` lists them."""
+
 
 class _Group(click.Group):
     """Turns milldam's errors into a few lines and an exit code; a traceback only with --debug."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in self.commands)
+        for title, names in GROUPS.items():
+            found = [(name.ljust(width), self.commands[name]) for name in names if name in self.commands]
+            with formatter.section(title):
+                formatter.write_dl([(name, one.get_short_help_str(formatter.width - width - 6)) for name, one in found])
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         try:
@@ -108,11 +128,14 @@ def _leave() -> None:
 @click.version_option(__version__, prog_name="milldam")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(debug: bool) -> None:
-    """Any amount of text into training-ready tokens, in a fixed amount of memory.
+    """Turn any amount of text into training-ready tokens in a fixed amount of memory.
 
     \b
     milldam tokenize corpus.jsonl -o corpus.milldam --tokenizer gpt2/ --memory 512MB
-    milldam verify corpus.milldam
+    milldam inspect corpus.milldam
+    milldam feed corpus.milldam --seq-len 1024 --batch-size 16
+
+    `milldam COMMAND --help` has an example of each.
     """
 
 

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 @click.option("--clear", is_flag=True, help="Remove all tables that are not in use.")
 @click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
 def cache(remove: str | None, clear: bool, as_json: bool) -> None:
-    """List the tables in the cache of `milldam map` (MILLDAM_CACHE, else ~/.cache/milldam), or remove some.
+    """List or remove the cached tables of `milldam map`.
 
-    What was not used for longest goes by itself when all have more than MILLDAM_MAP_CACHE_SIZE, such as 100GB.
+    The cache is MILLDAM_CACHE, or else ~/.cache/milldam. When it grows beyond MILLDAM_MAP_CACHE_SIZE, such as 100GB,
+    the tables that have not been used for longest are removed.
 
     \b
     milldam cache

@@ -17,7 +17,9 @@ from milldam.markup import counted
 @click.option("--remove", metavar="RUN", help="Forget a run: its documents are no longer duplicates for others.")
 @json_option
 def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
-    """List the runs whose documents an index (`dedup.index`) has seen, or remove one.
+    """List or remove the runs that a dedup index has seen.
+
+    INDEX: the folder that `dedup.index` of a configuration names.
 
     \b
     milldam dedup-index seen/
@@ -34,6 +36,7 @@ def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
         click.echo(json.dumps([asdict(run) for run in runs]))
         return
     for run in runs:
-        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new  {run.out}")
+        near = ", with near-dedup" if run.near is not None else ""
+        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new{near}  {run.out}")
     if not runs:
         click.echo(f"{index}: no runs.")

@@ -12,7 +12,15 @@ import click
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Keep the store here. [default: a temporary folder]")
 def demo(out: Path | None) -> None:
-    """Preprocess, verify and look into a small corpus; train from it as far as batches go; show the report's place."""
+    """Take a small corpus from text to training batches.
+
+    Preprocesses and verifies it, shows documents, draws batches from the store and straight from its text, resumes a
+    loader, measures it and makes the report.
+
+    \b
+    milldam demo
+    milldam demo --out demo.milldam
+    """
     if out is not None:
         _run(out)
         return
@@ -39,6 +47,7 @@ def _run(out: Path) -> None:
     _show_batches(out)
     sizes = ["--seq-len", "128", "--batch-size", "32"]
     _step(feed, [str(out), "--split", "train", *sizes, "--epochs", "10000", "--seconds", "1"])
+    _step(feed, [str(data / "corpus.jsonl"), "--tokenizer", str(data / "tokenizer.json"), *sizes, "--seconds", "1"])
     _step(report, [str(out)])
 
 
@@ -64,7 +73,7 @@ def _show_batches(out: Path) -> None:
     state = json.dumps(batches.state_dict())
     click.secho("\n>>> state = batches.state_dict()", bold=True)
     click.echo(state)
-    click.secho("\n>>> a loader in another process, or on another day, goes on from that state", bold=True)
+    click.secho("\n>>> a loader in another process, or on another day, resumes from that state", bold=True)
     resumed = windows.batches(4, seed=0)
     resumed.load_state_dict(json.loads(state))
     (x, _), (expected, _) = next(resumed), next(batches)

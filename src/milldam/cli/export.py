@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 )
 @job_options()
 def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:
-    """Write a store as files that other tools read, in a fixed amount of memory.
+    """Write a store as files that other tools read.
 
-    Interrupted or killed, the same command resumes. What is made appears when it is whole.
+    Memory is bounded. If it is interrupted or killed, run the same command to resume. Files appear when
+    they are complete.
 
     \b
     milldam export corpus.milldam --to nanogpt -o train.bin

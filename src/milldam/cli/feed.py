@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,12 +19,13 @@ from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
+    from milldam.loader.feeds import Feed
     from milldam.loader.measuring import Figures
     from milldam.loader.samples import Samples
     from milldam.loader.stream import TokenStream
     from milldam.loader.views import Trainable
 
-_SHUFFLES: dict[str, Any] = {"full": True, "block": "block", "shard": "shard", "none": False}
+_SHUFFLES: dict[str, Any] = {"full": True, "block": "block", "shard": "shard", "none": False, "units": True}
 _TRAINING_RATES = (100_000, 1_000_000)
 """Tokens/s. A GPU that does 400 TFLOP/s trains 1B parameters at 67,000 tokens/s and 100M at 670,000 (6 FLOP each)."""
 _STEADY_SECONDS = 0.5
@@ -29,9 +33,18 @@ _STEADY_SECONDS = 0.5
 
 
 @click.command()
-@click.argument("store")
-@click.option("--seq-len", type=int, required=True, metavar="N", help="Tokens of a sample.")
-@click.option("--batch-size", type=int, required=True, metavar="N", help="Samples of a batch.")
+@click.argument("data", nargs=-1, required=True, metavar="STORE|INPUT...")
+@click.option("--tokenizer", help="Of text: what turns it into tokens while it is fed. Folder, file or Hub name.")
+@click.option("--store", metavar="FOLDER", help="Of text: where its tokens go. [default: nowhere, removed at the end]")
+@click.option("--text-column", metavar="NAME", help="Of text: the field it is in. [default: the obvious one]")
+@click.option("--shard-size", metavar="SIZE", help="Of text: input per unit. [default: 64MB]")
+@click.option(
+    "--memory", metavar="SIZE", help="Of text: limit for what makes tokens. [default: half of the free memory]"
+)
+@click.option("--cores", type=int, metavar="N", help="Of text: cores that make tokens. [default: all]")
+@click.option("--units", is_flag=True, help="A store in the order in which its text would be fed.")
+@click.option("--seq-len", type=int, default=1024, show_default=True, metavar="N", help="Tokens of a sample.")
+@click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples of a batch.")
 @click.option("--split", metavar="NAME", help="A split of the store.")
 @click.option("--dtype", metavar="NAME", help="How a .bin file without an index holds tokens. [default: uint16]")
 @click.option("--stride", type=int, metavar="N", help="Tokens from one window to the next. [default: --seq-len]")
@@ -39,8 +52,9 @@ _STEADY_SECONDS = 0.5
 @click.option("--streams", is_flag=True, help="Contiguous streams, one a row, in place of windows.")
 @click.option(
     "--shuffle",
-    type=click.Choice(list(_SHUFFLES)),
-    help="Any sample after any other, whole blocks, some shards, or as they lie. [default: full; streams: none]",
+    type=click.Choice([name for name in _SHUFFLES if name != "units"]),
+    help="Any sample after any other, whole blocks, some shards, or as they lie. [default: full; streams: none; "
+    "text: some units]",
 )
 @click.option("--seed", type=int, metavar="N", help="Decides the order. [default: 0]")
 @click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: go on]")
@@ -64,33 +78,37 @@ _STEADY_SECONDS = 0.5
 @click.option("--torch", is_flag=True, help="Batches as torch tensors.")
 @click.option("--workers", type=int, metavar="N", help="Through a torch DataLoader with N worker processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def feed(store: str, as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any) -> None:
-    """Measure what a loader delivers here: time to the first batch, tokens/s, memory.
+def feed(
+    data: tuple[str, ...], as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any
+) -> None:
+    """Measure what a loader delivers on this machine.
 
-    STORE: anything that `milldam.open` opens. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.
+    Time to the first batch, tokens/s, memory.
+
+    STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml): its batches
+    come at once, while tokens are made. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.
 
     \b
     milldam feed corpus.milldam --seq-len 1024 --batch-size 16
     milldam feed corpus.milldam --seq-len 2048 --batch-size 8 --packed best_fit --split train --json
+    milldam feed data/*.jsonl.zst --tokenizer gpt2/ --store corpus.milldam --memory 2GB
     """
     from milldam.loader.measuring import measure
-    from milldam.loader.opening import open_data
-    from milldam.memory import available_bytes
 
     if options["packed"]:
         # What is imported while the clock runs would be counted.
         import milldam.loader.packed  # noqa: F401
 
     _refuse_contradictions(options, workers)
-    feeding = _Feeding(open_data, store, options, available_bytes())
-    through = _plain if not torch and workers is None else _torch(feeding, workers)
-    figures = measure(feeding.batches, seconds=seconds, through=through)
-    if as_json:
-        click.echo(json.dumps(_facts(feeding, figures)))
-    else:
-        click.echo(visible(f"{feeding.stream.name}: {_what(feeding, figures)}"))
-        for name, text in _lines(feeding, figures).items():
-            click.echo(visible(f"{name + ':':<14}{text}"))
+    with _feeding(data, options) as feeding:
+        through = _plain if not torch and workers is None else _torch(feeding, workers)
+        figures = measure(feeding.batches, seconds=seconds, through=through)
+        if as_json:
+            click.echo(json.dumps(_facts(feeding, figures)))
+        else:
+            click.echo(visible(f"{feeding.name}: {_what(feeding, figures)}"))
+            for name, text in _lines(feeding, figures).items():
+                click.echo(visible(f"{name + ':':<14}{text}"))
     if figures.ended == "interrupted":
         sys.exit(EXIT_INTERRUPTED)
 
@@ -128,21 +146,71 @@ def _torch(feeding: _Feeding, workers: int | None) -> Callable[[Batches[Any]], I
     return lambda batches: DataLoader(BatchDataset(batches.samples, size, **how), batch_size=None, num_workers=workers)
 
 
+@contextlib.contextmanager
+def _feeding(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[_Feeding]:
+    """What is to be fed; where text is, and no place for its tokens is named, they go at the end."""
+    from milldam.feeding import is_config, is_raw
+    from milldam.memory import available_bytes
+
+    inputs: Any = list(data) if len(data) > 1 else data[0]
+    names = {"tokenizer": "tokenizer", "store": "store", "text_column": "text_column", "memory": "memory"}
+    names |= {"shard_size": "shard_size", "cores": "workers"}
+    text = {name: options[option] for option, name in names.items() if options[option] is not None}
+    with contextlib.ExitStack() as stack:
+        if not is_raw(inputs, text):
+            if len(data) > 1 or text:
+                raise ConfigError("--tokenizer: text needs one. A store is named alone.")
+            from milldam.loader.opening import open_data
+
+            asked = {name: options[name] for name in ("split", "dtype", "cache")}
+            opener = partial(_open_units, inputs, **asked) if options["units"] else partial(open_data, inputs, **asked)
+            yield _Feeding(opener, inputs, options, available_bytes(), options["units"])
+            return
+        if "store" not in text and not is_config(inputs):
+            text["store"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="milldam-feed-"))
+        from milldam.api import open
+
+        opener = partial(open, inputs, split=options["split"], **text)
+        feeding = _Feeding(opener, inputs, options, available_bytes(), in_units=True)
+        stack.callback(feeding.close)
+        yield feeding
+
+
+def _open_units(path: str, split: str | None, dtype: Any, cache: str | None) -> Any:
+    from milldam.api import open
+
+    if dtype is not None:
+        raise ConfigError("--dtype and --units: a store knows its dtype. Leave one of them out.")
+    return open(path, units=True, split=split, cache=cache)
+
+
 @dataclasses.dataclass(slots=True)
 class _Feeding:
     """The data, and how it is to be fed."""
 
-    open: Callable[..., Trainable]
-    path: str
+    open: Callable[[], Trainable | Feed]
+    given: str | list[str]
     options: dict[str, Any]
     free: tuple[int, str]
     """Bytes of memory, and who leaves so many."""
-    _data: Trainable | None = None
+    in_units: bool = False
+    """It comes in the order of units."""
+    _data: Any = None
+
+    def close(self) -> None:
+        if self._data is not None:
+            self._data.close()
+
+    @property
+    def name(self) -> str:
+        if not self.in_units:
+            return self.stream.name
+        return self.given if isinstance(self.given, str) else f"{self.given[0]} and {len(self.given) - 1} more"
 
     def batches(self) -> Batches[Any]:
         """Open the data and make its loader: what is measured."""
         given = self.options
-        data = self._data = self.open(self.path, split=given["split"], dtype=given["dtype"], cache=given["cache"])
+        data = self._data = self.open()
         samples: Samples[Any, Any]
         if given["streams"]:
             return data.streams(given["batch_size"], given["seq_len"], read=given["read"]).batches(**self.how)
@@ -155,15 +223,15 @@ class _Feeding:
     @property
     def how(self) -> dict[str, Any]:
         """How samples come: options of the loader."""
-        order = (
-            {} if self.options["streams"] else {"shuffle": _SHUFFLES[self.shuffle], "seed": self.options["seed"] or 0}
-        )
+        # Of units, "full" is the order that needs all of them.
+        shuffle = "full" if self.in_units and self.shuffle == "full" else _SHUFFLES[self.shuffle]
+        order = {} if self.options["streams"] else {"shuffle": shuffle, "seed": self.options["seed"] or 0}
         return {name: self.options[name] for name in ("epochs", "prefetch", "copy")} | order
 
     @property
     def stream(self) -> TokenStream:
-        assert self._data is not None
-        return self._data.stream()
+        stream: TokenStream = self._data.stream()
+        return stream
 
     @property
     def view(self) -> str:
@@ -171,13 +239,14 @@ class _Feeding:
 
     @property
     def shuffle(self) -> str:
-        return self.options["shuffle"] or ("none" if self.options["streams"] else "full")
+        return self.options["shuffle"] or ("none" if self.options["streams"] else "units" if self.in_units else "full")
 
 
 def _facts(feeding: _Feeding, figures: Figures) -> dict[str, Any]:
     """All figures, for scripts; null where there was no steady state."""
-    stream, given = feeding.stream, feeding.options
-    own = {"data": stream.name, "size_bytes": stream.size_bytes, "read": _way(feeding, figures), "view": feeding.view}
+    given = feeding.options
+    size = None if feeding.in_units else feeding.stream.size_bytes
+    own = {"data": feeding.name, "size_bytes": size, "read": _way(feeding, figures), "view": feeding.view}
     own |= {name: given[name] for name in ("seq_len", "batch_size", "epochs", "copy")} | {"shuffle": feeding.shuffle}
     rates = ("tokens_per_second", "samples_per_second", "batch_seconds", "epochs_delivered")
     return own | dataclasses.asdict(figures) | {name: getattr(figures, name) for name in rates}
@@ -191,13 +260,15 @@ def _what(feeding: _Feeding, figures: Figures) -> str:
         "block": "blocks in any order",
         "shard": "any order in some shards",
         "none": "in sequence",
+        "units": "any order in some units",
     }[feeding.shuffle]
-    return f"{figures.samples:,} {kind} of {given['seq_len']:,} tokens, {order}, batches of {given['batch_size']:,}"
+    kind = kind if figures.samples is None else f"{figures.samples:,} {kind}"
+    return f"{kind} of {given['seq_len']:,} tokens, {order}, batches of {given['batch_size']:,}"
 
 
 def _lines(feeding: _Feeding, figures: Figures) -> dict[str, str]:
     """What people want to know, the names of the lines in front."""
-    lines = {"Files": _reading(feeding, figures)}
+    lines = {} if feeding.in_units else {"Files": _reading(feeding, figures)}
     lines["First batch"] = f"{1000 * figures.first_batch_seconds:.1f} ms from opening; imports not counted"
     if figures.tokens_per_second is None:
         lines["Rate"] = "none: there is one batch only"
@@ -205,6 +276,8 @@ def _lines(feeding: _Feeding, figures: Figures) -> dict[str, str]:
         lines["Rate"] = _rate(figures)
         lines["Training"] = _training(figures)
     lines["Memory"] = _memory(figures)
+    if figures.making:
+        lines |= _making(figures.making)
     lines["Delivered"] = _delivered(figures)
     return lines
 
@@ -249,9 +322,21 @@ def _memory(figures: Figures) -> str:
     return f"{text}; mapped files, which the kernel takes back at will, {format_size(figures.file_bytes)}"
 
 
+def _making(told: dict[str, float]) -> dict[str, str]:
+    """How the tokens were made that were fed."""
+    from milldam.memory import format_size
+
+    units = f"{told['units_made']:,.0f} of {_counted(int(told['units']), 'unit')}, {told['units_ahead']:,.0f} ahead"
+    rate = f"{_rounded(told['tokens_made_per_second'])} tokens/s by {_counted(int(told['workers']), 'worker')}"
+    held, budget = (format_size(int(told[name])) for name in ("memory_bytes", "budget_bytes"))
+    waited = f"{_counted(int(told['waits']), 'time')}, {told['waited_seconds']:.2f} s, for units that were not made yet"
+    return {"Made": f"{units}; {rate}; {held} of {budget}", "Waited": waited}
+
+
 def _delivered(figures: Figures) -> str:
-    samples, epochs = _counted(figures.delivered, "sample"), f"{figures.epochs_delivered:.2f} epochs"
-    text = f"{samples} in {_counted(figures.batches, 'batch', 'batches')}, {epochs}, {figures.steady_seconds:.2f} s"
+    samples, epochs = _counted(figures.delivered, "sample"), figures.epochs_delivered
+    text = f"{samples} in {_counted(figures.batches, 'batch', 'batches')}, "
+    text += ("" if epochs is None else f"{epochs:.2f} epochs, ") + f"{figures.steady_seconds:.2f} s"
     if figures.ended == "interrupted":
         return f"{text}; interrupted"
     if figures.ended == "epochs" and figures.steady_seconds < _STEADY_SECONDS:

@@ -20,7 +20,7 @@ _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summar
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("repo", metavar="USER/NAME")
-@click.option("--public", is_flag=True, help="Everybody may read it. [default: private]")
+@click.option("--public", is_flag=True, help="Anyone can read it. [default: private]")
 @click.option("--revision", metavar="BRANCH", help="Branch to push to; made when it is not there. [default: main]")
 @click.option("--message", help="Message of the commits.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent and removed; change nothing.")
@@ -36,11 +36,11 @@ def push(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Push a store of tokens, of question-answering features or a table to the Hugging Face Hub, with a data set card.
+    """Push a store to the Hugging Face Hub, with a card.
 
-    Private unless --public. What is there already is not sent again; interrupted or killed, the same command resumes.
-    The token is what huggingface_hub finds: the variable HF_TOKEN, or `hf auth login`. Nothing but the files of the
-    store and its card is sent: no run folder, no rejects.
+    STORE: tokens, question-answering features or a table. Private unless --public. What is there already is not sent
+    again; if it is interrupted or killed, run the same command to resume. The token is what huggingface_hub finds: the
+    variable HF_TOKEN, or `hf auth login`. Only the files of the store and its card are sent: no run folder, no rejects.
 
     \b
     milldam push corpus.milldam anna/corpus
@@ -61,10 +61,11 @@ def push(
 @json_option
 @_quiet
 def pull(repo: str, out: Path | None, revision: str | None, split: str | None, as_json: bool, quiet: bool) -> None:
-    """Fetch a store that `milldam push` put on the Hugging Face Hub; every file is compared with the manifest.
+    """Fetch a store from the Hugging Face Hub.
 
-    What is there and whole is kept; interrupted or killed, the same command resumes. Afterwards the store opens
-    memory-mapped, as if it had been made here.
+    Takes what `milldam push` put there; every file is compared with the manifest. Files that are here and complete are
+    kept; if it is interrupted or killed, run the same command to resume. Afterwards the store opens memory-mapped, as
+    if it had been made here.
 
     \b
     milldam pull anna/corpus -o corpus.milldam

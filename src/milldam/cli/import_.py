@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="The column that says what is trained on, or none. [default: labels, assistant_masks or completion_mask]",
 )
-@click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents behind this id.")
+@click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id.")
 @click.option("--bos", type=int, metavar="ID", help="The same, cut before this id, as llm.c has it.")
 @click.option("--dtype", metavar="DTYPE", help="Of .bin files and columns of bytes. [default: uint16]")
 @click.option("--split", metavar="NAME", help="Which split, and its name in the store. [default: all, or train]")
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 @click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the store's files.")
 @job_options()
 def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
-    """Make a store of tokens that another tool wrote.
+    """Make a store from tokens that another tool wrote.
 
     SOURCE: .npy, .bin of nanoGPT or llm.c, a pair of Megatron, Parquet, Arrow, or a folder of save_to_disk, MDS or
-    litdata. A row is a document, a flat file is one; with --eos they are joined and cut behind each end of text, with
-    --bos before. Interrupted or killed, the same command resumes; of a source that changed, it imports the files that
-    changed.
+    litdata. A row is a document, a flat file is one; with --eos they are joined and cut after each end of text, with
+    --bos before. If it is interrupted or killed, run the same command to resume; when the source has changed, only the
+    files that changed are imported again.
 
     \b
     milldam import train.bin -o owt.milldam --eos 50256 --tokenizer gpt2/

@@ -37,15 +37,15 @@ _LONGEST_CHARACTER = 6
 @click.option("--start", default=0, show_default=True, help="First document; negative counts from the end.")
 @click.option("--documents", type=click.IntRange(min=1), default=3, show_default=True, help="How many documents.")
 @click.option("--tokens", default=200, show_default=True, help="Tokens shown of each document.")
-@click.option("--ids", is_flag=True, help="Show each token's id behind it.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a document.")
+@click.option("--ids", is_flag=True, help="Show each token's id after it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per document.")
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
-    """Show documents decoded, token by token, with their boundaries.
+    """Show documents token by token, with their boundaries.
 
-    Of conversations, what is trained on is green; where there are no colours, it is in ⟦ ⟧.
+    In conversations, what is trained on is green, or in ⟦ ⟧ where there are no colours.
 
-    STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, of which the shards are
-    fetched that hold them.
+    STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, from which only the
+    shards with these documents are fetched.
 
     \b
     milldam inspect corpus.milldam --start 1000 --ids

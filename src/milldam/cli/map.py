@@ -48,19 +48,20 @@ if TYPE_CHECKING:
 @click.option("--subset", metavar="NAME", help="Of a data set on the Hub: which configuration is read.")
 @job_options()
 def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
-    """Apply a Python function to every row of the input, in a fixed amount of memory; the result is a table.
+    """Apply a Python function to every row; make a table.
 
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
-    JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Interrupted or killed,
-    the same command resumes; after a change it does again what the change touches, and nothing else.
+    JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Memory is bounded. If it
+    is interrupted or killed, run the same command to resume; after a change, only what the change touches is done
+    again.
 
     \b
     milldam map clean.py:clean books/ -o clean.table
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
 
-    Without -o the table is in the cache (`milldam cache`). A data set with several splits becomes a table for each, in
-    folders of OUT, unless --split names one.
+    Without -o the table goes to the cache (`milldam cache`). A data set with several splits becomes a table for each,
+    in folders of OUT, unless --split names one.
     """
     from milldam.mapping.settings import settings_of
     from milldam.mapping.sources import each_split

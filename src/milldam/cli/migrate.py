@@ -16,7 +16,9 @@ from milldam.errors import ConfigError
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
 @click.option("--overwrite", is_flag=True, help="Replace the file.")
 def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrite: bool) -> None:
-    """Write a configuration of Krill in today's form. What each key was is said beside it.
+    """Convert a Krill configuration to milldam's form.
+
+    A comment beside each key says what it was.
 
     \b
     milldam migrate krill.yaml -o preprocess.yaml

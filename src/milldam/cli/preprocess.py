@@ -35,15 +35,15 @@ _SAMPLE_TOKENS = 120
 
 @click.command(cls=JobCommand)
 @config_file
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: out of the file]")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: `out` of the file]")
 @evaluation_options
 @click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @job_options(in_file=True)
 def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
-    """Take raw data sets to a ready store: clean, deduplicate, filter, tokenize, split, pack.
+    """Clean, deduplicate, filter, tokenize, split and pack.
 
-    CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. Interrupted or killed, the same
-    command resumes.
+    CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. If it is interrupted or killed,
+    run the same command to resume.
 
     \b
     milldam preprocess config.yaml
@@ -80,7 +80,7 @@ def _show_sample(summary: TextSummary) -> None:
 
 @click.command()
 @config_file
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines that will do it.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of machines.")
 @machine_options(in_file=True)
 @json_option
 def plan(
@@ -90,9 +90,10 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Check a configuration, its inputs and its tokenizer; show stages, units, estimated tokens, disk, time and memory.
+    """Check a configuration and say what a run would do.
 
-    Reads a small sample of the input and writes nothing. Times are of machines like this one.
+    Checks inputs and tokenizer too; shows stages, units, and estimated tokens, disk, time and memory. Reads a small
+    sample of the input and writes nothing. Times are for machines like this one.
 
     \b
     milldam plan config.yaml

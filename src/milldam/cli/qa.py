@@ -33,7 +33,9 @@ _STEPS = ("overlap", "hop", "doc_stride")
 @click.option("--tokenizer", help="Folder, file or Hub name of the tokenizer.")
 @click.option("--max-seq-length", type=int, metavar="N", help="Tokens of a window. [default: 384]")
 @click.option("--overlap", type=int, metavar="N", help="Tokens of the context that two windows share. [default: 128]")
-@click.option("--hop", type=int, metavar="N", help="Instead: tokens from one window's begin to the next one's.")
+@click.option(
+    "--hop", type=int, metavar="N", help="Instead of --overlap: tokens from the start of one window to the next."
+)
 @click.option("--doc-stride", type=int, metavar="N", help="Another word for --overlap, as fast tokenizers use it.")
 @click.option("--memory-tokens", type=int, metavar="N", help="So many memory tokens at each end. [default: 0]")
 @click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]")
@@ -44,11 +46,12 @@ _STEPS = ("overlap", "hop", "doc_stride")
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be used.")
 @job_options()
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
-    """Turn examples of question answering into windows for training, in a fixed amount of memory.
+    """Turn question-answering examples into windows.
 
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
-    folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Interrupted or
-    killed, the same command resumes. When the input has changed, it makes again what changed.
+    folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Memory is
+    bounded. If it is interrupted or killed, run the same command to resume; when the input has changed, only what
+    changed is made again.
 
     \b
     milldam qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/ --overlap 128
@@ -103,7 +106,9 @@ _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"
 def qa_eval(
     references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
 ) -> None:
-    """Exact match and F1 of answers, as SQuAD's own scripts compute them, and by type of answer.
+    """Compute exact match and F1 of answers.
+
+    As SQuAD's own scripts do, in all and by type of answer.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a data set on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer.

@@ -11,7 +11,9 @@ import click
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--open-path", is_flag=True, help="Print the page as a file:// address, to be opened in a browser.")
 def report(store: Path, open_path: bool) -> None:
-    """Rebuild the report of a finished run, run/report.html in the store, and print its path.
+    """Rebuild a finished run's report and print its path.
+
+    The report is run/report.html in the store.
 
     \b
     milldam report corpus.milldam

@@ -33,10 +33,10 @@ _LOOK_AGAIN_SECONDS = 2.0
     type=click.FloatRange(min=0),
     default=0,
     metavar="SECONDS",
-    help="Look so long for what stages before have done, where a file system shows it late. [default: 0]",
+    help="How long to wait for what earlier stages have done, where a file system shows it late. [default: 0]",
 )
 def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
-    """Do one array task of a stage, on Slurm or any other scheduler.
+    """Run one array task of a stage, on any scheduler.
 
     COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, from I on. Run again, it
     does what is left; if the same task is running already, it waits for it. All tasks of the stages before must be

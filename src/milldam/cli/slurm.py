@@ -37,7 +37,9 @@ def slurm(
     setup: str,
     program: str,
 ) -> None:
-    """Write a script that queues a job on Slurm: each stage is a job array that waits for the previous stage.
+    """Write a script that queues a job on Slurm.
+
+    Each stage is a job array that waits for the previous stage.
 
     COMMAND: any job as you would run it: tokenize, preprocess, qa, map, import or export, with its options. It is
     checked first. The tasks run in the current folder; it, the input and the output folder must be on a file system

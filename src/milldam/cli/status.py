@@ -22,9 +22,10 @@ _COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(out: Path, as_json: bool) -> None:
-    """Show whether a run works, is stuck, was ended or is finished; each worker's unit, and what is safe.
+    """Show whether a run is working, stuck, ended or finished.
 
-    OUT is what the run makes: a folder, an export, or, of a push, USER/NAME (USER/NAME@BRANCH).
+    Shows each worker's unit too, and what is safe. OUT is what the run makes: a folder, an export or, for a push,
+    USER/NAME (USER/NAME@BRANCH).
 
     \b
     milldam status corpus.milldam

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--chat", is_flag=True, help="Records are conversations: by a chat template, with what is trained on.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja file. [default: the tokenizer's chat template]")
-@click.option("--chat-form", type=choice(ChatForm), help="How conversations lie in records. [default: auto]")
+@click.option("--chat-form", type=choice(ChatForm), help="The form of the conversations. [default: auto]")
 @click.option(
     "--chat-variable",
     "chat_variables",
@@ -65,10 +65,11 @@ if TYPE_CHECKING:
 def tokenize(
     inputs: tuple[str, ...], out: Path | None, tokenizer: str, format: str, **options: Any
 ) -> Request[TextSummary]:
-    """Turn text into a token store (or one .npy file), in a fixed amount of memory.
+    """Turn text into a token store, or one .npy file.
 
     INPUT: files, folders, globs, addresses such as s3://bucket/folder, or - for standard input; .txt, .jsonl, .json,
-    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Interrupted or killed, the same command resumes.
+    .csv, .tsv, .parquet, .arrow, each also as .gz, .zst, .bz2, .xz. Memory is bounded. If it is
+    interrupted or killed, run the same command to resume.
 
     \b
     milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/

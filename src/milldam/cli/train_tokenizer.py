@@ -17,9 +17,10 @@ from milldam.cli.preprocess import load
 @click.option("--overwrite", is_flag=True, help="Replace a tokenizer that is there already.")
 @json_option
 def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
-    """Train a tokenizer on a sample of the data sets of CONFIG, as its key tokenizer.train says.
+    """Train a tokenizer on a sample of the data sets.
 
-    It is saved to tokenizer.path, where `milldam preprocess` with the same file finds it.
+    The key tokenizer.train of CONFIG says how. It is saved to tokenizer.path, where `milldam preprocess` with the same
+    file finds it.
 
     \b
     milldam train-tokenizer config.yaml

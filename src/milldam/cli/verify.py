@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @click.argument("store")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(store: str, as_json: bool) -> None:
-    """Check every file of a store: hashes, counts, indexes and token ids. Exits with 1 when something is wrong.
+    """Check a store: hashes, counts, indexes and token ids.
+
+    Reads every file. Exits with 1 when something is wrong.
 
     STORE: anything that `milldam.open` opens. At an address every file is streamed once, past the cache.
 

@@ -55,7 +55,9 @@ def parse_seconds(text: str) -> float:
 @click.option("--limit", metavar="SIZE", help="Compare with this and draw it; it is not enforced.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON in place of the table.")
 def watch(command: tuple[str, ...], out: Path, every: str, limit: str | None, as_json: bool) -> None:
-    """Run any command and tell where its memory goes: anonymous and file-backed, of the whole process tree, over time.
+    """Run any command and show where its memory goes.
+
+    Anonymous and file-backed memory of the whole process tree, over time.
 
     The command keeps its input, output, signals and exit code; the table goes to standard error.
 

@@ -3,7 +3,7 @@
 Documents whose signatures are equal in a whole band fall into one bucket: (hash of the band, rank) as one 64-bit key,
 sorted on disk. Within a bucket each document is paired with the first and with the `WINDOW` before it, so that pairs
 grow with the bucket and not with its square. A pair is worth a look when its signatures agree in enough places; of
-these a document keeps `PAIRS_KEPT` of each call at most, the ones that agree most and the first.
+these a document keeps, of each call, the `PAIRS_KEPT` that agree most, and the first.
 
 A document's position is its place in the plan, behind those of the runs of the index; its rank is its place in the
 order of preference. Documents dropped as exact duplicates and those without words take no part.
@@ -277,7 +277,7 @@ class _Search:
 
 
 def _best(second: Int64s, matches: Int64s) -> Int64s:
-    """Of sorted pairs, for each second the first and those that agree most, `PAIRS_KEPT` in all; in order."""
+    """Of sorted pairs, for each second the `PAIRS_KEPT` that agree most, and the first; in order."""
     starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
     sizes = np.diff(np.append(starts, len(second)))
     order = np.lexsort((-matches, second))  # equal ones stay in order

@@ -129,11 +129,11 @@ class DedupIndex:
                 write_sealed(record, {"runs": [{"id": one, "files": linked[k]} for k, (one, _) in enumerate(files)]})
         pinned = read_sealed(record)
         if pinned is None:
-            said = f"{record}: damaged: which runs this one is compared with. Start anew with "
+            said = f"{record}: damaged: which runs this one is compared with. Start over with "
             raise StoreError(said, Setting("overwrite", True), ".")
         for name, size in ((name, size) for run in pinned["runs"] for name, size in run["files"].items()):
             if not has_size(folder / name, size):
-                said = f"{folder / name}: not of the size that it had. Start anew with "
+                said = f"{folder / name}: not of the size that it had. Start over with "
                 raise StoreError(said, Setting("overwrite", True), ".")
         return [(run["id"], folder / pinned_names(number)[_HASHES]) for number, run in enumerate(pinned["runs"])]
 

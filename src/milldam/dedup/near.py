@@ -43,7 +43,7 @@ from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
 
-MOST_PARTS, ROUNDS = 16, 8
+MOST_PARTS, ROUNDS = 256, 8
 _VECTOR_STEPS = 16
 _EXACT_SIZES = 64
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import mapped
+from milldam.dedup.keys import mapped, mapped_scattered
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import Hashes, Int64s, OpenText, is_giant, pieces, shingle, slices
 from milldam.errors import StoreError
@@ -34,6 +34,8 @@ Values = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 _HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
 _NOTHING: Values = np.empty(0, np.uint32)
+_SCATTERED = 8
+"""When less than this part of a file is wanted, what lies between is not read."""
 _PAIR_BYTES = 80
 """Of memory, for each hash of the two documents of a pair."""
 
@@ -182,7 +184,9 @@ class Spans:
 
     def read(self, path: Path, most: int = MOST) -> Values:
         """The hashes, at most so many of each."""
-        found: Values = mapped(path, "<u4")[_runs(self.starts, np.minimum(self.counts, most))]
+        counts = np.minimum(self.counts, most)
+        few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size
+        found: Values = (mapped_scattered if few else mapped)(path, "<u4")[_runs(self.starts, counts)]
         return found
 
 
@@ -196,7 +200,7 @@ class SketchRows:
     def find(self, rows: Int64s) -> Spans:
         at = np.searchsorted(self.rows, rows.astype(np.uint64))
         if len(self.rows) <= at.max(initial=-1) or (self.rows[at] != rows).any():
-            said = "lacks documents that are compared. Run the same command again to make it anew."
+            said = "lacks documents that are compared. Run the same command again to make it again."
             raise StoreError(f"{self._path}: {said}")
         ends = self._table[at, 1]
         starts = np.where(at > 0, self._table[at - 1, 1] & ~_CUT, 0).astype(np.int64)

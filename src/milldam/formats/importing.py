@@ -85,7 +85,7 @@ class ImportSettings:
         if not self.source:
             raise ConfigError(Setting("source"), ": name at least one file or folder.")
         if self.eos is not None and self.bos is not None:
-            told = ": documents are cut behind one id, or before one. Leave one out."
+            told = ": documents are cut after one id, or before one. Leave one out."
             raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
         if self.masks not in (None, "none") and self.border is not None:
             told = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
@@ -279,8 +279,11 @@ class ImportJob:
         if self._input(folder, prepared.files, units) != identity.input:
             raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
         shards = ShardSpool(folder.folder)
-        told = (record.facts.get("shards", ()) for _, record in done.records.in_plan_order())
-        shards.fill(Shard(**shard) for each in told for shard in each)
+        shards.fill(
+            Shard(**shard | {"unit": unit, "part": record.part})
+            for unit, record in done.records.in_plan_order()
+            for shard in record.facts.get("shards", ())
+        )
         if not shards.splits:
             raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
         facts = Manifest(
@@ -292,6 +295,7 @@ class ImportJob:
             identity.input,
             shards=(),
             chat=self._chat_facts(done.records),
+            units=plan.units,
         )
         summary = self._summary(folder, prepared, facts, shards.splits)
         shards.write(facts, folder.out)

@@ -94,7 +94,7 @@ def _body(contents: Contents, repo: str) -> str:
     manifest = contents.manifest
     told = _TELLERS[contents.kind.name](manifest)
     parts = [
-        f"Made with milldam: {contents.kind.phrase}, pushed with `milldam push`. This section is written anew by each "
+        f"Made with milldam: {contents.kind.phrase}, pushed with `milldam push`. This section is rewritten by each "
         "push; what is outside of it is kept.",
         _table(("", ""), [*told.facts, ("shards", _shards(told.sizes)), *told.more, *_origin(manifest)]),
     ]

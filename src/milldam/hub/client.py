@@ -187,11 +187,11 @@ def explained(what: str, repo: str, trouble: Trouble, error: BaseException) -> M
     if trouble.status is None and trouble.network:
         return InputError(
             f"{head}: the Hub does not answer ({trouble.text}).\n"
-            "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it goes on from there."
+            "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it resumes from there."
         )
     advice = _ADVICE.get(trouble.status or 0)
     if advice is None and (trouble.status or 0) >= 500:
-        advice = "The Hub has a problem. Run the same command later; it goes on from there."
+        advice = "The Hub has a problem. Run the same command later; it resumes from there."
     said = f"it answers {trouble.status}" if trouble.status else "huggingface_hub says"
     return InputError(f"{head}: {said}: {trouble.text}" + (f"\n{advice}" if advice else ""))
 
@@ -201,10 +201,10 @@ _ADVICE = {
     " then `hf auth login` or set HF_TOKEN.",
     403: "The token may not do that. Use one that may write, and a name that is yours or your organisation's.",
     404: "Check the name and the revision. A private repository is not found without a token that may read it.",
-    409: "Someone else is changing this repository. Run the same command again; it goes on from there.",
-    412: "Someone else is changing this repository. Run the same command again; it goes on from there.",
+    409: "Someone else is changing this repository. Run the same command again; it resumes from there.",
+    412: "Someone else is changing this repository. Run the same command again; it resumes from there.",
     413: "The Hub does not take so much at once.",
-    429: "Too many requests. Wait some minutes and run the same command again; it goes on from there.",
+    429: "Too many requests. Wait some minutes and run the same command again; it resumes from there.",
 }
 
 

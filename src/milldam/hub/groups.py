@@ -17,7 +17,6 @@ from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.run.units import key_of
 
-RECORDS = "records.jsonl"
 MOST_FILES, MOST_BYTES, _ONE_ENDS_A_GROUP = 512, 10 * 10**9, 256
 
 

@@ -24,14 +24,14 @@ from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
 from milldam.hub.client import REPO_TYPE, Tree, awaited, hub_api, quiet, read_small, read_tree, repo_name, tried
 from milldam.hub.contents import Contents, StoredFile, is_whole, kind_among, parse_contents, select_split, wrong_size
-from milldam.hub.groups import RECORDS, FileGroup, moving, plan_groups
+from milldam.hub.groups import FileGroup, moving, plan_groups
 from milldam.hub.pushing import MARK
 from milldam.run import job as frame
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
-from milldam.run.records import Record, Records
+from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.work_folder import WorkFolder

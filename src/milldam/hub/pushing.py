@@ -45,14 +45,14 @@ from milldam.hub.client import (
     tried,
 )
 from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, parse_contents, read_contents
-from milldam.hub.groups import RECORDS, FileGroup, moving, plan_groups
+from milldam.hub.groups import FileGroup, moving, plan_groups
 from milldam.remote import default_folder
 from milldam.run import job as frame
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
 from milldam.run.planning import WorkPlan
 from milldam.run.progress import Observer
-from milldam.run.records import Record, Records
+from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Summary
 from milldam.run.work_folder import WorkFolder

@@ -11,6 +11,10 @@ packed        rows of documents, with their boundaries
 boundaries    position -> document, from the mapped indexes
 row_index     best-fit rows, planned once and kept in a file
 streams       contiguous streams for models that carry state
+feeds         data that may still be in the making, with the verbs of a store
+feed_samples  samples of parts that come one after the other
+unit_order    units in random order, the samples of some parts at a time in any order
+parts         what a feed is made of: a protocol, and the parts of a finished store
 mixing        several sources by weight
 schedule      which source comes when, exact at every prefix
 looping       a loop that can be left, gone on with and moved

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, NamedTuple, NoReturn, TypedDict
 
 import numpy as np
@@ -24,13 +25,15 @@ from milldam.loader.looping import Loop, handed_out
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.recycling import InTurn, Recycled
-from milldam.loader.samples import ReadPart, Samples, at_least
+from milldam.loader.samples import ReadPart, Samples, Until, at_least
 from milldam.loader.types import BatchT, State
 from milldam.prefetch import prefetched
 
 STATE_VERSION, STATE_NAME = 1, "The state of a loader"
 _NUMBERS_AT_ONCE = 4096
 """Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
+NEVER = 1 << 62
+"""A place that is never reached."""
 _ANNOUNCED_SAMPLES = 1024
 _ANNOUNCED_BYTES = 1 << 25
 
@@ -102,25 +105,23 @@ class Batches(Generic[BatchT]):
         self._prefetch, self._copy = at_least("prefetch", prefetch, 0, " batches"), copy
         self._dtype = wide_enough(dtype, samples)
         self._order = samples._order(shuffle, self._seed)
-        if delivery.drop_last and delivery.epochs is not None:
+        if delivery.drop_last and delivery.epochs is not None and samples._length_known:
             delivery.require_a_step(delivery.epochs * samples.epoch_samples)
         self._loop: Loop[int, BatchT] = Loop(0)
+        self._began: tuple[int, float] | None = None
+        """Where and when the first loop began."""
 
     def __len__(self) -> int:
         """Batches of one loop over all epochs."""
         if self.delivery.epochs is None:
             raise TypeError("these batches have no end (epochs=None)")
+        # Raises TypeError too where the number of samples is not known yet.
         return self.delivery.batches(self.delivery.epochs * self.samples.epoch_samples)
 
     @property
     def epoch(self) -> int:
         """How many epochs are through; where a mixture took new weights, counted from there."""
-        behind = self.samples_seen - self._first_end
-        return 0 if behind < 0 else 1 + behind // self.samples.epoch_samples
-
-    @property
-    def _first_end(self) -> int:
-        return self._order.first_end or self.samples.epoch_samples
+        return self.samples._loops(self._order).epoch_at(self.samples_seen)
 
     @property
     def samples_seen(self) -> int:
@@ -147,18 +148,23 @@ class Batches(Generic[BatchT]):
     def __next__(self) -> BatchT:
         return handed_out(self._loop.next(self._begin))
 
-    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], int | None]:
-        end = self._loop_end(place)
-        return self._made(place, end), end
+    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
+        self._began = self._began or (place, perf_counter())
+        until = self._until(place)
+        return self._made(place, until), lambda: until(NEVER)
 
-    def _loop_end(self, place: int) -> int | None:
-        """Where the loop ends that a place belongs to."""
-        if self.delivery.epochs is None:
-            return None
-        epoch = self.samples.epoch_samples
-        length = self.delivery.epochs * epoch
-        first = self._first_end + length - epoch
-        return first if place < first else first + ((place - first) // length + 1) * length
+    def _until(self, place: int) -> Until:
+        """How far the loop goes that a place belongs to."""
+        epochs = self.delivery.epochs
+        return _without_end if epochs is None else self.samples._loops(self._order).until(place, epochs)
+
+    def _loop_at(self) -> tuple[int, bool]:
+        """How many loops over all epochs are through, and whether one begins here."""
+        return self.samples._loops(self._order).loop_at(self.samples_seen, self.delivery.epochs or 1)
+
+    def _loop_begin(self, number: int) -> State:
+        """What a state says differently that stands at the begin of a loop."""
+        return self.samples._loops(self._order).epoch_begin(number * (self.delivery.epochs or 1))
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -166,16 +172,16 @@ class Batches(Generic[BatchT]):
         The others are not read, and where this loader stands does not change.
         """
         place = self.samples_seen + first * self.delivery.step
-        return (batch for batch, _ in self._made(place, self._loop_end(self.samples_seen), turns))
+        return (batch for batch, _ in self._made(place, self._until(self.samples_seen), turns))
 
-    def _made(self, place: int, end: int | None, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
+    def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch
         # Enough for those that wait, one that is being made, and one or two that the user holds.
         spare: Recycled[BatchT] | InTurn[BatchT] = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
         if not self.samples._reusable:
             spare = Recycled(0)
         work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
-        made = work.batches(place, end, turns)
+        made = work.batches(place, until, turns)
         return prefetched(made, ahead) if ahead else made
 
     def state_dict(self) -> State:
@@ -199,6 +205,19 @@ class Batches(Generic[BatchT]):
         found = _checked_state(state, self.state_dict())
         self._order = self._order.restored(found["order"], found["samples_seen"], new_weights=new_weights)
         self._loop.move(found["samples_seen"])
+        self._began = None
+
+    def stats(self) -> dict[str, float]:
+        """What was delivered since the first batch was asked for, to all ranks together; of a feed, what making took.
+
+        >>> batches.stats()                                   # doctest: +SKIP
+        {'samples': 8192, 'tokens': 8388608, 'seconds': 3.1, 'tokens_per_second': 2705993.5, ...}
+        """
+        place, begun = self._began or (self.samples_seen, perf_counter())
+        samples, seconds = self.samples_seen - place, perf_counter() - begun
+        tokens = samples * self.samples.sample_tokens
+        delivered = {"samples": samples, "tokens": tokens, "seconds": seconds}
+        return delivered | {"tokens_per_second": tokens / max(seconds, 1e-9)} | self.samples._stats()
 
     def __repr__(self) -> str:
         of = f"{self.delivery.batch_size:,} x {self.samples!r}"
@@ -266,8 +285,12 @@ def _checked_state(state: State, own: State) -> _State:
     kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
     changed = differences({name: was.get(name) for name in kinds}, {name: now.get(name) for name in kinds})
     if changed:
-        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start anew.")
+        raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return found
+
+
+def _without_end(stop: int) -> int:
+    return stop
 
 
 class _Step(NamedTuple):
@@ -290,9 +313,9 @@ class _Work(Generic[BatchT]):
     dtype: np.dtype[Any]
     spare: Recycled[BatchT] | InTurn[BatchT]
 
-    def batches(self, place: int, end: int | None, turns: int) -> Iterator[tuple[BatchT, int]]:
+    def batches(self, place: int, until: Until, turns: int) -> Iterator[tuple[BatchT, int]]:
         """(batch, the place behind it), of every `turns`-th step."""
-        steps: Iterator[_Step] = itertools.islice(self._steps(place, end), 0, None, turns)
+        steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
         if any(reader.announces for reader in self.samples._readers):
             steps = self._announced(steps, place)
         for step in steps:
@@ -306,20 +329,27 @@ class _Work(Generic[BatchT]):
             self.spare.keep(batch)
         return batch
 
-    def _steps(self, place: int, end: int | None) -> Iterator[_Step]:
+    def _steps(self, place: int, until: Until) -> Iterator[_Step]:
         size, step = self.delivery.batch_size, self.delivery.step
         # Few at first, for an early first batch.
         steps, most = 1, max(1, _NUMBERS_AT_ONCE // size)
-        last = end - (end - place) % step if end is not None and self.delivery.drop_last else end
-        while last is None or place < last:
-            stop = place + steps * step if last is None else min(place + steps * step, last)
+        # Whether a full step is the last one shows only when one looks beyond it.
+        beyond = step if self.delivery.drop_last else 0
+        ended = False
+        while not ended:
+            asked = place + steps * step + beyond
+            end = until(asked)
+            ended = end < asked
+            stop = asked - beyond if not ended else end - ((end - place) % step if beyond else 0)
+            if stop == place:
+                return
             steps = min(2 * steps, most)
             numbers = self.order.numbers(self.delivery.mine(place, stop))
             read = self.samples._look_up(numbers, self.dtype)
             for first in range(0, len(numbers), size):
                 place = min(place + step, stop)
                 # What is left out at the end counts as seen with the last batch: nothing follows it.
-                behind = end if place == last and end is not None else place
+                behind = end if ended and place == stop else place
                 yield _Step(numbers, read, slice(first, first + size), behind)
             place = stop
 

@@ -32,7 +32,7 @@ from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.row_index import TooLongDocuments
-from milldam.loader.samples import StreamSamples, at_least
+from milldam.loader.samples import NoSamplesError, StreamSamples, at_least
 from milldam.loader.stream import TokenStream
 from milldam.loader.trained import NO_LOSS, Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
 from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
@@ -81,16 +81,15 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
     # Every batch has its own width.
     _reusable = False
     _kind: str
-    _documents_each = 1
 
     def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
         super().__init__(data.stream(), way)
         self._data, self.rules = data, rules
         require_documents(self._stream)
         self._documents = Documents(self._stream)
-        self._numbering = _Numbering(self._stream, self._documents, rules, self._documents_each)
+        self._numbering = _Numbering(self._stream, self._documents, rules, self._rows_each)
         if not len(self):
-            raise ConfigError(
+            raise NoSamplesError(
                 f"{self._stream.name}: has no documents to make samples of. {self.told_too_long()}".rstrip()
             )
 
@@ -147,7 +146,7 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
 
     def lengths(self, numbers: Int64s) -> Int64s:
         """(samples, documents of each): how many tokens they have."""
-        return self._extents(self._numbering.documents(numbers))[1].reshape(-1, self._documents_each)
+        return self._extents(self._numbering.documents(numbers))[1].reshape(-1, self._rows_each)
 
     def _longest_of(self, numbers: Int64s) -> Int64s:
         """The tokens of each sample, of its longer document."""
@@ -194,9 +193,9 @@ class Conversations(WholeDocuments[Conversation, ConversationBatch]):
     def _labels(self) -> Labels | None:
         return Labels(self._stream, self._documents) if self._stream.has_labels else None
 
-    @property
-    def _padding(self) -> Mapping[str, int]:
-        return {"input_ids": self._stream.pad_id, "attention_mask": 0, "labels": NO_LOSS}
+    @classmethod
+    def padding_with(cls, pad_id: int) -> Mapping[str, int]:
+        return {"input_ids": pad_id, "attention_mask": 0, "labels": NO_LOSS}
 
     def labels_of(self, numbers: Int64s) -> Bools:
         """The label of each document, of data that has some."""
@@ -244,15 +243,11 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
     """
 
     _kind = "pairs"
-    _documents_each = 2
+    _rows_each = 2
 
-    @property
-    def _rows_each(self) -> int:
-        return 2
-
-    @property
-    def _padding(self) -> Mapping[str, int]:
-        return {"input_ids": self._stream.pad_id, "attention_mask": 0, "completion_mask": 0}
+    @classmethod
+    def padding_with(cls, pad_id: int) -> Mapping[str, int]:
+        return {"input_ids": pad_id, "attention_mask": 0, "completion_mask": 0}
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PairBatch | None = None) -> PairBatch:
         # documents: (2n,), all chosen ones first

@@ -188,13 +188,13 @@ def _made_from_other(given: Path, origin: _Origin) -> str | None:
         part = f", of which {given.name} is one" if given.name in origin.files else ""
         return f"it was made from {origin.input['files']:,} files{part}"
     if any(one.get("split") or one.get("subset") for one in origin.settings.get("datasets", ())) and given.is_dir():
-        return "it was made from a split of it, and nobody can tell whether that has changed"
+        return "it was made from a split of it, so whether that has changed is not known"
     now = _files_now(given, origin)
     if not origin.files or origin.files.keys() & now.keys():
         return None
     first = next(iter(origin.files))
     if first == _STANDARD_INPUT:
-        return "it was made from standard input, and nobody can tell whether that was this"
+        return "it was made from standard input, so whether that was this file is not known"
     renamed = sorted(origin.files.values()) == sorted(now.values())
     hint = ", a file of the same size and time; was it renamed?" if renamed else ""
     return f"it was made from other input: {first}{' and more' if len(origin.files) > 1 else ''}{hint}"

@@ -9,8 +9,8 @@ ItemT = TypeVar("ItemT")
 PlaceT = TypeVar("PlaceT")
 
 
-Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], PlaceT | None]"]
-"""From a place on: what follows, each item with the place behind it, and the place where that ends (None: nowhere)."""
+Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
+"""From a place on: what follows, each item with the place behind it; and what gives the place where that ended."""
 
 
 class Loop(Generic[PlaceT, ItemT]):
@@ -22,7 +22,7 @@ class Loop(Generic[PlaceT, ItemT]):
     def __init__(self, place: PlaceT) -> None:
         self.place = place
         self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
-        self._end: PlaceT | None = None
+        self._end: Callable[[], PlaceT] = lambda: place
         self._inside = False
 
     def move(self, place: PlaceT, *, inside: bool = False) -> None:
@@ -56,9 +56,8 @@ class Loop(Generic[PlaceT, ItemT]):
             # What failed or was interrupted is tried again from where it stands, not taken for the end.
             self._running = None
             raise
-        assert self._end is not None
         # Also behind the places at the end that gave this rank nothing.
-        self.move(self._end)
+        self.move(self._end())
         return None
 
 

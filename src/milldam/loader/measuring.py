@@ -29,8 +29,8 @@ Ended = Literal["seconds", "epochs", "interrupted"]
 class Figures:
     """What was delivered, how fast, and in how much memory."""
 
-    samples: int
-    """Samples of an epoch."""
+    samples: int | None
+    """Samples of an epoch; None: not known before all of it is made."""
     sample_tokens: int
     announced: bool
     """Read from files by pread, announced ahead to the kernel; else from a mapping."""
@@ -53,6 +53,8 @@ class Figures:
     worker_bytes: int | None
     """Anonymous memory of worker processes, all of it; None without any."""
     ended: Ended
+    making: dict[str, float]
+    """What making took while it was fed; empty: nothing was made."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -69,9 +71,9 @@ class Figures:
         return self.steady_seconds / (self.batches - 1) if self.steady else None
 
     @property
-    def epochs_delivered(self) -> float:
+    def epochs_delivered(self) -> float | None:
         """How many times over the data were delivered."""
-        return self.delivered / self.samples
+        return None if self.samples is None else self.delivered / self.samples
 
 
 def measure(
@@ -102,10 +104,11 @@ def measure(
     ended = tally.count(delivered, seconds, memory)
     memory.look()
     steady = tally.samples
+    known = batches.samples._length_known
     return Figures(
-        samples=batches.samples.epoch_samples,
+        samples=batches.samples.epoch_samples if known else None,
         sample_tokens=batches.samples.sample_tokens,
-        announced=any(reader.announces for reader in batches.samples._readers),
+        announced=known and any(reader.announces for reader in batches.samples._readers),
         first_batch_seconds=first_batch_seconds,
         batches=tally.batches + 1,
         delivered=first + steady,
@@ -116,6 +119,7 @@ def measure(
         file_bytes=max(0, memory.file - memory.before.file),
         worker_bytes=memory.workers or None,
         ended=ended,
+        making=batches.samples._stats(),
     )
 
 

@@ -8,8 +8,8 @@ so is the stream of all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,12 +26,15 @@ from milldam.loader.reading import (
     MappingError,
     PositionedReader,
     Reader,
+    Way,
+    open_reader,
     ranges,
 )
 from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
 from milldam.loader.samples import ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
 from milldam.loader.trained import Losses
+from milldam.loader.types import Array
 from milldam.loader.windows import Windows, read_windows
 
 log = logging.getLogger("milldam")
@@ -51,6 +54,13 @@ class Sources:
         for source, where in groups(sources, len(self.sources)):
             yield source, where, numbers[where] - self.begins[source]
 
+    def look_up(
+        self, numbers: Int64s, dtype: npt.DTypeLike, padding: Mapping[str, int] | None, rows_each: int = 1
+    ) -> ReadPart[Any]:
+        """Look up samples, each source by itself. `padding`, `rows_each`: as those of `Samples`."""
+        found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in self.groups(numbers)]
+        return lambda part, out: read_by_source(found, part, out, padding, rows_each)
+
 
 def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
     """(source, where it stands, ascending) of each source that comes."""
@@ -59,6 +69,87 @@ def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]
     for source, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
         if first < end:
             yield source, places[first:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one source gave of a batch."""
+
+    rows: Int64s
+    """The rows of the batch that it is for."""
+    batch: Any
+
+
+def read_by_source(
+    found: list[tuple[Int64s, ReadPart[Any]]],
+    part: slice,
+    out: Any,
+    padding: Mapping[str, int] | None,
+    rows_each: int = 1,
+) -> Any:
+    """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
+    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
+    for where, read in found:
+        first, stop = where.searchsorted((part.start, part.stop)).tolist()
+        if first < stop:
+            parts.append((read, slice(first, stop), where[first:stop] - part.start))
+    if len(parts) == 1:
+        (read, own, _) = parts[0]
+        return read(own, out)
+    count = sum(len(rows) for _, _, rows in parts)
+    made = [
+        _Part(np.concatenate([rows + half * count for half in range(rows_each)]), read(own, None))
+        for read, own, rows in parts
+    ]
+    return _joined(made if padding is None else _as_wide(made, padding), out)
+
+
+def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
+    """The same, with arrays as wide as the widest part's."""
+    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
+
+    def padded(batch: Any) -> Any:
+        return batch | {
+            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
+            for name, fill in padding.items()
+        }
+
+    return [_Part(part.rows, padded(part.batch)) for part in parts]
+
+
+def _joined(parts: list[_Part], out: Any) -> Any:
+    """The parts as one batch, every row at its place."""
+    first = parts[0].batch
+    if isinstance(first, tuple):
+        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
+    joined: dict[str, Any] = {}
+    for name in first:
+        if name == "cu_seqlens":
+            joined[name] = _piece_borders(parts)
+        elif name == "max_seqlen":
+            joined[name] = max(part.batch[name] for part in parts)
+        else:
+            joined[name] = _put(parts, name, None if out is None else out[name])
+    return joined
+
+
+def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
+    like: Array = parts[0].batch[name]
+    count = sum(len(part.rows) for part in parts)
+    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
+    for part in parts:
+        rows[part.rows] = part.batch[name]
+    return rows
+
+
+def _piece_borders(parts: list[_Part]) -> Array:
+    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
+    length = parts[0].batch["input_ids"].shape[1]
+    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
+    for part in parts:
+        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
+        borders.append(part.rows[row] * length + inside)
+    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
 
 
 class MixedReading:
@@ -94,15 +185,28 @@ class MixedReading:
 
 def mixed_reading(sources: Sequence[Samples[Any, Any]]) -> MixedReading | None:
     """What reads all sources at once; None where they can't be: not of one kind and dtype, or not read in one way."""
-    found = [source for source in sources if isinstance(source, Windows | PackedRows)]
-    if len(found) < len(sources):
+    found = _of_one_kind(sources)
+    if found is None or len({type(source._reader) for source in found}) > 1:
         return None
-    if len({(type(source), source.token_dtype, type(source._reader)) for source in found}) > 1:
-        return None
-    files = tuple(file for source in found for file in source._stream.files)
-    stream = replace(found[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
-    reader = _open_reader(stream, type(found[0]._reader), len(found))
+    reader = _open_reader(_stream_of_all(found), type(found[0]._reader), len(found))
     return None if reader is None else MixedReading(found, reader)
+
+
+def joint_reading(sources: Sequence[Samples[Any, Any]], way: Way) -> MixedReading | None:
+    """The same for sources that have not been read from yet: one reader for all, and none for each."""
+    found = _of_one_kind(sources)
+    return None if found is None else MixedReading(found, open_reader(_stream_of_all(found), way))
+
+
+def _of_one_kind(sources: Sequence[Samples[Any, Any]]) -> list[Windows[Any] | PackedRows] | None:
+    found = [source for source in sources if isinstance(source, Windows | PackedRows)]
+    alike = len({(type(source), source.token_dtype) for source in found}) == 1
+    return found if alike and len(found) == len(sources) else None
+
+
+def _stream_of_all(sources: Sequence[StreamSamples[Any, Any]]) -> TokenStream:
+    files = tuple(file for source in sources for file in source._stream.files)
+    return replace(sources[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
 
 
 def _open_reader(stream: TokenStream, kind: type[object], sources: int) -> Reader | None:

@@ -26,6 +26,8 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
+from milldam.loader.feed_samples import FeedSamples
+from milldam.loader.feeds import Feed
 from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
@@ -35,14 +37,14 @@ from milldam.loader.reading import Reader
 from milldam.loader.samples import ReadPart, Samples
 from milldam.loader.schedule import schedule_of, shares_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
+from milldam.loader.types import BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
 from milldam.loader.windows import Form, Windows
 from milldam.memory import available_bytes
 
 Stop = Literal["first_exhausted", "all_exhausted"] | int
 Weight = float | Fraction | Decimal
-SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture")
+SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture | Feed")
 
 _WEIGHT, _LONGEST_WEIGHT = re.compile(r"[1-9]\d*(/[1-9]\d*)?"), 2000
 """A weight in a state, and how long it may be."""
@@ -57,7 +59,7 @@ def mix(
 @overload
 def mix(sources: Mapping[SourceT, Weight], *, stop: Stop = "first_exhausted") -> Mixture: ...
 def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples[Any, Any]:
-    """Sources by weight: {source: weight}, where a source is a store, a part of one, its path, or samples of one.
+    """Sources by weight: {source: weight}, where a source is a store, a part or a feed of one, its path, or samples.
 
     Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
     `.packed(seq_len)`. Weights are any numbers above 0; what counts is their share of the sum.
@@ -75,7 +77,7 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
     stop = stop if isinstance(stop, str) else int(stop)
     if all(isinstance(source, Samples) for source in found):
         return MixedSamples(found, shares, stop)
-    if all(isinstance(source, Trainable | Mixture) for source in found):
+    if all(isinstance(source, Trainable | Mixture | Feed) for source in found):
         return Mixture(found, shares, stop)
     kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in found))
     raise ConfigError(
@@ -93,7 +95,7 @@ def _refuse_stop(stop: Stop) -> None:
 class Mixture:
     """Sources and their weights, not yet cut into samples."""
 
-    def __init__(self, sources: Sequence[Trainable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
+    def __init__(self, sources: Sequence[Trainable | Mixture | Feed], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
 
     @overload
@@ -124,7 +126,7 @@ class Mixture:
         for source in self.sources:
             if isinstance(source, Mixture):
                 yield from source._streams(split)
-            else:
+            elif not isinstance(source, Feed):
                 yield (source if split is None else source.named_part(split)).stream()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -149,7 +151,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
         self.schedule = schedule_of(self.weights)
         """Which source comes when."""
         self._by_number = Sources(self.sources)
-        self._epochs = _Epochs(tuple(source.epoch_samples for source in sources), self.weights, stop)
+        self._rows_each = self.sources[0]._rows_each
+        self._epochs = _Epochs(_epoch_sizes(self.sources, stop), self.weights, stop)
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
 
@@ -202,7 +205,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
         number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
         for source in _leaves(self):
             if number < source._numbered:
-                return source[number]
+                return source._sample(number)
             number -= source._numbered
         raise AssertionError("an order gives numbers of samples")
 
@@ -219,19 +222,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         if self._reading is not None:
             return self._reading.look_up(numbers, dtype)
-        found = [
-            (where, self.sources[source]._look_up(local, dtype))
-            for source, where, local in self._by_number.groups(numbers)
-        ]
-        return lambda part, out: _read_by_source(found, part, out, self)
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        return self.sources[0]._padding
-
-    @property
-    def _rows_each(self) -> int:
-        return self.sources[0]._rows_each
+        like = next(_leaves(self))
+        return self._by_number.look_up(numbers, dtype, like._padding, like._rows_each)
 
     @cached_property
     def _reading(self) -> MixedReading | None:
@@ -288,6 +280,18 @@ class _Epochs:
         return max(schedule.place(source, left[source] - 1) for source in last) + 1
 
 
+def _epoch_sizes(sources: Sequence[Samples[Any, Any]], stop: Stop) -> tuple[int, ...]:
+    """Samples of an epoch of each source, where anybody asks for them."""
+    if isinstance(stop, int):
+        return ()
+    if not all(source._length_known for source in sources):
+        raise ConfigError(
+            f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known before it "
+            "is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
+        )
+    return tuple(source.epoch_samples for source in sources)
+
+
 def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
     """The samples themselves, or the sources that a mixture of mixtures ends in."""
     if isinstance(samples, MixedSamples):
@@ -305,7 +309,7 @@ def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Samples that can't be rows of one batch."""
     first, *others = sources
     for other in others:
-        if first._padding is None and other.sample_tokens != first.sample_tokens:
+        if next(_leaves(first))._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."
@@ -331,82 +335,14 @@ def _form(samples: Samples[object, Any]) -> str:
     samples = next(_leaves(samples))
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
-    return f'{arrays} (form="{samples.rules.form}")' if isinstance(samples, Windows | PackedRows) else arrays
+    kind, rules = _kind_and_rules(samples)
+    return f'{arrays} (form="{rules.form}")' if issubclass(kind, Windows | PackedRows) else arrays
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one source gave of a batch."""
-
-    rows: Int64s
-    """The rows of the batch that it is for."""
-    batch: Any
-
-
-def _read_by_source(
-    found: list[tuple[Int64s, ReadPart[Any]]], part: slice, out: Any, samples: Samples[Any, Any]
-) -> Any:
-    """A part of the samples that were looked up; where each source's stand among them, with what reads them."""
-    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
-    for where, read in found:
-        first, stop = where.searchsorted((part.start, part.stop)).tolist()
-        if first < stop:
-            parts.append((read, slice(first, stop), where[first:stop] - part.start))
-    if len(parts) == 1:
-        (read, own, _) = parts[0]
-        return read(own, out)
-    # A second row of each sample stands behind the first ones of all.
-    firsts = np.arange(samples._rows_each)[:, None] * (part.stop - part.start)
-    made = [_Part((firsts + rows).reshape(-1), read(own, None)) for read, own, rows in parts]
-    return _joined(made if samples._padding is None else _as_wide(made, samples._padding), out)
-
-
-def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
-    """The same, with arrays as wide as the widest part's."""
-    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
-
-    def padded(batch: Any) -> Any:
-        return batch | {
-            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
-            for name, fill in padding.items()
-        }
-
-    return [_Part(part.rows, padded(part.batch)) for part in parts]
-
-
-def _joined(parts: list[_Part], out: Any) -> Any:
-    """The parts as one batch, every row at its place."""
-    first = parts[0].batch
-    if isinstance(first, tuple):
-        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
-    joined: dict[str, Any] = {}
-    for name in first:
-        if name == "cu_seqlens":
-            joined[name] = _piece_borders(parts)
-        elif name == "max_seqlen":
-            joined[name] = max(part.batch[name] for part in parts)
-        else:
-            joined[name] = _put(parts, name, None if out is None else out[name])
-    return joined
-
-
-def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
-    like: Array = parts[0].batch[name]
-    count = sum(len(part.rows) for part in parts)
-    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
-    for part in parts:
-        rows[part.rows] = part.batch[name]
-    return rows
-
-
-def _piece_borders(parts: list[_Part]) -> Array:
-    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
-    length = parts[0].batch["input_ids"].shape[1]
-    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
-    for part in parts:
-        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
-        borders.append(part.rows[row] * length + inside)
-    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
+def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
+    if isinstance(samples, FeedSamples):
+        return samples.cut.kind, samples.cut.arguments[0]
+    return type(samples), getattr(samples, "rules", None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, Way
 from milldam.loader.row_index import TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
-from milldam.loader.samples import ReadPart, StreamSamples, at_least
+from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
 from milldam.loader.trained import NO_LOSS, mark, mask_labels
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 
@@ -91,7 +91,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         self._data, self.rules = data, rules
         require_documents(self._stream)
         if not self._stream.tokens:
-            raise ConfigError(f"{self._stream.name}: has no tokens to make rows of.")
+            raise NoSamplesError(f"{self._stream.name}: has no tokens to make rows of.")
         if rules.too_long in ("drop", "refuse"):
             self._refuse_too_long()
         made_by = WrappedRows if rules.strategy == "wrapped" else BestFitRows
@@ -104,8 +104,10 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def _refuse_too_long(self) -> None:
         found = self.too_long
-        if found.documents == found.of_documents or (found.documents and self.rules.too_long == "refuse"):
+        if found.documents and self.rules.too_long == "refuse":
             raise ConfigError(f"{self._stream.name}: {self.told_too_long()}")
+        if found.documents == found.of_documents:
+            raise NoSamplesError(f"{self._stream.name}: {self.told_too_long()}")
 
     def told_too_long(self) -> str:
         """How many documents are too long, and what to do."""

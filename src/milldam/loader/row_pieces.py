@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
 from milldam.loader.boundaries import Documents, damaged_index
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.loader.row_index import ALGORITHM, RowSource, open_row_index
+from milldam.loader.samples import NoSamplesError
 from milldam.loader.stream import TokenStream
 from milldam.loader.trained import Losses, TrainedTokens, Wanted, all_trained
 from milldam.loader.types import Bools, State
@@ -152,7 +153,7 @@ class WrappedRows(StreamRows):
         self._count = full + (rules.pad_last and rest > 0)
         self.identity = {"pad_last": rules.pad_last}
         if not self._count:
-            raise ConfigError(
+            raise NoSamplesError(
                 f"{stream.name}: {stream.tokens:,} tokens are too few for one row of seq_len={rules.seq_len:,}. "
                 "Use a shorter seq_len, or pad_last=True."
             )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
 """What packed rows have once a batch, of varying length: no part of a sample that is to be put in a batch."""
 
+Until = Callable[[int], int]
+"""How far a loop goes: asked for a place, that place, or the end of the loop where that comes before it."""
 ReadPart = Callable[[slice, BatchT | None], BatchT]
 """Reads a part of the samples that were looked up, into a batch that may be overwritten or a new one."""
 
@@ -39,16 +42,16 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     """Whether a batch has numbers below zero."""
     _reusable = True
     """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
+    _length_known = True
+    """Whether it can be told at once how many samples an epoch has."""
+
+    _rows_each = 1
+    """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
 
     @property
     def _padding(self) -> Mapping[str, int] | None:
         """What the arrays of a batch are padded with, where samples differ in length; None: they don't."""
         return None
-
-    @property
-    def _rows_each(self) -> int:
-        """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
-        return 1
 
     @property
     @abstractmethod
@@ -128,6 +131,18 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         """The order in which the samples come."""
 
+    def _sample(self, number: int) -> SampleT:
+        """The sample that an order has given this number."""
+        return self[number]
+
+    def _loops(self, order: Order) -> Loops:
+        """Where epochs of an order begin and end, and loops over them."""
+        return _KnownLoops(self.epoch_samples, order.first_end or self.epoch_samples)
+
+    def _stats(self) -> dict[str, float]:
+        """What is to be told of making the samples."""
+        return {}
+
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         """Look up some thousands of samples at once, for batches of them that follow."""
         return lambda part, out: self.read(numbers[part], dtype, out)
@@ -144,6 +159,48 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     def _number(self, number: int) -> int:
         """A sample's number from one as Python has it, counted from the end when below zero."""
         return counted_number(number, len(self), "sample")
+
+
+class Loops(Protocol):
+    """Where epochs begin and end, and loops over some of them."""
+
+    def epoch_at(self, place: int) -> int:
+        """How many epochs are through at a place."""
+
+    def until(self, place: int, epochs: int) -> Until:
+        """How far the loop over so many epochs goes that a place belongs to."""
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        """How many loops over so many epochs are through at a place, and whether one begins there."""
+
+    def epoch_begin(self, epoch: int) -> State:
+        """What a state says differently that stands at the begin of an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLoops:
+    """Those of samples whose number is known."""
+
+    epoch: int
+    """Samples of an epoch, and where the first one ends."""
+    first_end: int
+
+    def epoch_at(self, place: int) -> int:
+        behind = place - self.first_end
+        return 0 if behind < 0 else 1 + behind // self.epoch
+
+    def until(self, place: int, epochs: int) -> Until:
+        length = epochs * self.epoch
+        first = self.first_end + length - self.epoch
+        end = first if place < first else first + ((place - first) // length + 1) * length
+        return lambda stop: min(stop, end)
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        number, rest = divmod(place, epochs * self.epoch)
+        return number, rest == 0
+
+    def epoch_begin(self, epoch: int) -> State:
+        return {"samples_seen": epoch * self.epoch}
 
 
 class StreamSamples(Samples[SampleT, BatchT]):
@@ -173,6 +230,15 @@ class StreamSamples(Samples[SampleT, BatchT]):
     def _readers(self) -> tuple[Reader, ...]:
         return (self._reader,)
 
+    @classmethod
+    def padding_with(cls, pad_id: int) -> Mapping[str, int] | None:
+        """As `_padding`, of data with this pad id."""
+        return None
+
+    @property
+    def _padding(self) -> Mapping[str, int] | None:
+        return self.padding_with(self._stream.pad_id)
+
     @abstractmethod
     def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         """Begins and lengths in the stream of what samples are made of; for neighbours they may be joined."""
@@ -194,6 +260,10 @@ class StreamSamples(Samples[SampleT, BatchT]):
             if shuffle == "shard":
                 return ShardShuffled(self._stream.files, len(self), seed, self._extent)
         return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
+
+
+class NoSamplesError(ConfigError):
+    """Data that is too little for a single sample."""
 
 
 def at_least(name: str, value: int, least: int = 1, rest: str = "") -> int:

@@ -9,6 +9,7 @@ from typing import overload
 from milldam.errors import ConfigError
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Part, Trainable
+from milldam.stores.place import Place
 from milldam.stores.tokens import reader
 from milldam.stores.tokens.manifest import Shard
 
@@ -32,7 +33,7 @@ class Store(reader.Store, Trainable):
             )
         # The only split is the whole store, named or not: a state of the one goes on with the other.
         part = self.split_name if len(self.splits) > 1 else None
-        files = tuple(self._file(shard) for shard in self.shards)
+        files = tuple(token_file(self.place, shard) for shard in self.shards)
         return TokenStream(
             name=self.name if part is None else f"{self.name} ({part})",
             files=files,
@@ -47,15 +48,10 @@ class Store(reader.Store, Trainable):
             origin=self.place.origin,
         )
 
-    def _file(self, shard: Shard) -> TokenFile:
-        paths = {ending: self.place.local(f"{shard.name}.{ending}", file) for ending, file in shard.files.items()}
-        spans, labels = paths.get("spans"), paths.get("labels")
-        return TokenFile(paths["bin"], shard.tokens, index=paths["idx"], spans=spans, labels=labels)
-
     def named_part(self, name: str) -> Store:
         if self.split_name not in (None, name):
             raise ConfigError(
-                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it anew.'
+                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it again.'
             )
         return Store(self.place, split=name)
 
@@ -75,3 +71,10 @@ class Store(reader.Store, Trainable):
     def __repr__(self) -> str:
         text = super().__repr__()
         return text if self.found_for is None else f"{text[:-1]}, made from {self.found_for})"
+
+
+def token_file(place: Place, shard: Shard) -> TokenFile:
+    """The files of a shard, where they lie or will lie on this machine."""
+    paths = {ending: place.local(f"{shard.name}.{ending}", file) for ending, file in shard.files.items()}
+    spans, labels = paths.get("spans"), paths.get("labels")
+    return TokenFile(paths["bin"], shard.tokens, index=paths["idx"], spans=spans, labels=labels)

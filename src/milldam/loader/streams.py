@@ -18,7 +18,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import InSequence, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import StreamSamples, at_least, counted_number, shifted
+from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, counted_number, shifted
 from milldam.loader.types import State, TokenPair
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Streams:
     def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
         batch_size, seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
         self._made_from = (data, batch_size, seq_len, way)
-        self._steps = _Steps(data, batch_size, seq_len, way)
+        self._steps = Steps(data, batch_size, seq_len, way)
 
     def __len__(self) -> int:
         """Batches in the data, for one rank."""
@@ -65,7 +65,7 @@ class Streams:
 
         data, batch_size, seq_len, way = self._made_from
         delivery = Delivery(batch_size, rank, world_size, epochs)
-        steps = _Steps(data, delivery.step, seq_len, way)
+        steps = Steps(data, delivery.step, seq_len, way)
         return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,7 +76,7 @@ class Streams:
         return f"Streams({steps.name}: {len(self):,} batches of {steps.lanes:,} x {steps.sample_tokens:,} tokens)"
 
 
-class _Steps(StreamSamples[TokenPair, TokenPair]):
+class Steps(StreamSamples[TokenPair, TokenPair]):
     """Sample t * lanes + b: step t of stretch b."""
 
     def __init__(self, data: Trainable, lanes: int, seq_len: int, way: Way) -> None:
@@ -86,7 +86,7 @@ class _Steps(StreamSamples[TokenPair, TokenPair]):
         self._stretch = (self._stream.tokens - 1) // lanes
         self.steps = self._stretch // seq_len
         if self.steps < 1:
-            raise ConfigError(
+            raise NoSamplesError(
                 f"{self.name}: {self._stream.tokens:,} tokens are too few for {lanes:,} streams of "
                 f"seq_len={seq_len:,}, which take {lanes * seq_len + 1:,}."
             )
@@ -124,4 +124,4 @@ class _Steps(StreamSamples[TokenPair, TokenPair]):
         return starts, np.full(len(starts), self._seq_len + 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Steps, (self._data, self.lanes, self._seq_len, self._way)
+        return Steps, (self._data, self.lanes, self._seq_len, self._way)

@@ -17,7 +17,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, TokenArray, Way
-from milldam.loader.samples import ReadPart, StreamSamples, at_least, shifted, widened
+from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, shifted, widened
 from milldam.loader.types import BatchT, State
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Windows(StreamSamples[BatchT, BatchT]):
             )
         used = there if wanted is None else min(wanted, there)
         if used < self.rules.span:
-            raise ConfigError(
+            raise NoSamplesError(
                 f"{self._stream.name}: {used:,} tokens are too few for one window of seq_len={self.rules.seq_len:,}, "
                 f"which takes {self.rules.span:,}. Use a shorter seq_len, or more data."
             )

@@ -26,13 +26,13 @@ from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.rules import DedupRules
-from milldam.memory import usage
+from milldam.memory import held_bytes, usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
+from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
 from milldam.pipeline.text_cache import preference_path, print_paths
 from milldam.run.folder import RunFolder
@@ -98,13 +98,18 @@ class Deduplication:
                 yield self._resolve(name, steps, task)
         self.figures = resolved(task)
         if self.decontamination is not None and self.decontamination.figures() is None:
-            workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
+            small = task.is_small(STAGE)
+            workers = Workers(1, task.threads, apart=not small, here=small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
 
     def _resolve(self, name: str, steps: list[int], task: ResolveTask) -> Stage:
-        """Steps of a stage: those of near-dedup by as many workers as the budget holds."""
-        workers = Workers(1, task.threads, apart=not task.is_small, here=task.is_small)
-        if name in NEAR_STAGES:
+        """Steps of a stage: where there is little to do here, else those of near-dedup by all workers that fit."""
+        small = task.is_small(name)
+        workers = Workers(1, task.threads, apart=not small, here=small)
+        if name in NEAR_STAGES and small:
+            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
+            task = replace(task, memory_bytes=most, threads=1)
+        elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
             task = replace(task, memory_bytes=task.memory_bytes // count, threads=1)
             workers = Workers(count, 1, apart=count == 1)

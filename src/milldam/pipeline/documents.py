@@ -23,7 +23,6 @@ from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import text_offsets
-from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from milldam.chat.reading import ChatBatch, ChatRecipe, Sides
+    from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
 HEAD_BYTES = 1 << 20
@@ -113,6 +113,12 @@ class Reading:
         return replace(documents, rejects=[]) if told else documents
 
 
+def _make_cleaner(rules: CleanRules) -> Cleaner:
+    from milldam.text.cleaning import Cleaner
+
+    return Cleaner(rules)
+
+
 def _is_chat(batch: Batch | ChatBatch) -> TypeIs[ChatBatch]:
     return not isinstance(batch, Batch)
 
@@ -124,7 +130,7 @@ class UnitReader:
         self._reading, self.unit = reading, reading.unit
         chat = reading.rules.chat
         # What is said in conversations is cleaned before they are texts.
-        self._cleaner = Cleaner(reading.clean) if reading.clean is not None and chat is None else None
+        self._cleaner = _make_cleaner(reading.clean) if reading.clean is not None and chat is None else None
         self._row = 0
         self._inside = False
         self.batches = 0

@@ -101,6 +101,11 @@ class Made:
     limit_reached: bool
     """The rest of the input was not wanted."""
 
+    @property
+    def last(self) -> Records:
+        """Of the stage whose units left the shards of the store."""
+        return self.arranged or self.records
+
     def parts(self, prefix: str) -> Iterator[Path]:
         """Files of a kind that parts left, in plan order."""
         for _, record in self.records.in_plan_order():
@@ -153,6 +158,7 @@ class Finish:
             inexact_cuts=gathered.inexact_cuts,
             damaged_files=damage.files,
             chat=prepared.chat_facts(gathered.chat),
+            units=len(made.last.keys),
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
@@ -412,11 +418,11 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     gathered = Gathered(ShardSpool(folder.folder), Counts())
 
     def shards() -> Iterator[Shard]:
-        for _, record in (made.arranged or made.records).in_plan_order():
+        for unit, record in made.last.in_plan_order():
             gathered.counts.add(record.facts)
             gathered.inexact_cuts += record.facts["inexact_cuts"]
             gathered.chat += Counter(record.facts.get("chat", {}))
-            yield from (Shard(**shard) for shard in record.facts["shards"])
+            yield from (Shard(**shard | {"unit": unit, "part": record.part}) for shard in record.facts["shards"])
 
     gathered.shards.fill(shards())
     for _, record in made.records.in_plan_order() if made.arranged else ():

@@ -50,7 +50,7 @@ from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
-from milldam.run.records import Records
+from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
@@ -64,7 +64,6 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-RECORDS = "records.jsonl"
 OUTPUTS = (
     *(f"*.{ending}" for ending in SHARD_FILES),
     "*.facts",
@@ -105,7 +104,7 @@ class TokenPlan(WorkPlan):
     """What is done already, where that is known before the first stage."""
 
 
-_WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
 
 
 class TokenJob:
@@ -142,7 +141,7 @@ class TokenJob:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(_WORKER_MODULES)
+            session.pool.expect(WORKER_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -159,7 +158,7 @@ class TokenJob:
             units = folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
-            self._require_disk(prepared, choice.encoder, survey, units)
+            self.require_disk(prepared, choice.encoder, survey, units)
             folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
         else:
             if folder.task is None:
@@ -187,13 +186,17 @@ class TokenJob:
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
 
-    def _require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
+    def require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
         """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
-        job = (self._config, prepared, survey)
-        stages = self._stage_names(self._pieces(prepared, units))
-        if estimate(*job, Samples(TYPICAL), stages, Machines()).peak[1] > free_bytes(self._config.out):
+        if self.typical_bytes(prepared, survey, units) > free_bytes(self._config.out):
             samples = measure(self._config, prepared, survey.some, encoder)
-            require_disk(estimate(*job, samples, stages, Machines()), self._config.out)
+            stages = self._stage_names(self._pieces(prepared, units))
+            require_disk(estimate(self._config, prepared, survey, samples, stages, Machines()), self._config.out)
+
+    def typical_bytes(self, prepared: Prepared, survey: Survey, units: int) -> int:
+        """Of disk, that a job of typical text takes at most."""
+        stages = self._stage_names(self._pieces(prepared, units))
+        return int(estimate(self._config, prepared, survey, Samples(TYPICAL), stages, Machines()).peak[1])
 
     def _plan_work(
         self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, done: int = 0

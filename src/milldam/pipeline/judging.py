@@ -22,7 +22,6 @@ from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import STAGES
 from milldam.text.arrays import text_offsets
-from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
@@ -65,6 +64,8 @@ def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
     """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
     Filters(filters)
     if clean is not None:
+        from milldam.text.cleaning import Cleaner
+
         Cleaner(clean)
 
 

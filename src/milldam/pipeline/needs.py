@@ -43,15 +43,16 @@ BAND_BYTES, MARK_BYTES, RANK_BYTES, VERDICT_BYTES = 8, 2, 24, 15
 """A key of a band; marks of each document; ranks, while they are made; what is said of it while it is decided on."""
 PAIR_BYTES, EDGE_BYTES, ALIKE_SHARE = 45, 10, 0.5
 """Pairs depend on the data: 13 where 11 % are near-duplicates, 45 where 25 % are. A pair that is alike; their share."""
-PAIRED_SHARE, SHINGLE_BYTES = 0.3, 0.7
-"""Of the documents, those in pairs, where 25 % are near-duplicates; of a byte of text, what its shingles take."""
+PAIRED_SHARE, SHINGLE_BYTES, SKETCH_BYTES = 0.3, 0.7, 16
+"""Of the documents, those in pairs, where 25 % are near-duplicates; of a byte of text, what its shingles take; and of a
+document, where they are."""
 INDEX_BYTES, DEDUP_INDEX_BYTES = 20, 14
 INDEX_HEAD_BYTES = 42
 """Of a shard's `.idx`."""
 # ---- seconds of one core ----
 GROUP_SECONDS, GROUP_FILE_SECONDS = 0.4e-6, 1.2e-3
 """A document; and a file of hashes in each partition, however little of it is read."""
-BAND_SECONDS, DECIDE_SECONDS, PAIR_SECONDS, EDGE_SECONDS = 0.2e-6, 0.15e-6, 10e-6, 1e-6
+BAND_SECONDS, DECIDE_SECONDS, PAIR_SECONDS, EDGE_SECONDS = 0.2e-6, 0.05e-6, 10e-6, 0.7e-6
 """A document and band; a document; a pair that is compared by shingles; one that is alike."""
 RANK_SECONDS = 0.3e-6
 SHINGLE_SHARE = 0.6
@@ -67,7 +68,7 @@ SCAN_SECONDS = 6e-9
 """A byte of text that is held against evaluation sets."""
 KEPT_TEXT_SECONDS = 0.4e-9
 """A byte of text that is kept between the passes: writing and reading it."""
-_STORE = ("tokens", "idx", "packed rows", "dedup index")
+_STORE = ("tokens", "idx", "packed rows", "dedup index", "near-dedup index")
 """Files that stay."""
 
 
@@ -162,13 +163,15 @@ class _Sizes:
         self.scan_seconds = load.text_bytes * SCAN_SECONDS if config.evaluation_sets else 0.0
         self.exact = dedup is not None and dedup.method == "exact"
         self.near: NearRules | None = None if dedup is None else dedup.near
-        self.band_steps = self.partitions = 0
+        self.band_steps = self.partitions = self.verify_parts = 0
         if self.near is not None:
             from milldam.dedup.candidates import pair_steps
+            from milldam.dedup.near import MOST_PARTS
 
-            self.band_steps = pair_steps(self.near)
+            self.band_steps, self.verify_parts = pair_steps(self.near), min(MOST_PARTS, load.units)
+        self.indexed = dedup is not None and dedup.index is not None
         # What goes into the index is verified against one day: all documents.
-        self.paired_share = PAIRED_SHARE if dedup is None or dedup.index is None else 1.0
+        self.paired_share = 1.0 if self.indexed else PAIRED_SHARE
         if GROUP in stages:
             from milldam.dedup.fingerprints import partition_count
 
@@ -196,11 +199,20 @@ def _on_disk(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, int]:
         # Kept texts go unit by unit as the store grows: the larger of the two is the most there is.
         "tokenize": max(texts, store, key=lambda kinds: sum(kinds.values())),
         "arrange": store | {"staged tokens": load.token_bytes + load.documents * STAGED_BYTES},
-        "index": store | {"dedup index": load.documents * DEDUP_INDEX_BYTES},
+        "index": store | {"dedup index": load.documents * DEDUP_INDEX_BYTES} | _indexed_shingles(sizes),
         "pack": store | {"packed rows": sizes.packed_bytes},
     }
     found = kept | (own[stage] if stage in own else texts | _while_grouping(sizes, stage, machines))
     return {kind: size for kind, size in found.items() if size}
+
+
+def _indexed_shingles(sizes: _Sizes) -> dict[str, int]:
+    """What near-dedup needs of the runs of the index: made by this one, and copied to it."""
+    if sizes.near is None or not sizes.indexed:
+        return {}
+    shingles = int(sizes.load.text_bytes * SHINGLE_BYTES)
+    signatures = sizes.load.documents * (sizes.near.bands * sizes.near.rows + SKETCH_BYTES)
+    return {"shingles": shingles, "near-dedup index": signatures + shingles}
 
 
 def _while_grouping(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, int]:
@@ -241,7 +253,7 @@ def _seconds(sizes: _Sizes, machines: Machines) -> dict[str, float]:
         RANK: load.documents * RANK_SECONDS,
         NEAR: bands_seconds,
         SHINGLE: (again + signatures * SHINGLE_SHARE * sizes.paired_share) / everyone,
-        VERIFY: pairs * PAIR_SECONDS / everyone,
+        VERIFY: pairs * PAIR_SECONDS / max(1, min(everyone, sizes.verify_parts)),
         DECIDE: load.documents * DECIDE_SECONDS + pairs * ALIKE_SHARE * EDGE_SECONDS,
         "tokenize": (again + work["filter"] + work["encode"] + work["write"] + drops) / everyone,
         "arrange": load.token_bytes * ARRANGE_SECONDS / everyone,

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from milldam.config.settings import VAL, Config, DataSet
 from milldam.errors import InputError
 from milldam.files import hash_bytes
-from milldam.filters.judging import Filters
 from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
+from milldam.pipeline.judging import preload_rules
 from milldam.remote import default_folder
 from milldam.run.folder import RunFolder
 from milldam.run.identity import Identity
@@ -35,7 +35,6 @@ from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
-from milldam.text.cleaning import Cleaner
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
@@ -168,9 +167,7 @@ class Preparation:
 
     def _try_rules(self) -> None:
         """What rules name must be there: functions, the language model."""
-        Filters(self._config.filters)
-        if self._config.clean_rules is not None:
-            Cleaner(self._config.clean_rules)
+        preload_rules(self._config.filters, self._config.clean_rules)
         if self._config.filters.language is not None:
             from milldam.filters.language import unload_model
 

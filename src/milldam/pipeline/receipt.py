@@ -58,6 +58,10 @@ class Asked:
         name = hash_bytes(repr((__version__, report, said, left)).encode("utf-8", "backslashreplace"))
         return cls(Path(out) if out is not None and known else None, name, report)
 
+    def is_answered(self) -> bool:
+        """Whether the store is there and up to date, as far as a receipt tells."""
+        return self.out is not None and _answer(self.out, self.name) is not None
+
 
 def run_asked(
     asked: Asked, check: Callable[[], Config], observer: Observer | None = None, *, held_bytes: int = 0

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
 """The stages."""
 NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
+FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
+"""So many are looked through for near-duplicates in this process, in a second or two, with so much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class ResolveTask:
         told = read_sealed(resolved_path(self.folder, step))
         if told is None:
             raise StoreError(
-                f"{resolved_path(self.folder, step)}: damaged. Run the same command again to make it anew."
+                f"{resolved_path(self.folder, step)}: damaged. Run the same command again to make it again."
             )
         return dict(told["found"])
 
@@ -150,13 +152,16 @@ class ResolveTask:
         found = decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY]))
         return asdict(found) | {"shown": asdict(summarize(sorted(self.folder.glob("drops-near-*.parquet"))))}
 
-    @property
-    def is_small(self) -> bool:
-        """Whether it takes too little time and memory for a process of its own."""
+    def is_small(self, stage: str) -> bool:
+        """Whether a stage takes too little time and memory for a process of its own."""
+        if stage in NEAR_STAGES:
+            from milldam.dedup.candidates import Documents
+
+            return Documents(self.near_work(0)).count <= FEW_DOCUMENTS
         from milldam.dedup.exact import Prints
 
         prints = Prints(files=sorted(self.folder.glob("hashes-*.parquet")), index_files=list(self.index_files))
-        return prints.are_few and self.rules.method == "exact" and self.rules.near is None
+        return self.partitions == 1 and prints.are_few and self.rules.method == "exact"
 
     @property
     def stages(self) -> dict[str, range]:

@@ -149,7 +149,7 @@ class CachedReader:
                     return (size, count, text_bytes), parts
         # Without it, the unit is read from the input.
         self._path.unlink(missing_ok=True)
-        raise StoreError(f"{self._path}: damaged, and now removed. Run the same command again to go on without it.")
+        raise StoreError(f"{self._path}: damaged, and now removed. Run the same command again to continue without it.")
 
 
 def _hash(sizes: tuple[int, int, int], parts: Iterable[Any]) -> int:

@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import REPORT_SECONDS, Assignment, Documents, Reading, SetRules
-from milldam.pipeline.giants import Giants
 from milldam.pipeline.judging import Judge, Selection, no_drops, preload_rules
 from milldam.pipeline.shelf import STAGED, Facts
 from milldam.pipeline.text_cache import open_reader, print_paths
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe, Sides
     from milldam.chat.token_spans import TokenSpans
     from milldam.pipeline.chat_encoding import ChatEncoder
+    from milldam.pipeline.giants import Giants
     from milldam.pipeline.near_examples import ShownTexts
 
 _COUNTED = ("special_tokens_in_content",)
@@ -202,8 +202,8 @@ class _UnitWork:
         self._reader = open_reader(reading, task.texts_of(assignment))
         self._shown = task.shown_of(assignment.unit)
         self._read = self._bytes_read = self._input_bytes = 0
+        self._giants: Giants | None = None
         self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
-        self._giants = Giants(self._judge, self._encoder, self._output, self._seconds)
         self._reported = time.monotonic()
 
     def run(self) -> None:
@@ -213,7 +213,7 @@ class _UnitWork:
             if self._shown is not None:
                 self._shown.look(documents)
             full = self._output.text_bytes >= self._task.shard_size
-            if full and len(documents.texts) and not self._giants.inside:
+            if full and len(documents.texts) and not self._inside_giant:
                 self._commit(last=False)
             self._work_on(documents)
             if self._enough():
@@ -222,18 +222,31 @@ class _UnitWork:
         self._commit(last=True)
 
     def _work_on(self, documents: Documents) -> None:
-        if documents.cancel:
-            self._read -= self._giants.inside
-            self._giants.cancel()
-        elif documents.part:
-            self._read += not self._giants.inside
-            self._giants.add(documents)
+        if documents.cancel or documents.part:
+            self._work_on_part(documents)
         elif len(documents.texts):
             self._work_on_whole(documents)
         self._bytes_read += documents.bytes_read
         self._input_bytes = self._given.unit.input_bytes(self._bytes_read)
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._send_progress()
+
+    @property
+    def _inside_giant(self) -> bool:
+        return self._giants is not None and self._giants.inside
+
+    def _work_on_part(self, documents: Documents) -> None:
+        if self._giants is None:
+            # Most units have none.
+            from milldam.pipeline.giants import Giants
+
+            self._giants = Giants(self._judge, self._encoder, self._output, self._seconds)
+        if documents.cancel:
+            self._read -= self._giants.inside
+            self._giants.cancel()
+        else:
+            self._read += not self._giants.inside
+            self._giants.add(documents)
 
     def _work_on_whole(self, documents: Documents) -> None:
         started = time.perf_counter()

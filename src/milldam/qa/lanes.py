@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
@@ -195,10 +195,10 @@ class Lanes:
     def __next__(self) -> LaneBatch:
         return handed_out(self._loop.next(self._begin))
 
-    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[LaneBatch, Standing]], Standing | None]:
+    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[LaneBatch, Standing]], Callable[[], Standing]]:
         made, end = self._made(standing), self._end(standing.begin)
         steps = prefetched(made, self._prefetch) if self._prefetch else made
-        return steps, None if end is None else self._at_begin(end)
+        return steps, lambda: self._at_begin(end or 0)
 
     def _made(self, standing: Standing) -> Iterator[tuple[LaneBatch, Standing]]:
         plan = self._plan(standing)
@@ -323,6 +323,6 @@ def _checked_state(state: State, own: State) -> _State:
     changed = differences(found["settings"], own)
     if changed:
         raise MismatchError(
-            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start anew."
+            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start over."
         )
     return found

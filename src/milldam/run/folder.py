@@ -134,8 +134,8 @@ class RunFolder:
             return found.made or Identity.of_store(self.out, self.kind)
         if found.planned is None:
             raise StoreError(
-                f"{self.folder / PLAN}: damaged, so nobody can tell what this unfinished run was to make. "
-                "Start anew with ",
+                f"{self.folder / PLAN}: damaged, so what this unfinished run was to make is not known. "
+                "Start over with ",
                 Setting("overwrite", True),
                 ".",
             )
@@ -240,7 +240,7 @@ class RunFolder:
     def require_units(self) -> None:
         if not self.lists_units():
             named = f"{self.folder / 'units.jsonl'} or units.offsets"
-            raise StoreError(f"{named}: damaged. Make it anew: {PREPARE_FIRST}")
+            raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
 
     def _clear(self, outputs: tuple[str, ...]) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""

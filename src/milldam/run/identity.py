@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.files import hash_bytes
-from milldam.stores.kinds import Kind
+from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
 
 
@@ -31,7 +30,7 @@ class Identity:
     @property
     def run_id(self) -> str:
         """Names the result."""
-        return hash_bytes(json.dumps([self.settings, self.input], sort_keys=True).encode())[:16]
+        return result_id(self.settings, self.input)
 
     def differences(self, other: Identity) -> list[str]:
         """What differs, a line each; empty when nothing does."""

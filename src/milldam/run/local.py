@@ -17,7 +17,7 @@ from milldam.errors import WorkerError
 from milldam.memory import shared_bytes, usage
 from milldam.run.server import CAN_FORK
 from milldam.run.server_handle import ADVICE, RETRIES, ServerProcess, Servers, cause_of
-from milldam.run.tasks import CRASH, DONE, ERROR, READY, TASK, WORK, Event, Task
+from milldam.run.tasks import CRASH, DONE, ERROR, PAUSE_SECONDS, READY, TASK, WORK, Event, NothingYetError, Task
 
 
 @dataclass(slots=True)
@@ -98,21 +98,40 @@ class _Job:
     ) -> None:
         self._executor, self._servers, self._task = executor, servers, task
         self._units, self._assign, self._on_event = units, assign, on_event
+        self._all_given = False
+        """No more units come."""
         self._crashes: dict[int, int] = {}
         self._again: list[int] = []
         self._workers: dict[Connection, _Worker] = {}
 
     def run(self) -> None:
         first = self._next_unit()
-        if first is None:
+        if first is not None:
+            self._again.append(first)
+        elif self._all_given:
             return
-        self._again.append(first)
         self._servers.begin()
         for number in range(self._count):
             self._start_worker(number)
-        while any(worker.pid is None or worker.unit is not None for worker in self._workers.values()):
-            for ready in wait([*self._workers, *self._servers.controls]):
+        while self._is_busy():
+            idle = () if self._all_given else self._idle()
+            for ready in wait([*self._workers, *self._servers.controls], PAUSE_SECONDS if idle else None):
                 self._attend(ready)
+            for worker in idle:
+                if worker.connection in self._workers:
+                    self._hand_out(worker)
+
+    def _is_busy(self) -> bool:
+        workers = self._workers.values()
+        return (
+            not self._all_given
+            or bool(self._again)
+            or any(worker.pid is None or worker.unit is not None for worker in workers)
+        )
+
+    def _idle(self) -> list[_Worker]:
+        """Workers that wait for units which may still come."""
+        return [worker for worker in self._workers.values() if worker.pid is not None and worker.unit is None]
 
     @property
     def _count(self) -> int:
@@ -179,9 +198,11 @@ class _Job:
         worker.unit = self._next_unit()
         if worker.unit is not None:
             assignment = self._assign(worker.unit)
-            # Where it died meanwhile, that will be heard.
-            with contextlib.suppress(OSError):
+            try:
                 worker.connection.send((WORK, assignment))
+            except OSError:  # it died while it waited, which will be heard: not by this unit
+                self._again.append(worker.unit)
+                worker.unit = None
 
     def _go_on(self, worker: _Worker) -> None:
         """The next unit, for this worker or for a fresh one in its place."""
@@ -191,6 +212,7 @@ class _Job:
         worker.unit, unit = None, self._next_unit()
         if unit is not None:
             self._again.append(unit)
+        if unit is not None or not self._all_given:
             self._dismiss([worker])
             self._start_worker(worker.number)
 
@@ -204,7 +226,16 @@ class _Job:
         return held > inherited.allowance(most, shared_bytes(worker.pid) if inherited.anonymous else 0)
 
     def _next_unit(self) -> int | None:
-        return self._again.pop() if self._again else next(self._units, None)
+        """None: there is none just now, or no more come."""
+        if self._again:
+            return self._again.pop()
+        try:
+            return next(self._units)
+        except NothingYetError:
+            return None
+        except StopIteration:
+            self._all_given = True
+            return None
 
     def _dismiss(self, workers: list[_Worker]) -> None:
         for worker in workers:
@@ -222,11 +253,11 @@ class _Job:
         if worker.pid is None and worker.server.cannot_fork:
             return  # it never was: others are started in its place
         self._forget(worker)
-        if worker.pid is not None and worker.unit is None:
+        if worker.pid is not None and worker.unit is None and self._all_given and not self._again:
             return  # it had nothing to do
         if worker.unit is not None:
             self._take_back(worker, worker.unit, code)
-        elif code is not None:
+        elif code is not None and worker.pid is None:
             self._servers.count_failed_start(f"A worker {cause_of(code)}")
         self._start_worker(worker.number)
 

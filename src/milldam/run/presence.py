@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import ConfigError, TaskHeldError
+from milldam.errors import RunHeldError, TaskHeldError
 from milldam.files import explain_os_errors
 from milldam.run.array_task import ArrayTask
 from milldam.sealed import read_sealed, seal_file
@@ -38,7 +38,7 @@ class Presence:
         self._lock = FileLock(self.own / LOCK)
 
     def enter(self, name: Path) -> None:
-        """Take the lock. Raises TaskHeldError when the same task is at work, ConfigError when another run is."""
+        """Take the lock. Raises TaskHeldError when the same task is at work, RunHeldError when another run is."""
         with explain_os_errors(self.own):
             self.own.mkdir(parents=True, exist_ok=True)
             try:
@@ -95,8 +95,8 @@ class Presence:
             (folder / _STATUS).unlink(missing_ok=True)
 
 
-def _held(name: Path) -> ConfigError:
-    return ConfigError(f"{name}: another run is at work on it. `milldam status {name}` shows it.")
+def _held(name: Path) -> RunHeldError:
+    return RunHeldError(f"{name}: another run is at work on it. `milldam status {name}` shows it.")
 
 
 def _read(folder: Path) -> dict[str, Any]:

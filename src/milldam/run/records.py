@@ -28,6 +28,8 @@ from milldam.run.journal import Journal
 from milldam.run.units import Keys
 from milldam.sealed import ended, has_size, is_sealed, is_whole, unseal_line
 
+RECORDS = "records.jsonl"
+"""Of the stage that makes the result."""
 Files = dict[str, dict[str, Any]]
 """Size and hash of files, by their paths below the output folder."""
 
@@ -55,7 +57,7 @@ class Record:
 
 
 _FIELDS = ("key", "part", "last", "outputs", "files", "counts", "facts")
-_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), ')
+_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), "last": (true|false), ')
 _BLOCK, _LINES_GATHERED = 4096, 1024
 
 
@@ -63,6 +65,12 @@ def parse_record(line: bytes) -> Record | None:
     """A record, unless its line is not as it was written."""
     value = unseal_line(line)
     return None if value is None else Record(**value)
+
+
+def record_head(line: bytes) -> tuple[str, int, bool] | None:
+    """Key, part and last of a record, without a look at the rest; None: its line is not as it was written."""
+    head = _HEAD.match(line) if is_sealed(line) else None
+    return None if head is None else (head[1].decode(), int(head[2]), head[3] == b"true")
 
 
 class UnitSet:
@@ -268,10 +276,10 @@ def _places(paths: list[Path], keys: Keys) -> npt.NDArray[np.int64]:
         with path.open("rb") as lines:
             at = 0
             for line in lines:
-                head = _HEAD.match(line) if is_sealed(line) else None
-                number = None if head is None else keys.number_of(head[1].decode())
+                head = record_head(line)
+                number = None if head is None else keys.number_of(head[0])
                 if head is not None and number is not None:
-                    places.extend((file, at, number, int(head[2])))
+                    places.extend((file, at, number, head[1]))
                 at += len(line)
     table = np.frombuffer(places, np.int64).reshape(-1, 4)
     return table[np.lexsort((table[:, 3], table[:, 2]))]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from milldam.run.tasks import DONE, Event, Task
+from milldam.run.tasks import DONE, PAUSE_SECONDS, Event, NothingYetError, Task
 
 
 class SerialExecutor:
@@ -15,9 +16,19 @@ class SerialExecutor:
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
         work, pid = task.start(), os.getpid()
-        for unit in units:
+        for unit in _as_they_come(iter(units)):
             work(assign(unit), partial(_report, on_event, pid, unit))
             on_event(Event(0, pid, unit, DONE))
+
+
+def _as_they_come(units: Iterator[int]) -> Iterator[int]:
+    while True:
+        try:
+            yield next(units)
+        except StopIteration:
+            return
+        except NothingYetError:
+            time.sleep(PAUSE_SECONDS)
 
 
 def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, value: Any) -> None:

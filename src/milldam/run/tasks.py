@@ -20,9 +20,16 @@ IMPORT, TASK, WORK, FORK, END = "import", "task", "work", "fork", "end"
 READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
 """What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
 
+PAUSE_SECONDS = 0.02
+"""Until units are asked for again that did not come yet."""
+
 Report = Callable[[str, Any], None]
 """(kind, value): "part" with a record to keep, "progress" with counters."""
 Work = Callable[[Any, Report], None]
+
+
+class NothingYetError(Exception):
+    """Raised by an iterator of units that has none to hand out just now, and may have one later."""
 
 
 class Task(Protocol):
@@ -76,5 +83,8 @@ class Executor(Protocol):
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
     ) -> None:
-        """Work on every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out."""
+        """Work on every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out.
+
+        Executors of this machine wait for units that come later (`NothingYetError`), while workers go on.
+        """
         ...

@@ -343,7 +343,7 @@ class JsonStream:
         """Raises JsonError when there is more."""
         text = self._text
         if text.peek():
-            raise text.wrong("something behind the end of the JSON text")
+            raise text.wrong("something after the end of the JSON text")
 
     def _members(self, opening: str, closing: str) -> Iterator[None]:
         text = self._text

@@ -87,8 +87,10 @@ def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterat
     elif is_address(given):
         yield from _list_address(given, input_format, left_out)
     elif os.path.isdir(given):
+        above = os.path.join(Path(given), "")
         for path in files_below(Path(given), any_format=input_format is not None, left_out=left_out):
-            yield replace(_local_file(path, input_format), name=os.path.relpath(path, given))
+            below = path[len(above) :] if path.startswith(above) else os.path.relpath(path, given)
+            yield _local_file(path, input_format, below)
     elif os.path.isfile(given):
         yield _local_file(given, input_format)
     elif glob.has_magic(given):
@@ -122,12 +124,28 @@ def _standard_input(input_format: str | None) -> InputFile:
     return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
 
-def _local_file(path: str, input_format: str | None) -> InputFile:
+def _local_file(path: str, input_format: str | None, name: str = "") -> InputFile:
     status = os.stat(path)
     if not os.access(path, os.R_OK):
         raise InputError(f"{path}: not readable. Check its permissions.")
     kind, compression = _required_kind(path, input_format)
-    return InputFile(path, kind, compression, status.st_size, version_of(status))
+    return InputFile(path, kind, compression, status.st_size, version_of(status), name)
+
+
+def is_as_listed(path: str, state: str) -> bool:
+    """Whether a file is the one that had this state when it was listed."""
+    try:
+        if is_address(path):
+            filesystem, inside = open_filesystem(path)
+            filesystem.invalidate_cache()
+            found = _remote_file(filesystem, filesystem.info(inside), "txt")
+        else:
+            found = _local_file(path, "txt")
+    except FileNotFoundError:
+        return False
+    # Below the folder that was named, whichever that was.
+    parts = PurePosixPath(path).parts
+    return any(replace(found, name="/".join(parts[first:])).state == state for first in range(len(parts)))
 
 
 def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:

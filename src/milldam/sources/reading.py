@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from milldam.input_files import without_secrets
+from milldam.errors import InputError
+from milldam.input_files import is_address, without_secrets
 from milldam.sources.batch import Batch, OnReject, Reading, TextRules
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.listing import InputFile
@@ -96,9 +98,18 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 
 def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk."""
-    reading = Reading(rules, on_reject, spool)
+    try:
+        yield from _read_slices(unit, Reading(rules, on_reject, spool))
+    except FileNotFoundError:
+        gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
+        if not gone:
+            raise
+        raise InputError(f"{without_secrets(gone[0])}: gone since the input was listed.") from None
+
+
+def _read_slices(unit: Unit, reading: Reading) -> Iterator[Batch]:
     reader = _reader(unit.slices[0].format)
-    if unit.slices[0].format == "txt" and reader.boundary_of(rules) is None:
+    if unit.slices[0].format == "txt" and reader.boundary_of(reading.rules) is None:
         yield from reader.read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:

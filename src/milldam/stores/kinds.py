@@ -8,6 +8,7 @@ is read (`milldam.checked`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -145,7 +146,7 @@ class Kind:
         if other is not None:
             return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
         if (folder / "run").exists():
-            how = f"`milldam status {folder}` says how to go on."
+            how = f"`milldam status {folder}` says how to continue."
             return f"{folder}: unfinished: a run was interrupted here. {how}"
         splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
         if splits:
@@ -186,6 +187,11 @@ FEATURES = Kind(
     "milldam.stores.features.reader:FeatureStore",
 )
 KINDS = (TOKENS, FEATURES, TABLE)
+
+
+def result_id(settings: dict[str, Any], input: dict[str, Any]) -> str:
+    """Names what is made with these settings from this input, before it is made."""
+    return hash_bytes(json.dumps([settings, input], sort_keys=True).encode())[:16]
 
 
 def store_kind(folder: str | Path) -> Kind | None:

@@ -168,5 +168,5 @@ def same_generation(place: P, fingerprint: str, fingerprint_of: Callable[[P], st
         return place
     kept = None if place.folder is None else kept_manifest(place.folder, fingerprint)
     if place.folder is None or kept is None:
-        raise MismatchError(f"{place.name}: another store lies there than when it was opened. Open it anew.")
+        raise MismatchError(f"{place.name}: it is not the store that was opened. Open it again.")
     return Folder(place.folder, kept)

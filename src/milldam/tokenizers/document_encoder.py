@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,12 @@ import pyarrow as pa
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
-from milldam.tokenizers.cutting import Cutter, character_start
 from milldam.tokenizers.encoders import Encoder, Ids, Offsets, json_model_type
-from milldam.tokenizers.runs import Runs, find_runs
 from milldam.tokenizers.special import SpecialTokens
+
+if TYPE_CHECKING:
+    from milldam.tokenizers.cutting import Cutter
+    from milldam.tokenizers.runs import Runs
 
 EMPTY = "empty"
 _LONGEST_CHARACTER = 4
@@ -111,6 +113,8 @@ class DocumentEncoder:
     # ---- a document larger than the encoder takes at once ----
 
     def _make_cutter(self) -> Cutter:
+        from milldam.tokenizers.cutting import Cutter
+
         form = self._bare()
         return Cutter(
             _Encoding(lambda: self.encoder),
@@ -124,6 +128,8 @@ class DocumentEncoder:
 
     def _encode_giant(self, text: pa.Buffer, position: int) -> Iterator[Tokens]:
         """A whole document, fed in parts: it may lie in a mapped file and need not be copied whole."""
+        from milldam.tokenizers.cutting import character_start
+
         start = 0
         while start < text.size:
             stop = start + self.encoder.batch_bytes
@@ -211,6 +217,8 @@ def bare_form(tokenizer_json: str, make: Callable[[str], Encoder]) -> BareForm:
     """How to continue a text in pieces: without a mark, where the tokenizer marks the start of words or of the text."""
     marks_text, marks_words = '"Prepend"' in tokenizer_json, '"Metaspace"' in tokenizer_json
     if not marks_text and not marks_words:
+        from milldam.tokenizers.runs import find_runs
+
         return BareForm(runs=find_runs(tokenizer_json))
     by_merges = json_model_type(tokenizer_json) == "BPE"
     return BareForm(lambda: make(bare_json(tokenizer_json)), spans_words=marks_text, weighs_words=not by_merges)

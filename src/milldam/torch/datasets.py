@@ -15,7 +15,8 @@ import torch.utils.data
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import Batches, differences
+from milldam.loader.batches import NEVER, Batches, differences
+from milldam.loader.feeds import FeedStreams
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
@@ -38,6 +39,11 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, samples: Samples[Any, Any]) -> None:
         _require_samples("MapDataset", samples)
+        if not samples._length_known:
+            raise ConfigError(
+                "MapDataset: a sampler has to know how many samples there are, and a feed may not know yet. Use "
+                "BatchDataset, or open the finished store without units."
+            )
         if isinstance(samples, MixedSamples):
             raise ConfigError(
                 "MapDataset: a sampler would never get beyond the first epoch of a mixture. Use BatchDataset."
@@ -59,7 +65,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
 
 def _require_samples(name: str, samples: Any) -> None:
-    if isinstance(samples, Streams):
+    if isinstance(samples, Streams | FeedStreams):
         raise ConfigError(
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )
@@ -126,7 +132,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def _refuse_the_rest_twice(self) -> None:
         """A second loop over the rest of an epoch would leave out its first part, epoch after epoch."""
-        if self._place % self._loop_samples == 0:
+        if self._loop_at()[1]:
             return
         if self._start.marked(_Mark.REST_BEGUN):
             raise ConfigError(
@@ -142,23 +148,15 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The number of the loop that begins next: after `load_state_dict`, where to go on with `set_epoch`."""
-        return self._place // self._loop_samples
+        return self._loop_at()[0]
 
-    @property
-    def _place(self) -> int:
-        return int(self._start.read().get("samples_seen", 0))
+    def _loop_at(self) -> tuple[int, bool]:
+        """The number of the loop that begins next, and whether that is its begin; the same for all ranks."""
+        return self._at_start((0, 1))._loop_at()
 
-    @property
-    def _loop_samples(self) -> int:
-        """Samples of a loop over all epochs, of all ranks."""
-        return (self._epochs or 1) * self.samples.epoch_samples
-
-    def _loop_end(self, place: int) -> int | None:
-        return self._at_start()._loop_end(place)
-
-    def _at_start(self) -> Batches[Any]:
+    def _at_start(self, ranks: tuple[int, int] | None = None) -> Batches[Any]:
         """New batches that stand where a loop begins."""
-        rank, world_size = self._ranks or _ranks_of_torch()
+        rank, world_size = ranks or self._ranks or _ranks_of_torch()
         batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
         start = self._start.read()
         if start:
@@ -177,7 +175,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
             # What a state brought along (a mixture's change of weights) may lie ahead of there.
             start = {}
         if epoch != self.epoch:
-            start["samples_seen"] = epoch * self._loop_samples
+            start |= self._at_start((0, 1))._loop_begin(epoch)
         self._begin_at(start)
 
     def _begin_at(self, start: State) -> None:
@@ -186,7 +184,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def state_after(self, batches: int) -> State:
         """Where it stands after so many batches of a loop were taken; goes on with any number of workers and ranks."""
-        return _state_after(self._at_start(), batches, self._loop_end(self._place))
+        return _state_after(self._at_start(), batches)
 
     def state_dict(self) -> State:
         """Where it stands in this process, in the form of `Batches.state_dict`.
@@ -227,19 +225,21 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
 
 
-def _state_after(now: Batches[Any], count: int, end: int | None) -> State:
+def _state_after(now: Batches[Any], count: int) -> State:
     """The state of batches `count` steps on; behind the last of a loop it is the begin of what follows."""
-    begin, step = now.samples_seen, now.delivery.step
+    if count < 0:
+        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
+    begin, step, until = now.samples_seen, now.delivery.step, now._until(now.samples_seen)
     place = begin + count * step
-    if end is not None:
-        # Samples that go to no rank are passed over with the last batch.
+    # Samples that go to no rank are passed over with the last batch.
+    asked = place + step if now.delivery.drop_last else place
+    end = until(asked)
+    if end < asked:
         usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
         steps = -(-usable // step)
         if count > steps:
             raise ConfigError(f"state_after: {count:,} batches; a loop from here has {steps:,}.")
         place = end if count == steps else place
-    if count < 0:
-        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
     return _state_at(now, place)
 
 
@@ -288,9 +288,8 @@ class _Loop:
         """Where the only worker stands."""
         now = self._dataset._at_start()
         now.load_state_dict(self._begin)
-        end = self._dataset._loop_end(now.samples_seen)
         # At the end, other ranks may have had one batch more.
-        return _state_at(now, end) if self._through and end is not None else _state_after(now, self._taken, end)
+        return _state_at(now, now._until(now.samples_seen)(NEVER)) if self._through else _state_after(now, self._taken)
 
     def state_dict(self) -> State:
         return {"begin": self._begin, "batches": self._taken} | self._sharing()
@@ -301,7 +300,7 @@ class _Loop:
         found: _LoopState = checked(_LoopState, state, "The state of a loop")
         if changed := differences({name: state[name] for name in self._sharing()}, {**self._sharing()}):
             raise MismatchError(
-                f"StatefulDataLoader goes on with the workers and ranks it had: {changed}. To change them, "
+                f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, "
                 "save dataset.state_after(batches taken), and load that into the dataset."
             )
         self._batches.load_state_dict(found["begin"])

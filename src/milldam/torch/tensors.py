@@ -6,7 +6,7 @@ costs the training thread some tens of microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypedDict, TypeVar, overload
 
 import numpy as np
@@ -68,7 +68,7 @@ class TensorBatches(Generic[TensorsT]):
         made: TensorsT = converted(next(self._batches), self._placed)
         return made
 
-    def _begin(self, place: int) -> tuple[Iterator[tuple[TensorsT, int]], int | None]:
+    def _begin(self, place: int) -> tuple[Iterator[tuple[TensorsT, int]], Callable[[], int]]:
         """What follows in a loop of the batches, so that where it stands is behind the last that was handed out."""
         made, end = self._batches._begin(place)
         assert self._staging is not None

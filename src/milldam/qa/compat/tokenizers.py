@@ -29,7 +29,7 @@ def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str,
     there = memory_count(backend)
     if there > memory_num_tokens:
         raise ConfigError(
-            f"memory_num_tokens: {memory_num_tokens}; the tokenizer has {there} memory tokens already. Load it anew."
+            f"memory_num_tokens: {memory_num_tokens}; the tokenizer has {there} memory tokens already. Load it again."
         )
     names = {kind: [name.format(i) for i in range(memory_num_tokens)] for kind, name in _MEMORY_IDS.items()}
     if backend is tokenizer:

@@ -141,6 +141,10 @@ class Shard:
     """The same of what is trained on; None: all of it."""
     labels: FileRecord | None = None
     """The same of a label a document; None: there are none."""
+    unit: int | None = None
+    """The unit of the plan that it is of; None: a unit by itself. Set, as `part`, when the manifest is made."""
+    part: int | None = None
+    """Which part of the unit it is of, where that has several."""
 
     @property
     def files(self) -> dict[str, FileRecord]:
@@ -173,6 +177,8 @@ class Manifest:
     """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
     chat: ChatFacts | None = None
     """What is known of its conversations; None: it has none."""
+    units: int | None = None
+    """How many units its plan had, of which some may have left no shard; None: every shard is one."""
 
     @property
     def documents(self) -> int:
@@ -225,8 +231,9 @@ class Manifest:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
-        if self.chat is None:
-            del facts["chat"]
+        for name in ("chat", "units"):
+            if facts[name] is None:
+                del facts[name]
         summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}
         TOKENS.write(folder, summed | facts, ("shards", shards))
 
@@ -314,9 +321,11 @@ def shard_text(shard: Shard) -> str:
         f'   "{ending}": {{\n    "bytes": {file["bytes"]},\n    "xxh3": {_quoted(file["xxh3"])}\n   }}'
         for ending, file in shard.files.items()
     )
+    made_from = {"unit": shard.unit, "part": shard.part}
+    unit = "".join(f',\n   "{name}": {number}' for name, number in made_from.items() if number is not None)
     return (
         f'  {{\n   "name": {_quoted(shard.name)},\n   "split": {_quoted(shard.split)},\n   "documents": {documents},\n'
-        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n{files}\n  }}'
+        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n{files}{unit}\n  }}'
     )
 
 

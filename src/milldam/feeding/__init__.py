@@ -1,0 +1,31 @@
+"""Training straight from text: units of a store are made in the background, in the order in which loaders need them.
+
+job          the job of `milldam tokenize`, its units in the order in which they are wanted; what can't be fed
+maker        a process that does it beside training; it has the run's lock
+making       the maker as loaders see it: started, watched, replaced when it dies
+planned      what it tells loaders of its run
+demand       which units loaders wait for, as files of the run folder
+made         the run's records, read while they are written
+growing      the parts of a store that is being made, as `loader.parts` wants them
+
+Ranks share a run folder and nothing else: whoever gets the lock has the maker, the others read what it makes. No rank
+waits for another one, only for units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_CONFIG_ENDINGS = (".yaml", ".yml")
+
+
+def is_raw(inputs: object, options: Mapping[str, object]) -> bool:
+    """Whether text is to be fed: a tokenizer or the place of a store is named, or the input is a configuration."""
+    return not options.keys().isdisjoint(("tokenizer", "store")) or is_config(inputs)
+
+
+def is_config(inputs: object) -> bool:
+    return isinstance(inputs, Mapping) or (
+        isinstance(inputs, str | Path) and str(inputs).lower().endswith(_CONFIG_ENDINGS)
+    )

@@ -1,0 +1,168 @@
+"""The parts of a store that is being made: they are wanted, made by a maker process, and read as they come.
+
+Holds the keys of the plan's units and where their records lie: some 100 bytes a unit. Nothing is prepared or tokenized
+in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from milldam.errors import MismatchError, StoreError
+from milldam.feeding.demand import Demand
+from milldam.feeding.made import MadeParts
+from milldam.feeding.making import Making, Order
+from milldam.feeding.planned import Planned
+from milldam.input_files import RUN_FOLDER
+from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
+from milldam.loader.stores import Store, token_file
+from milldam.run.identity import Identity
+from milldam.run.presence import Presence
+from milldam.run.records import RECORDS, Record
+from milldam.run.units import UnitList
+from milldam.sealed import has_size
+from milldam.stores.kinds import TOKENS
+from milldam.stores.place import Folder, Place
+from milldam.stores.tokens.format import token_dtype
+from milldam.stores.tokens.manifest import Shard
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+"""Seconds between looks for a part that is waited for."""
+_FINISH_SECONDS = 10.0
+
+
+class GrowingParts:
+    """See `loader.parts.Parts`. What is unpickled, or forked, only reads, unless nobody makes what it waits for."""
+
+    def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
+        self._order, self._planned = order, planned
+        run_folder = order.out / RUN_FOLDER
+        # As `TokenJob` has them where nothing is sliced or deduplicated.
+        units = UnitList(run_folder, "units")
+        keys = units.keys().mixed(np.zeros(planned.units, np.uint64)) if len(units) == planned.units else None
+        if keys is None:
+            raise MismatchError(f"{order.out}: is being made anew. Open the data again.")
+        self._made = MadeParts(run_folder / RECORDS, keys)
+        self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
+        self._making = making or Making(order)
+        self._owner, self._lock = os.getpid(), threading.RLock()
+        self._wanted: Sequence[int] = ()
+        self._finished = False
+        self._waits, self._waited = 0, 0.0
+        self._made.begin()
+        self._began = time.monotonic()
+
+    @property
+    def facts(self) -> FeedFacts:
+        planned = self._planned
+        return FeedFacts(
+            name=str(self._order.out),
+            identity=planned.identity,
+            units=planned.units,
+            splits=planned.splits,
+            dtype=np.dtype(token_dtype(planned.vocab_size)),
+            vocab_size=planned.vocab_size,
+            rows=self._order.out / "rows",
+            pad_id=planned.pad_id,
+            tokenizer=planned.tokenizer,
+            chat=planned.chat,
+            pairs=planned.pairs,
+        )
+
+    def part(self, unit: int, number: int) -> Part:
+        self._notice_fork()
+        with self._lock:
+            record = self._made.find(unit, number) or self._wait(unit, number)
+            folder = Folder(self._order.out)
+            shards = [Shard(**shard) for shard in record.facts["shards"]]
+            for name, file in record.outputs.items():
+                if not has_size(self._order.out / name, file["bytes"]):
+                    raise StoreError(f"{self._order.out / name}: gone, or not as it was made. Open the data again.")
+            return Part({shard.split: token_file(folder, shard) for shard in shards}, record.last)
+
+    def _wait(self, unit: int, number: int) -> Record:
+        if unit not in self._wanted:
+            self._demand.put((unit, *self._wanted))
+        began, pause = time.monotonic(), _FIRST_PAUSE
+        self._waits += 1
+        try:
+            while (record := self._made.find(unit, number)) is None:
+                if not self._demand.is_known():
+                    self._demand.renew()
+                self._making.tend(self._planned.identity, len(self._made))
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self._waited += time.monotonic() - began
+        return record
+
+    def want(self, units: Sequence[int]) -> None:
+        self._notice_fork()
+        with self._lock:
+            self._wanted = tuple(units)
+            self._made.look()
+            if all(self._made.is_complete(unit) for unit in units):
+                return
+            self._demand.put(self._wanted)
+            self._making.tend(self._planned.identity, len(self._made))
+
+    def finished(self) -> Place | None:
+        self._notice_fork()
+        with self._lock:
+            self._finished = self._finished or self._is_finished()
+        return Folder(self._order.out) if self._finished else None
+
+    def _is_finished(self) -> bool:
+        """Whether the manifest is that of what is made here: until then it may be that of the input before."""
+        self._made.look()
+        if self._made.units < self._planned.units or not (self._order.out / TOKENS.manifest).exists():
+            return False
+        return Identity.of_store(self._order.out, TOKENS).run_id == self._planned.identity
+
+    def stats(self) -> dict[str, float]:
+        self._notice_fork()
+        with self._lock:
+            self._made.look()
+            told = self._presence.told()
+            seconds = time.monotonic() - self._began
+            return {
+                "units": self._planned.units,
+                "units_made": self._made.units,
+                "tokens_made": self._made.tokens,
+                "tokens_made_per_second": self._made.tokens / seconds,
+                "units_ahead": sum(self._made.is_complete(unit) for unit in self._wanted),
+                "waits": self._waits,
+                "waited_seconds": self._waited,
+                "memory_bytes": told.get("anonymous_bytes", 0),
+                "budget_bytes": self._planned.budget_bytes,
+                "workers": self._planned.workers,
+            }
+
+    def close(self) -> None:
+        if os.getpid() == self._owner:
+            self._demand.withdraw()
+            self._made.look()
+            # The last unit is made: what is left takes a moment.
+            self._making.close(patience=_FINISH_SECONDS if self._made.units == self._planned.units else 0.0)
+
+    def _notice_fork(self) -> None:
+        """A forked process has no maker, and locks that another thread held stay locked in it."""
+        if os.getpid() != self._owner:
+            self._owner, self._lock = os.getpid(), threading.RLock()
+            self._demand, self._making = Demand(self._order.out / RUN_FOLDER), Making(self._order)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GrowingParts, (self._order, self._planned)
+
+
+def open_parts(order: Order) -> Parts:
+    """The parts of a store that is made from text: where it is finished, those that are there."""
+    making = Making(order)
+    planned = None if order.asked.is_answered() else making.await_planned()
+    return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)

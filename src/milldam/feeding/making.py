@@ -1,0 +1,248 @@
+"""The maker of a run folder, as a loader sees it: found, or started; watched; replaced when it dies.
+
+Whoever finds nobody at work starts a maker; of several that are started at once, one gets the run's lock and the others
+end. So when a rank dies with its maker, any other that waits for a unit has its own within a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerError
+from milldam.feeding.planned import Planned
+from milldam.files import hash_bytes
+from milldam.input_files import RUN_FOLDER
+from milldam.run.identity import Identity
+from milldam.run.presence import Presence
+from milldam.run.server_handle import ADVICE, cause_of
+from milldam.run.tasks import ERROR
+from milldam.sealed import read_sealed
+
+if TYPE_CHECKING:
+    from milldam.config.settings import Config
+    from milldam.pipeline.receipt import Asked
+
+log = logging.getLogger("milldam")
+
+_HOW = ("out", "memory", "workers", "overwrite", "executor", "address")
+"""Settings that do not change what is made."""
+_STDERR = 2
+_LOOK_SECONDS = 0.25
+"""Between looks at who is at work."""
+_STRANGER_SECONDS = 3.0
+"""For so long a run that is no feed's may only be about to begin as one."""
+_FIRST_RANK_SECONDS = 2.0
+"""For so long other ranks let the first one begin."""
+_FAREWELL_SECONDS = 5.0
+_RETRIES = 2
+"""Makers that may die one after the other, with nothing made in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be made."""
+
+    out: Path
+    check: Callable[[], Config]
+    """Makes the configuration, or raises what is wrong with it."""
+    asked: Asked
+    name: str
+    """Names what is asked for, whatever its memory and workers."""
+
+    @classmethod
+    def of(cls, out: Path, check: Callable[[], Config], asked: Asked, settings: Mapping[str, Any], said: Any) -> Order:
+        """`settings`, before they are checked, and `said`, where they come from: another name for others."""
+        of_result = {name: value for name, value in settings.items() if name not in _HOW}
+        return cls(out, check, asked, hash_bytes(repr((of_result, said)).encode("utf-8", "backslashreplace")))
+
+
+class Making:
+    """`planned`: what the run is, once `await_planned` has returned."""
+
+    def __init__(self, order: Order) -> None:
+        self._order, self._run = order, order.out / RUN_FOLDER
+        self._presence = Presence(self._run, None)
+        self._process: _MakerProcess | None = None
+        self._deaths = 0
+        self._made_at_death: int | None = None
+        self._began = self._looked = time.monotonic()
+        self._stranger_since: float | None = None
+        self._told_alone = False
+        self.is_finished = False
+        """The store is whole."""
+
+    def await_planned(self) -> Planned | None:
+        """What is made for loaders; None: nothing, the store is finished."""
+        while not self.is_finished:
+            self._look(None)
+            planned = self._told()
+            if planned is not None and planned.name != self._order.name:
+                raise RunHeldError(
+                    f"{self._order.out}: another feed with other arguments is making it. "
+                    "End it first, or choose another folder for the store."
+                )
+            if planned is not None and planned.identity and not self.is_finished:
+                return planned
+            time.sleep(0.005)
+        return None
+
+    def _told(self) -> Planned | None:
+        """What the maker that is at work has told; not what one that is gone has left."""
+        planned = Planned.read(self._run)
+        if self._process is not None:
+            return planned if planned is not None and planned.pid == self._process.pid else None
+        return planned if self._presence.is_anybody_here() else None
+
+    def tend(self, identity: str, made: int) -> None:
+        """While waiting for a unit: raise what went wrong, see that somebody makes it. `made`: parts, up to now."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS and (self._process is None or self._process.is_alive()):
+            return
+        self._looked = now
+        self._look(made)
+        plan = read_sealed(self._run / "plan.json")
+        if plan is not None and Identity(plan["settings"], plan["input"]).run_id != identity:
+            raise MismatchError(
+                f"{self._order.out}: its input or settings changed, and it is being made anew from them. "
+                "Open the data again; a state from before does not fit it any more."
+            )
+
+    def _look(self, made: int | None) -> None:
+        """`made`: None: nothing is known of the plan."""
+        if self._process is not None:
+            if not self._process.is_alive():
+                self._bury(self._process, made)
+        elif self._presence.is_anybody_here():
+            if made is None:
+                self._refuse_stranger()
+        elif self._may_begin():
+            self._process = _MakerProcess(self._order)
+
+    def _bury(self, process: _MakerProcess, made: int | None) -> None:
+        """Our maker has ended: that may mean several things."""
+        self._process = None
+        error = process.told_error()
+        if isinstance(error, RunHeldError):
+            return  # another one was faster
+        if error is not None:
+            raise error
+        if process.has_finished:
+            self.is_finished = True
+            return
+        self._deaths = self._deaths + 1 if made == self._made_at_death else 1
+        self._made_at_death = made
+        cause = cause_of(process.code)
+        if self._deaths > _RETRIES:
+            raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
+        log.warning("The process that makes units %s; another one is started.", cause)
+
+    def _refuse_stranger(self) -> None:
+        """Somebody is at work who may be about to begin as a maker; who does not is another run."""
+        if Planned.read(self._run) is not None:
+            self._stranger_since = None
+        elif self._stranger_since is None:
+            self._stranger_since = time.monotonic()
+        elif time.monotonic() - self._stranger_since > _STRANGER_SECONDS:
+            out = self._order.out
+            raise RunHeldError(f"{out}: another run is at work on it. `milldam status {out}` shows it.")
+
+    def _may_begin(self) -> bool:
+        """Of several ranks the first one begins; the others when it does not: it is gone, or can't be seen."""
+        if _number("RANK", "SLURM_PROCID") == 0:
+            return True
+        if time.monotonic() - self._began < _FIRST_RANK_SECONDS:
+            return False
+        if not self._told_alone and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") > 0:
+            self._told_alone = True
+            log.warning(
+                "%s: nobody else makes it, though ranks run on several machines. Unless all of them see this folder, "
+                "each machine makes its own: the batches are the same, the work is done on every machine.",
+                self._order.out,
+            )
+        return True
+
+    def close(self, *, patience: float = 0.0) -> None:
+        """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
+        if self._process is not None:
+            until = time.monotonic() + patience
+            while self._process.is_alive() and time.monotonic() < until:
+                time.sleep(0.01)
+            self._process.end()
+            self._process = None
+
+
+def _number(*names: str) -> int:
+    """The first of some variables of the environment that is a number; else 0."""
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), 0)
+
+
+class _MakerProcess:
+    def __init__(self, order: Order) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "milldam.feeding.maker", str(theirs.fileno()), str(os.getpid())]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        self._connection.send(order)
+        self._told: tuple[str, Any] | None = None
+        self.end = weakref.finalize(self, _end, self._process, os.getpid())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def code(self) -> int:
+        return self._process.wait()
+
+    def told_error(self) -> MilldamError | Exception | None:
+        kind, value = self._farewell()
+        return value if kind == ERROR else None
+
+    @property
+    def has_finished(self) -> bool:
+        return self._farewell()[0] == "finished"
+
+    def _farewell(self) -> tuple[str, Any]:
+        if self._told is None:
+            self._told = "", None
+            with contextlib.suppress(EOFError, OSError):
+                if self._connection.poll():
+                    self._told = self._connection.recv()
+        return self._told
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End a maker; not from a process that was forked meanwhile."""
+    if os.getpid() != owner or process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_FAREWELL_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,239 @@
+"""The order of a feed: units in random order, the samples of some parts at a time in any order.
+
+Epoch e visits the units of the plan in a permutation of its own; the parts of a unit come one after the other. That
+sequence of parts is cut into groups, and the samples of a group are permuted among each other. A group has 64 parts; in
+the first epoch the first ones have 1, 1, 2, 4, ... 32, so that the first batch needs no more than one part. A part that
+has nothing of the split is passed over.
+
+So what comes at a place follows from the plan, the parts and the seed, never from how much is made. How many samples an
+epoch has shows when it is through. A state names the parts of its group and how the sequence goes on: whoever resumes
+from it needs no earlier part. Holds 16 bytes for each unit, and about a kilobyte for each group that it has passed.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from milldam.checked import checked
+from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.loader.order import InSequence, Order, Shuffled
+from milldam.loader.permutation import Int64s, Permutation, mix
+
+if TYPE_CHECKING:
+    from milldam.loader.feed_samples import PartGroups
+
+GROUP_PARTS = 64
+_FIRST_GROUPS = (1, 1, 2, 4, 8, 16, 32)
+_WANTED_UNITS = 2 * GROUP_PARTS
+"""How many units are asked for ahead: enough for the next group, and for the one after it."""
+_UNIT_SEED, _INSIDE_SEED = 6, 7
+"""Apart from the numbers that other orders mix into their seeds."""
+_NAME = "The state of a feed"
+
+Key = tuple[tuple[int, int], ...]
+"""(unit, part) of the parts of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group of parts, and how the sequence goes on behind it."""
+
+    begin: int
+    """The place of its first sample."""
+    samples: int
+    epoch: int
+    number: int
+    """Counted from 0 in its epoch; -1: the begin of the epoch, no group yet."""
+    parts: Key
+    next_unit: int
+    """Place in the epoch's permutation of units."""
+    next_part: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.samples
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "begin": self.begin,
+            "samples": self.samples,
+            "epoch": self.epoch,
+            "groups": self.number + 1,
+            "parts": [list(part) for part in self.parts],
+            "next": [self.next_unit, self.next_part],
+        }
+
+
+class _State(TypedDict):
+    begin: int
+    samples: int
+    epoch: int
+    groups: int
+    parts: list[list[int]]
+    next: list[int]
+
+
+def epoch_begin(epoch: int, place: int) -> dict[str, Any]:
+    """The state of an order where an epoch begins."""
+    return _Group(place, 0, epoch, -1, (), 0, 0).as_json()
+
+
+class UnitOrder:
+    """Places to numbers of samples; see `Order`. Threads may share it."""
+
+    first_end = None
+
+    def __init__(self, samples: PartGroups, seed: int, *, shuffled: bool, begin: _Group | None = None) -> None:
+        self._samples, self._seed, self._shuffled = samples, seed, shuffled
+        self._groups = [begin or _Group(0, 0, 0, -1, (), 0, 0)]
+        self._begins = [self._groups[0].begin]
+        self._lock = threading.RLock()
+        self._units = lru_cache(maxsize=3)(self._units_of)
+        self._inside = lru_cache(maxsize=4)(self._order_inside)
+
+    # ---- places ----
+
+    def numbers(self, places: Int64s) -> Int64s:
+        numbers = np.empty_like(places)
+        done = 0
+        while done < len(places):
+            group = self._at(int(places[done]))
+            stop = int(places.searchsorted(group.end))
+            inside = self._inside(group).numbers(places[done:stop] - group.begin)
+            numbers[done:stop] = inside + self._samples.base(group.parts)
+            done = stop
+        return numbers
+
+    def stretches(self, place: int) -> None:
+        """None: parts are small enough to be read in any order."""
+
+    def reach(self, stop: int, epochs: int) -> int:
+        """A place, or the end of the first so many epochs where that comes before it."""
+        with self._lock:
+            while self._groups[-1].end < stop and not self._ends_at(self._groups[-1], epochs):
+                self._extend()
+            last = self._groups[-1]
+            if last.epoch >= epochs:
+                # Some other loop went on: the end lies further back.
+                last = next(group for group in reversed(self._groups) if group.epoch < epochs)
+            return min(stop, last.end)
+
+    def _ends_at(self, group: _Group, epochs: int) -> bool:
+        return group.epoch >= epochs or (group.epoch == epochs - 1 and self._is_last(group))
+
+    def _is_last(self, group: _Group) -> bool:
+        """Whether no unit of the epoch follows."""
+        return group.next_unit >= self._samples.units
+
+    def _at(self, place: int) -> _Group:
+        """The group that the sample at a place is in."""
+        with self._lock:
+            while self._groups[-1].end <= place:
+                self._extend()
+            return self._groups[bisect_right(self._begins, place) - 1]
+
+    # ---- groups ----
+
+    def _extend(self) -> None:
+        """The next group. Waits until its parts are made."""
+        last = self._groups[-1]
+        epoch, number, place, part = last.epoch, last.number + 1, last.next_unit, last.next_part
+        if self._is_last(last):
+            self._refuse_nothing(last)
+            epoch, number, place, part = epoch + 1, 0, 0, 0
+        wanted, found = _group_size(epoch, number), list[tuple[int, int]]()
+        while len(found) < wanted and place < self._samples.units:
+            coming = self._coming(epoch, place)
+            self._samples.parts.want(coming)
+            unit = coming[0]
+            there = self._samples.parts.part(unit, part)
+            if self._samples.split in there.files:
+                found.append((unit, part))
+            place, part = (place + 1, 0) if there.last else (place, part + 1)
+        self._samples.parts.want(self._coming(epoch, place))
+        key = tuple(found)
+        group = _Group(last.end, self._samples.count(key), epoch, number, key, place, part)
+        self._groups.append(group)
+        self._begins.append(group.begin)
+
+    def _coming(self, epoch: int, place: int) -> list[int]:
+        """Units in the order in which they are needed."""
+        here = self._units(epoch)[place : place + _WANTED_UNITS]
+        return [*here.tolist(), *self._units(epoch + 1)[: _WANTED_UNITS - len(here)].tolist()]
+
+    def _refuse_nothing(self, last: _Group) -> None:
+        """Epoch after epoch would bring nothing."""
+        first = self._groups[0]
+        whole = first.number == -1 or first.epoch < last.epoch
+        if whole and not any(group.samples for group in self._groups if group.epoch == last.epoch):
+            raise ConfigError(
+                f"{self._samples.name}: no part of it has enough for one sample. Use a shorter seq_len, or more data."
+            )
+
+    def _units_of(self, epoch: int) -> Int64s:
+        """The units of an epoch in their order: 8 bytes each."""
+        units = np.arange(self._samples.units)
+        return Permutation(len(units), mix(self._seed, epoch, _UNIT_SEED))(units) if self._shuffled else units
+
+    def _order_inside(self, group: _Group) -> Order:
+        key = mix(self._seed, group.epoch, _INSIDE_SEED, group.number)
+        order = Shuffled(group.samples, key) if self._shuffled else InSequence(group.samples)
+        return self._samples.order_inside(order, group.parts, key)
+
+    # ---- where it stands ----
+
+    def epoch(self, place: int) -> int:
+        """How many epochs are through at a place, as far as that is known."""
+        group = self._standing(place)
+        return group.epoch + (place == group.end and self._is_last(group))
+
+    def epoch_ahead(self, place: int) -> int:
+        """The epoch that the sample at a place is of."""
+        return self._at(place).epoch
+
+    def is_begin(self, place: int, epochs: int) -> bool:
+        """Whether a loop over so many epochs begins at a place."""
+        group = self._standing(place)
+        first = (place == group.begin and group.number < 1) or (place == group.end and self._is_last(group))
+        return first and self.epoch(place) % epochs == 0
+
+    def _standing(self, place: int) -> _Group:
+        """The last known group that begins at a place or before it; none is opened that need not be."""
+        with self._lock:
+            while self._groups[-1].end < place:
+                self._extend()
+            return self._groups[bisect_right(self._begins, place) - 1]
+
+    def state(self, place: int) -> dict[str, Any]:
+        return self._standing(place).as_json()
+
+    def restored(self, state: Any, place: int, *, new_weights: bool) -> UnitOrder:
+        found: _State = checked(_State, state, _NAME)
+        if any(len(pair) != 2 for pair in (*found["parts"], found["next"])):
+            raise StoreError(f"{_NAME}: damaged: its parts are not pairs of a unit and a part.")
+        parts = tuple((unit, part) for unit, part in found["parts"])
+        next_unit, next_part = found["next"]
+        begin = _Group(
+            found["begin"], found["samples"], found["epoch"], found["groups"] - 1, parts, next_unit, next_part
+        )
+        if not 0 <= begin.begin <= place or not 0 <= next_unit <= self._samples.units:
+            raise StoreError(f"{_NAME}: damaged: it is not that of {self._samples.units:,} units at sample {place:,}.")
+        order = UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
+        self._samples.parts.want([unit for unit, _ in parts] + order._coming(begin.epoch, next_unit))
+        if place < begin.end and self._samples.count(parts) != begin.samples:
+            raise MismatchError(
+                f"{self._samples.name}: the parts that this state names have {self._samples.count(parts):,} samples "
+                f"and had {begin.samples:,}. The data is not what it was."
+            )
+        return order
+
+
+def _group_size(epoch: int, number: int) -> int:
+    """How many parts a group has."""
+    return _FIRST_GROUPS[number] if epoch == 0 and number < len(_FIRST_GROUPS) else GROUP_PARTS

@@ -1,0 +1,405 @@
+"""Training straight from text: the same batches as from the finished store, and the same store in the end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.feed_training import sample_digests
+from tests.kit.jobs import TOKENIZER, run_here, store_bytes, wait_until, write_corpus, write_lines
+from tests.kit.quick import first_quick
+
+import milldam
+from milldam import ConfigError, Feed, InputError, MilldamError, MismatchError, RunHeldError, WorkerError
+from milldam.sealed import read_sealed, write_sealed
+from milldam.stores.verify import verify
+
+OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "shard_size": "100KB", "workers": 1, "memory": "1GB"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", 700_000, broken_every=300).path
+
+
+@pytest.fixture(scope="module")
+def reference(corpus: Path) -> Path:
+    store = corpus.with_name("reference")
+    milldam.tokenize(corpus, store, **OPTIONS)
+    return store
+
+
+def digests(feed: Feed, batches: int | None = None, **options: Any) -> list[str]:
+    """Of the samples of some batches, or of all."""
+    found: list[str] = []
+    for number, batch in enumerate(feed.windows(32).batches(8, seed=3, **options), start=1):
+        found += sample_digests(batch)
+        if number == batches:
+            break
+    return found
+
+
+@pytest.mark.parametrize(("workers", "order"), first_quick([(2, True), (1, True), (4, True), (2, False)], 2))
+def test_batches_are_those_of_the_finished_store(
+    corpus: Path, reference: Path, tmp_path: Path, workers: int, order: bool
+) -> None:
+    """Not begun, half made and finished: the same batches over two epochs; then it is the same store."""
+    how = {"epochs": 2, "shuffle": order}
+    expected = digests(milldam.open(reference, units=True), **how)
+    options = OPTIONS | {"store": tmp_path / "store", "workers": workers}
+    with milldam.open(corpus, **options) as feed:
+        assert not feed.finished
+        half = digests(feed, len(expected) // 40, **how)
+    assert half == expected[: len(half)]
+    with milldam.open(corpus, **options) as feed:
+        assert digests(feed, **how) == expected
+        wait_until(lambda: feed.finished)
+    assert store_bytes(tmp_path / "store") == store_bytes(reference)
+    assert list(verify(tmp_path / "store")) == []
+    with milldam.open(corpus, **options) as feed:
+        assert feed.finished and feed.stats() == {}
+        assert digests(feed, **how) == expected
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_tokenize_continues_a_feed(corpus: Path, tmp_path: Path, compressed: bool) -> None:
+    """What a feed has made is not made again, the parts of a stream among it, and the bytes are the same."""
+    data = tmp_path / ("corpus.jsonl.gz" if compressed else "corpus.jsonl")
+    data.write_bytes(gzip.compress(corpus.read_bytes()) if compressed else corpus.read_bytes())
+    store = tmp_path / "store"
+    with milldam.open(data, store=store, **OPTIONS) as feed:
+        digests(feed, 1)
+    records = (store / "run/records.jsonl").read_bytes()
+    assert records
+    milldam.tokenize(data, store, **OPTIONS)
+    assert (store / "run/records.jsonl").read_bytes().startswith(records)
+    milldam.tokenize(data, tmp_path / "again", **OPTIONS)
+    assert store_bytes(store) == store_bytes(tmp_path / "again")
+
+
+def test_a_feed_continues_tokenize(corpus: Path, reference: Path, tmp_path: Path) -> None:
+    """Units that `milldam tokenize` made are read, not made again."""
+    store = tmp_path / "store"
+    shutil.copytree(reference, store)
+    (store / "milldam.json").unlink()
+    records = store / "run/records.jsonl"
+    kept = records.read_bytes().splitlines(keepends=True)[:3]
+    records.write_bytes(b"".join(kept))
+    with milldam.open(corpus, store=store, **OPTIONS) as feed:
+        assert digests(feed) == digests(milldam.open(reference, units=True))
+        wait_until(lambda: feed.finished)
+    assert records.read_bytes().startswith(b"".join(kept))
+    assert store_bytes(store) == store_bytes(reference)
+
+
+def test_what_made_it_up_to_date_is_asked_for_again_in_a_moment(corpus: Path, tmp_path: Path) -> None:
+    """A feed leaves the receipt that `milldam tokenize` leaves: no maker is started again."""
+    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
+        digests(feed)
+    assert (tmp_path / "store/run/receipt.json").exists()
+    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
+        assert feed.finished and not psutil.Process().children()
+
+
+def test_changed_input_is_made_anew_where_it_changed(tmp_path: Path) -> None:
+    """A finished store whose input grew is not taken for finished; what is there of the new one is not made again."""
+    data, store = tmp_path / "data", tmp_path / "store"
+    data.mkdir()
+    several(data, 6)
+    milldam.tokenize(data, store, **OPTIONS)
+    records = (store / "run/records.jsonl").read_bytes().splitlines()
+    write_corpus(data / "part-99.jsonl", 110_000, seed=99)
+    with milldam.open(data, store=store, **OPTIONS) as feed:
+        assert not feed.finished
+        found = digests(feed)
+        wait_until(lambda: feed.finished)
+    milldam.tokenize(data, tmp_path / "fresh", **OPTIONS)
+    assert found == digests(milldam.open(tmp_path / "fresh", units=True))
+    assert store_bytes(store) == store_bytes(tmp_path / "fresh")
+    again = (store / "run/records.jsonl").read_bytes().splitlines()
+    assert len(set(again) & set(records)) >= 5 and len(again) == 7
+
+
+# ---- what can be fed ----
+
+
+def as_parquet(folder: Path, texts: list[str]) -> Any:
+    pq.write_table(pa.table({"text": texts}), folder / "corpus.parquet")
+    return folder / "corpus.parquet"
+
+
+def as_data_set(folder: Path, texts: list[str]) -> Any:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(folder / "data_set")
+    return folder / "data_set"
+
+
+def as_list(folder: Path, texts: list[str]) -> Any:
+    half = len(texts) // 2
+    return [write_lines(folder / "a.jsonl", texts[:half]), write_lines(folder / "b.jsonl", texts[half:])]
+
+
+def as_glob(folder: Path, texts: list[str]) -> Any:
+    as_list(folder, texts)
+    return f"{folder}/*.jsonl"
+
+
+def as_address(folder: Path, texts: list[str]) -> Any:
+    return f"file://{write_lines(folder / 'c.jsonl', texts)}"
+
+
+@pytest.mark.parametrize("form", [as_list, as_glob, as_parquet, as_data_set, as_address])
+def test_inputs_are_those_of_tokenize(tmp_path: Path, form: Any) -> None:
+    """Several files, globs, Parquet, data sets of HF, addresses: documents are those that `tokenize` takes."""
+    inputs = form(tmp_path, [f"document {number}: " + "word " * number for number in range(200)])
+    with milldam.open(inputs, store=tmp_path / "fed", **OPTIONS) as feed:
+        found = digests(feed)
+        wait_until(lambda: feed.finished)
+    milldam.tokenize(inputs, tmp_path / "made", **OPTIONS)
+    assert found and found == digests(milldam.open(tmp_path / "made", units=True))
+    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_configuration_cleans_filters_and_splits(tmp_path: Path, as_file: bool) -> None:
+    """As `milldam preprocess` would, split by shares of the documents; its store is the same one."""
+    texts = [f"  document {number}\u200b: " + "word " * (number % 50) for number in range(400)]
+    config = {
+        "datasets": str(write_lines(tmp_path / "corpus.jsonl", texts)),
+        "tokenizer": str(TOKENIZER),
+        "out": str(tmp_path / "fed"),
+        "dedup": "off",
+        "filters": {"min_characters": 40},
+        "splits": {"val": 0.2},
+        "shard_size": "100KB",
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(config))
+    with milldam.open(path if as_file else config, kind="feed", split="val", memory="1GB") as feed:
+        assert feed.splits == ("train", "val")
+        found = digests(feed)
+        wait_until(lambda: feed.finished)
+    made = milldam.preprocess(config, out=tmp_path / "made")
+    assert found == digests(milldam.open(tmp_path / "made", units=True, split="val"))
+    assert made.manifest.tally.dropped_count > 0
+    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
+
+
+def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
+    """Chat data gives what its store gives."""
+    turns = [
+        [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "answer " * (n % 9 + 1)}]
+        for n in range(100)
+    ]
+    data = tmp_path / "chat.jsonl"
+    data.write_text("".join(json.dumps({"messages": one}) + "\n" for one in turns))
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+    )
+    options = OPTIONS | {"chat": True, "chat_template": template}
+    with milldam.open(data, store=tmp_path / "fed", **options) as feed:
+        fed = list(feed.conversations().batches(4, seed=1))
+    milldam.tokenize(data, tmp_path / "made", **options)
+    made = milldam.open(tmp_path / "made", units=True).conversations().batches(4, seed=1)
+    for one, other in zip(fed, made, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# ---- what can't ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dedup": "exact"}, "which documents are duplicates can't be known before all of the input is read"),
+        ({"dedup": "near"}, "which documents are duplicates"),
+        ({"limit": 10}, "limit: which documents come first"),
+        ({"splits": {"val_tokens": 1000}}, "splits and limits in tokens"),
+        ({"datasets": {"path": "corpus.jsonl", "max_documents": 5}}, "which of its documents are meant"),
+        ({"datasets": "-"}, "standard input can't be read in any order"),
+        ({"executor": "ray"}, "a feed is made on the machine that trains"),
+        ({"overwrite": True}, "a rank that comes late would replace what the first ones made"),
+    ],
+)
+def test_what_needs_the_whole_input_is_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason, and nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "corpus.jsonl", ["one", "two"])
+    config = {"datasets": "corpus.jsonl", "tokenizer": str(TOKENIZER), "out": "out", "dedup": "off"} | settings
+    with pytest.raises(ConfigError, match=said):
+        milldam.open(config, kind="feed")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_named(corpus: Path, tmp_path: Path) -> None:
+    """A tokenizer, a place for the store; and options of text are refused without them."""
+    with pytest.raises(ConfigError, match="store: the folder for the tokens of the text is not said"):
+        milldam.open(corpus, tokenizer=TOKENIZER)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="tokenizer: what turns the text into tokens is not said"):
+        milldam.open(corpus, store=tmp_path / "store")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="memory: only for text that becomes tokens while training runs"):
+        milldam.open(corpus, memory="1GB")  # type: ignore[call-overload]
+    with pytest.raises(InputError, match="no such file or folder"):
+        milldam.open(tmp_path / "nothing.jsonl", store=tmp_path / "store", **OPTIONS)
+    with pytest.raises(ConfigError, match='no split "val"'):
+        milldam.open(corpus, store=tmp_path / "store", split="val", **OPTIONS)
+
+
+def test_other_settings_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+    """As by `milldam tokenize`: a store in the making is never continued with others."""
+    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
+        with pytest.raises(RunHeldError, match="another feed with other arguments"):
+            milldam.open(corpus, store=tmp_path / "store", eos="none", **OPTIONS)
+        with pytest.raises(RunHeldError, match="another run is at work"):
+            milldam.tokenize(corpus, tmp_path / "store", **OPTIONS)
+        digests(feed, 1)
+    with pytest.raises(MismatchError, match="eos"):
+        milldam.open(corpus, store=tmp_path / "store", eos="none", **OPTIONS)
+
+
+# ---- input that fails while training runs ----
+
+
+def several(folder: Path, files: int) -> list[Path]:
+    """Files that are units of their own."""
+    return [write_corpus(folder / f"part-{k:02d}.jsonl", 110_000, seed=k).path for k in range(files)]
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"e", b"o"))
+    os.utime(path, ns=(1, 1))
+
+
+@pytest.mark.parametrize("fail", [vanish, change])
+def test_input_that_is_no_longer_what_was_planned_ends_the_feed(tmp_path: Path, fail: Any) -> None:
+    """By an error that names the file: never by other data. Opened again, a state from before is refused."""
+    files = several(tmp_path, 6)
+    with milldam.open(f"{tmp_path}/*.jsonl", store=tmp_path / "store", **OPTIONS) as feed:
+        fail(files[-1])  # before it is wanted
+        batches = feed.windows(32).batches(8, shuffle=False)
+        with pytest.raises(InputError, match=r"part-05\.jsonl"):
+            list(batches)
+        state = batches.state_dict()
+    with milldam.open(f"{tmp_path}/*.jsonl", store=tmp_path / "store", **OPTIONS) as feed:
+        with pytest.raises(MilldamError):
+            feed.windows(32).batches(8, shuffle=False).load_state_dict(state)
+        assert digests(feed)
+
+
+def test_damaged_input_is_a_counted_reject(tmp_path: Path) -> None:
+    """A compressed file that breaks off gives what comes before the damage, as in `milldam tokenize`."""
+    whole = gzip.compress(write_corpus(tmp_path / "c.jsonl", 300_000).path.read_bytes())
+    data = tmp_path / "corpus.jsonl.gz"
+    data.write_bytes(whole[: len(whole) // 2])
+    with milldam.open(data, store=tmp_path / "fed", **OPTIONS) as feed:
+        found = digests(feed)
+        wait_until(lambda: feed.finished)
+    assert found and (tmp_path / "fed/rejects.jsonl").exists()
+    assert milldam.open(tmp_path / "fed").manifest.damaged_files == 1
+
+
+# ---- ranks ----
+
+_RANK = """
+import sys, time, milldam
+from tests.kit.feed_training import sample_digests
+input, store, tokenizer, rank, world = sys.argv[1:]
+feed = milldam.open(input, tokenizer=tokenizer, store=store, shard_size="100KB", workers=1, encoder="huggingface")
+for batch in feed.windows(32).batches(8, seed=3, rank=int(rank), world_size=int(world)):
+    print(*sample_digests(batch), flush=True)
+"""
+
+
+def start_rank(corpus: Path, store: Path, rank: int, world: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _RANK, str(corpus), str(store), str(TOKENIZER), str(rank), str(world)]
+    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ranks_share_a_store_and_survive_one_another(corpus: Path, reference: Path, tmp_path: Path) -> None:
+    """Each unit is made once; when the rank that has the maker is killed, the others go on."""
+    store = tmp_path / "store"
+    ranks = [start_rank(corpus, store, rank, 3) for rank in range(3)]
+    assert ranks[0].stdout is not None
+    ranks[0].stdout.readline()
+    ranks[0].send_signal(signal.SIGKILL)
+    told = [rank.communicate(timeout=120) for rank in ranks]
+    expected = digests(milldam.open(reference, units=True))
+    for number, (out, errors) in enumerate(told[1:], start=1):
+        assert ranks[number].returncode == 0, errors
+        assert out.split() == expected[number::3]
+    run_here("tokenize", corpus, "-o", store, "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--memory", "4GB")
+    assert store_bytes(store) == store_bytes(reference)
+    records = [json.loads(line)["key"] for line in (store / "run/records.jsonl").read_bytes().splitlines()]
+    assert len(records) == len(set(records))
+
+
+def test_ranks_of_machines_that_see_no_other_are_told(
+    corpus: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their store makes itself all the same, with the same batches."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
+        assert "Unless all of them see this folder" in caplog.text
+        assert digests(feed, 10) == digests(milldam.open(reference, units=True), 10)
+
+
+def test_what_a_maker_left_that_is_gone_is_not_believed(corpus: Path, reference: Path, tmp_path: Path) -> None:
+    """Killed on another machine, it can't be asked whether it lives: the lock tells."""
+    store = tmp_path / "store"
+    with milldam.open(corpus, store=store, **OPTIONS):
+        told = read_sealed(store / "run/feed.json")
+    assert told is not None
+    write_sealed(store / "run/feed.json", told | {"host": "elsewhere", "identity": "0" * 16, "units": 1})
+    with milldam.open(corpus, store=store, **OPTIONS) as feed:
+        assert digests(feed) == digests(milldam.open(reference, units=True))
+
+
+def test_the_maker_ends_with_its_program_not_with_its_thread(corpus: Path, tmp_path: Path) -> None:
+    """A feed that was opened in a thread lives on when the thread ends; when the feed is closed, its maker ends."""
+    feeds: list[Feed] = []
+    thread = threading.Thread(target=lambda: feeds.append(milldam.open(corpus, store=tmp_path / "store", **OPTIONS)))
+    thread.start()
+    thread.join()
+    assert psutil.Process().children()
+    assert digests(feeds[0])
+    feeds[0].close()
+    assert not psutil.Process().children()
+
+
+def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a loop without an end: its cause is told."""
+    config = {
+        "datasets": str(write_lines(tmp_path / "corpus.jsonl", ["some text"] * 10)),
+        "tokenizer": str(TOKENIZER),
+        "out": str(tmp_path / "store"),
+        "dedup": "off",
+        "clean": {"function": "deadly:clean"},
+        "workers": 1,
+    }
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "deadly.py").write_text("import os\n\n\ndef clean(text):\n    os.kill(os.getpid(), 9)\n")
+    with milldam.open(config, kind="feed") as feed, pytest.raises(WorkerError, match="3 times"):
+        digests(feed)

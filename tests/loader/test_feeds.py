@@ -1,0 +1,398 @@
+"""Feeds: the order over units and parts, the same for a store that is finished and for one in the making."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kit.chat_stores import chat_store, random_chat
+from tests.kit.token_stores import write_store
+from tests.kit.unit_stores import LateParts, Plan, random_plan, unit_store
+
+import milldam
+from milldam import ConfigError, Feed, MismatchError, StoreError
+from milldam.loader.parts import FinishedParts, Parts
+from milldam.loader.stores import Store
+from milldam.loader.unit_order import GROUP_PARTS
+
+SEQ_LEN = 16
+PLAN = random_plan(3)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return unit_store(tmp_path_factory.mktemp("feeds") / "a.milldam", PLAN)
+
+
+@pytest.fixture
+def late(store: Store) -> Iterator[Callable[..., Feed]]:
+    """Feeds of the same data in the making."""
+    made: list[LateParts] = []
+
+    def open_late(plan: Plan = PLAN) -> Feed:
+        made.append(LateParts(store, plan))
+        return Feed(made[-1])
+
+    yield open_late
+    for parts in made:
+        parts.close()
+
+
+def finished(store: Store) -> Feed:
+    return milldam.open(store.path, units=True)
+
+
+def first_tokens(feed: Feed, batch_size: int = 5, *, view: str = "windows", **options: Any) -> list[int]:
+    """What the places of the global order bring, from what all ranks were given."""
+    options = {"seed": 1} | options
+    world_size, places = options.pop("world_size", 1), dict[int, int]()
+    for rank in range(world_size):
+        samples = getattr(feed, view)(SEQ_LEN, split="train")
+        batches = samples.batches(batch_size, rank=rank, world_size=world_size, **options)
+        taken = [batch[0] if view == "windows" else batch["input_ids"] for batch in batches]
+        for number, row in enumerate(row for x in taken for row in x):
+            places[number * world_size + rank] = int(row[0])
+    return [places[place] for place in range(len(places))]
+
+
+# ---- the order ----
+
+
+def test_every_sample_comes_once_an_epoch_and_each_epoch_has_its_own_order(store: Store) -> None:
+    """Two epochs bring the same windows, in two orders."""
+    windows = finished(store).windows(SEQ_LEN, split="train")
+    seen = first_tokens(finished(store), epochs=2)
+    one, two = seen[: len(windows)], seen[len(windows) :]
+    assert len(set(one)) == len(one) == len(two)
+    assert sorted(one) == sorted(two)
+    assert one != two
+
+
+def test_no_window_goes_over_the_end_of_a_part(store: Store) -> None:
+    """The windows of a feed are those of each shard by itself."""
+    alone = [
+        int(tokens[at])
+        for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True)
+        if shard.split == "train"
+        for at in range(0, len(tokens) - SEQ_LEN, SEQ_LEN)
+    ]
+    assert sorted(first_tokens(finished(store))) == sorted(alone)
+    assert first_tokens(finished(store), shuffle=False) == alone
+
+
+def test_only_the_samples_of_some_parts_are_mixed(store: Store) -> None:
+    """A window comes among those of its group: 1, 1, 2, 4, 8 parts and so on; from the second epoch on 64."""
+    windows = finished(store).windows(SEQ_LEN, split="train")
+    shards = [
+        tokens for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True) if shard.split == "train"
+    ]
+    part_of = {int(tokens[at]): k for k, tokens in enumerate(shards) for at in range(0, len(tokens), SEQ_LEN)}
+    parts = [part_of[token] for token in first_tokens(finished(store), epochs=2)]
+    for epoch, sizes in ((0, [1, 1, 2, 4, 8, 16, 32]), (1, [])):
+        left = parts[epoch * len(windows) : (epoch + 1) * len(windows)]
+        while left:
+            size = sizes.pop(0) if sizes else GROUP_PARTS
+            # Parts without a window are in groups as well.
+            group = set[int]()
+            while left and (left[0] in group or len(group) < size):
+                group.add(left.pop(0))
+            assert not group & set(left)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_store_in_the_making_brings_the_batches_of_the_finished_one(
+    store: Store, late: Callable[..., Feed], world_size: int, shuffle: bool
+) -> None:
+    """For any number of ranks, over two epochs, whatever comes late."""
+    wanted = first_tokens(finished(store), epochs=2, shuffle=shuffle)
+    assert first_tokens(late(), 3, epochs=2, shuffle=shuffle, world_size=world_size, prefetch=2) == wanted
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_state_resumes_anywhere(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """From the one to the other, with other ranks and batch sizes, at any place: nothing is lost or doubled."""
+    plan = random_plan(data.draw(st.integers(0, 50)), units=data.draw(st.integers(2, 24)), most=60)
+    store = unit_store(tmp_path_factory.mktemp("any") / "a.milldam", plan)
+    late = LateParts(store, plan)
+    samples = [Feed(parts).windows(SEQ_LEN, split="train") for parts in (FinishedParts(store), late)]
+    count, endless = len(samples[0]), samples[0].batches(1, seed=3, epochs=None)
+    batches = data.draw(st.sampled_from(samples)).batches(data.draw(st.integers(1, 9)), seed=3, epochs=2)
+    for _ in range(data.draw(st.integers(0, 30))):
+        next(batches, None)
+    state = json.loads(json.dumps(batches.state_dict()))
+    place, world_size, places = state["samples_seen"], data.draw(st.integers(1, 4)), dict[int, int]()
+    target, size = data.draw(st.sampled_from(samples)), data.draw(st.integers(1, 9))
+    for rank in range(world_size):
+        resumed = target.batches(size, seed=3, epochs=2, rank=rank, world_size=world_size)
+        resumed.load_state_dict(state)
+        rows = (int(row[0]) for x, _ in resumed for row in x)
+        places |= {place + number * world_size + rank: token for number, token in enumerate(rows)}
+    late.close()
+    # What is left of the loop over two epochs that the place lies in.
+    flat = [int(next(endless)[0][0, 0]) for _ in range((place // (2 * count) + 1) * 2 * count)]
+    assert [places[at] for at in sorted(places)] == flat[place:]
+
+
+def test_the_first_batch_needs_one_part(store: Store, late: Callable[..., Feed]) -> None:
+    """Units come one by one at first."""
+    feed = late()
+    next(feed.windows(SEQ_LEN, split="train").batches(2, seed=1))
+    asked = {unit for unit, _ in feed._parts.asked}
+    assert len(asked) == 1
+
+
+def test_a_resume_needs_no_earlier_part(store: Store, late: Callable[..., Feed]) -> None:
+    """A state names the parts of its group: what came before is not asked for."""
+    batches = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=1)
+    while batches.state_dict()["order"]["groups"] < 5:
+        next(batches)
+    state = batches.state_dict()
+    feed = late()
+    resumed = feed.windows(SEQ_LEN, split="train").batches(5, seed=1)
+    resumed.load_state_dict(state)
+    assert [x.tolist() for x, _ in resumed] == [x.tolist() for x, _ in batches]
+    order: Any = state["order"]
+    units = finished(store).windows(SEQ_LEN, split="train")._order(True, 1)._units_of(0).tolist()
+    before = units[: min(units.index(unit) for unit, _ in order["parts"])]
+    assert len(before) > 3
+    assert {unit for unit, _ in feed._parts.asked}.isdisjoint(before)
+
+
+def test_two_loaders_share_what_is_made(store: Store, late: Callable[..., Feed]) -> None:
+    """Training and validation from one feed, in turns: none waits for what the other one wants."""
+    feed = late()
+    train = feed.windows(SEQ_LEN, split="train").batches(5, seed=1)
+    val = feed.windows(4, split="val").batches(1, seed=2)
+    both = [[x.tolist() for x, _ in (train, val)[turn % 2]][:1] for turn in range(2)]
+    assert all(both)
+    alone = finished(store).windows(4, split="val").batches(1, seed=2)
+    assert both[1] == [next(alone)[0].tolist()]
+
+
+# ---- ends ----
+
+
+def test_the_length_is_known_once_all_is_made(store: Store, late: Callable[..., Feed]) -> None:
+    """`len` is refused before, in a sentence."""
+    batches = finished(store).windows(SEQ_LEN, split="train").batches(5)
+    assert len(batches) == sum(1 for _ in batches)
+    with pytest.raises(TypeError, match="known once all of it is made"):
+        len(late().windows(SEQ_LEN, split="train").batches(5))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_drop_last_leaves_out_what_fills_no_step(store: Store, late: Callable[..., Feed], world_size: int) -> None:
+    """All ranks get as many full batches; the state behind the last one begins the next loop."""
+    windows = finished(store).windows(SEQ_LEN, split="train")
+    steps = len(windows) // (4 * world_size)
+    assert len(windows) % (4 * world_size)
+    for rank in range(world_size):
+        batches = late().windows(SEQ_LEN, split="train").batches(4, rank=rank, world_size=world_size, drop_last=True)
+        taken = [next(batches) for _ in range(steps)]
+        assert all(len(x) == 4 for x, _ in taken)
+        assert (batches.samples_seen, batches.epoch) == (len(windows), 1)
+        assert len(list(batches)) == steps
+
+
+def test_loops_go_on_with_the_epochs_that_follow(store: Store) -> None:
+    """A `for` loop ends where an epoch does, and the next one brings the next."""
+    batches = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=1)
+    rows = [int(row[0]) for _ in range(3) for x, _ in batches for row in x]
+    endless = finished(store).windows(SEQ_LEN, split="train").batches(1, seed=1, epochs=None)
+    wanted = [int(next(endless)[0][0, 0]) for _ in rows]
+    assert rows == wanted
+    assert batches.epoch == 3
+
+
+def test_data_without_a_sample_is_refused_not_waited_for(store: Store) -> None:
+    """No part has a window of that length: an error instead of epochs without end."""
+    with pytest.raises(ConfigError, match="enough for one sample"):
+        next(finished(store).windows(100_000, split="train").batches(1))
+
+
+# ---- views ----
+
+
+def train_shards(store: Store) -> list[np.ndarray[Any, Any]]:
+    return [tokens for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True) if shard.split == "train"]
+
+
+def test_wrapped_rows_are_those_of_each_part(store: Store) -> None:
+    """Every shard cut at every seq_len tokens; a row's last label is the token behind it."""
+    rows = finished(store).packed(SEQ_LEN, split="train")
+    found = [row for batch in rows.batches(6, shuffle=False) for row in batch["input_ids"].tolist()]
+    cut = [(tokens, at) for tokens in train_shards(store) for at in range(0, len(tokens) - SEQ_LEN + 1, SEQ_LEN)]
+    assert found == [tokens[at : at + SEQ_LEN].tolist() for tokens, at in cut]
+
+
+def test_best_fit_rows_hold_every_token_of_a_part_once(store: Store) -> None:
+    """No row has documents of two parts, and nothing is left out."""
+    rows = finished(store).packed(SEQ_LEN, split="train", strategy="best_fit")
+    part_of = {int(token): k for k, tokens in enumerate(train_shards(store)) for token in tokens}
+    seen = Counter[int]()
+    for batch in rows.batches(6):
+        for ids, documents in zip(batch["input_ids"], batch["document_ids"], strict=True):
+            kept = ids[documents >= 0].tolist()
+            assert len({part_of[token] for token in kept}) == 1
+            seen.update(kept)
+    assert seen == Counter(part_of.keys())
+
+
+@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
+def test_rows_come_alike_from_a_store_in_the_making(store: Store, late: Callable[..., Feed], strategy: Any) -> None:
+    """All arrays of all batches are the same."""
+
+    def batches(feed: Feed) -> list[dict[str, Any]]:
+        made = feed.packed(SEQ_LEN, split="train", strategy=strategy).batches(6, seed=4)
+        return [{name: np.asarray(value).tolist() for name, value in batch.items()} for batch in made]
+
+    assert batches(late()) == batches(finished(store))
+
+
+def test_streams_go_on_from_batch_to_batch(store: Store, late: Callable[..., Feed]) -> None:
+    """Within a part, row b goes on where it ended; parts come as the input has them."""
+    plan = [[{"train": [400]}], [{"train": [300, 300]}], [{"train": [9]}]]
+    other = unit_store(store.path.parent / "streams.milldam", plan)
+    batches = list(finished(other).streams(3, 20))
+    assert len(batches) == 399 // 60 + 599 // 60
+    (first, _), (second, _) = batches[:2]
+    assert (first[:, -1] + 1 == second[:, 0]).all()
+    assert {int(x[0, 0]) > 400 for x, _ in batches[399 // 60 :]} == {True}
+    by_rank = [finished(other).streams(1, 20).batches(rank=rank, world_size=3) for rank in range(3)]
+    for (x, _), rows in zip(batches, zip(*by_rank, strict=True), strict=True):
+        assert np.array_equal(x, np.concatenate([row for row, _ in rows]))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("length_groups", [None, 8])
+def test_conversations_and_pairs_come_one_by_one(tmp_path: Path, pairs: bool, length_groups: int | None) -> None:
+    """Each once, over batches that lie in two groups, with the arrays that the store itself gives."""
+    rng = np.random.default_rng(1)
+    shards = [[random_chat(rng, int(rng.integers(2, 40))) for _ in range(6)] for _ in range(11)]
+    store = chat_store(tmp_path / "chat.milldam", shards, pairs=pairs)
+    feed = finished(store)
+    ours = feed.pairs(length_groups=length_groups) if pairs else feed.conversations(length_groups=length_groups)
+    theirs: Any = store.pairs() if pairs else store.conversations()
+    assert len(ours) == len(theirs)
+
+    def rows(batches: Any) -> Counter[Any]:
+        found = Counter[Any]()
+        for batch in batches:
+            names = [name for name in batch if name != "document_ids"]
+            for row in range(half := len(batch["input_ids"]) // (1 + pairs)):
+                several = (row, row + half)[: 1 + pairs]
+                # Without padding: a batch is as wide as its longest.
+                widths = [int(batch["attention_mask"][one].sum()) for one in several]
+                found[
+                    tuple(
+                        tuple(batch[name][one][:width].tolist())
+                        for one, width in zip(several, widths, strict=True)
+                        for name in names
+                    )
+                ] += 1
+        return found
+
+    assert rows(ours.batches(7)) == rows(theirs.batches(7))
+
+
+def test_full_shuffle_is_that_of_the_finished_store(store: Store, late: Callable[..., Feed]) -> None:
+    """It says so in its state, and is refused while anything is missing."""
+    full = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=2, shuffle="full")
+    plain = milldam.open(store.path, split="train").windows(SEQ_LEN).batches(5, seed=2)
+    assert [x.tolist() for x, _ in full] == [x.tolist() for x, _ in plain]
+    with pytest.raises(ConfigError, match="not all of it is made"):
+        late().windows(SEQ_LEN, split="train").batches(5, shuffle="full")
+    by_units = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=2)
+    with pytest.raises(MismatchError, match="order was None, is units"):
+        by_units.load_state_dict(full.state_dict())
+    with pytest.raises(ConfigError, match="a feed has True"):
+        finished(store).windows(SEQ_LEN, split="train").batches(5, shuffle="block")
+
+
+def test_a_feed_can_be_mixed(store: Store, late: Callable[..., Feed], tmp_path: Path) -> None:
+    """With a store, when it is said where an epoch ends; its own order stays, and the state resumes."""
+    plain = write_store(tmp_path / "b.milldam", [[5000]], dtype="int32")
+    by_parts = [milldam.mix({feed.windows(SEQ_LEN, split="train"): 0.5, plain.windows(SEQ_LEN): 0.5}, stop=40)
+                for feed in (finished(store), late())]  # fmt: skip
+    batches = [mixed.batches(4, seed=1) for mixed in by_parts]
+    for _ in range(3):
+        assert np.array_equal(next(batches[0])[0], next(batches[1])[0])
+    resumed = by_parts[0].batches(4, seed=1)
+    resumed.load_state_dict(batches[1].state_dict())
+    assert [x.tolist() for x, _ in resumed] == [x.tolist() for x, _ in batches[0]]
+    with pytest.raises(ConfigError, match="stop=1_000_000"):
+        len(milldam.mix({milldam.open(store.path, units=True, split="train"): 1, plain: 1}).windows(SEQ_LEN))
+
+
+# ---- states and refusals ----
+
+
+def test_a_state_of_other_data_or_a_damaged_one_is_refused(store: Store, tmp_path: Path) -> None:
+    """Another input, another length, parts that have changed: a sentence, never other data."""
+    batches = finished(store).windows(SEQ_LEN, split="train").batches(5)
+    for _ in range(9):
+        next(batches)
+    state: Any = json.loads(json.dumps(batches.state_dict()))
+    other = unit_store(tmp_path / "b.milldam", random_plan(4))
+    with pytest.raises(MismatchError, match="data was"):
+        finished(other).windows(SEQ_LEN, split="train").batches(5).load_state_dict(state)
+    with pytest.raises(MismatchError, match="seq_len was 16, is 8"):
+        finished(store).windows(8, split="train").batches(5).load_state_dict(state)
+    for damage in ({"samples": 10_000}, {"parts": [[1]]}, {"next": [99, 0]}, {"begin": 10**9}):
+        with pytest.raises((MismatchError, StoreError)):
+            batches.load_state_dict(state | {"order": state["order"] | damage})
+
+
+def test_splits_are_named(store: Store) -> None:
+    """As those of a store are; a name that does not exist gets a hint."""
+    feed = finished(store)
+    assert feed.splits == ("train", "val")
+    with pytest.raises(ConfigError, match="say which one is meant"):
+        feed.windows(SEQ_LEN)
+    with pytest.raises(ConfigError, match='Did you mean "train"'):
+        feed.windows(SEQ_LEN, split="trian")
+    assert milldam.open(store.path, units=True, split="val").windows(4).split == "val"
+
+
+def test_feeds_and_their_batches_pickle(store: Store) -> None:
+    """For workers that are spawned."""
+    batches = finished(store).windows(SEQ_LEN, split="train").batches(5)
+    next(batches)
+    again = pickle.loads(pickle.dumps(batches))
+    assert [x.tolist() for x, _ in again] == [x.tolist() for x, _ in batches]
+
+
+def test_stores_without_units_have_a_unit_a_shard(tmp_path: Path) -> None:
+    """Such as packed rows, and those of other writers."""
+    store = write_store(tmp_path / "b.milldam", [[40, 20], [50], [33]])
+    assert len(finished(store).windows(8)) == 59 // 8 + 49 // 8 + 32 // 8
+    with pytest.raises(ConfigError, match="only stores of tokens have units"):
+        np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
+        milldam.open(tmp_path / "a.npy", units=True)
+
+
+def test_batches_tell_what_they_delivered(store: Store, late: Callable[..., Feed]) -> None:
+    """Samples and tokens since the first one, and what the maker tells."""
+    batches = late().windows(SEQ_LEN, split="train").batches(5)
+    assert batches.stats()["samples"] == 0
+    for _ in range(3):
+        next(batches)
+    told = batches.stats()
+    assert (told["samples"], told["tokens"]) == (15, 15 * SEQ_LEN)
+    assert told["units_made"] >= 1
+
+
+def test_late_parts_are_parts(store: Store) -> None:
+    """The stand-in of these tests and the finished store have one protocol."""
+    kinds: list[Parts] = [FinishedParts(store), LateParts(store, PLAN, late=False)]
+    assert kinds[0].facts == kinds[1].facts

@@ -136,7 +136,7 @@ def test_version_is_that_of_the_package() -> None:
         (["stats", "missing"], 3),
         (["inspect", "missing"], 3),
         (["feed", "missing", "--seq-len", "8", "--batch-size", "2"], 3),
-        (["feed", "missing", "--seq-len", "8"], 2),
+        (["feed", "missing", "--store", "here"], 2),
         (["status", "missing"], 2),
         (["status", "."], 3),
         (["completion", "tcsh"], 2),

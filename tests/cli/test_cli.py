@@ -75,7 +75,8 @@ def job(lines: Path, out: Path, *options: object) -> list[object]:
 
 COMMANDS = (
     "cache", "chat-check", "completion", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
-    "map", "migrate", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status",
+    "map", "migrate", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
+    "stats", "status",
     "tokenize", "train-tokenizer", "verify", "watch",
 )  # fmt: skip
 

@@ -445,5 +445,5 @@ def test_a_template_that_writes_the_date_gives_the_day_that_is_set(tmp_path: Pat
     store = milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
     assert store.decode(store[0]).startswith("26 Jul 2024\n<user>")
     assert store.manifest.settings["chat"]["date"] == "2024-07-26"
-    with pytest.raises(ConfigError, match="is no date"):
+    with pytest.raises(ConfigError, match="is not a date"):
         milldam.tokenize(path, tmp_path / "no", tokenizer=TOKENIZER, chat=chat | {"date": "today"})

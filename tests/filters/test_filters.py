@@ -453,7 +453,7 @@ def test_language_is_judged_by_its_code_and_score(monkeypatch: pytest.MonkeyPatc
 def test_an_unknown_language_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named before any work, with what was meant."""
     monkeypatch.setattr(language, "_load_identifier", FakeIdentifier)
-    with pytest.raises(ConfigError, match=r'"enn" is no language that py3langid knows. Did you mean "en"\?'):
+    with pytest.raises(ConfigError, match=r'"enn" is not a language that py3langid knows. Did you mean "en"\?'):
         Filters(FilterRules(language=LanguageRules(keep=("enn",))))
 
 

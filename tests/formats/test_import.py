@@ -314,7 +314,7 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "store" / "milldam.json").exists()
 
     np.save(tmp_path / "negative.npy", np.array([1, -100]))
-    refused("negative.npy", "negative.npy: -100 is no token id")
+    refused("negative.npy", "negative.npy: -100 is not a token id")
     pq.write_table(pa.table({"input_ids": [[1], None]}), tmp_path / "null.parquet")
     refused("null.parquet", "has nulls")
     pq.write_table(pa.table({"input_ids": [[1.5]]}), tmp_path / "float.parquet")

@@ -350,7 +350,7 @@ def test_pairs_of_several_stores_are_mixed(tmp_path: Path) -> None:
 
 
 def test_a_store_without_pairs_says_so(many: Store) -> None:
-    with pytest.raises(ConfigError, match="is no store of pairs"):
+    with pytest.raises(ConfigError, match="is not a store of pairs"):
         many.pairs()
 
 

@@ -236,7 +236,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, kind: str) -> None:
 def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path: Path) -> None:
     """A file that was cut short, or has another dtype than is thought."""
     (tmp_path / "odd.bin").write_bytes(bytes(1001))
-    with pytest.raises(InputError, match=r"1,001 bytes are no whole number of tokens of uint16, 2 bytes each"):
+    with pytest.raises(InputError, match=r"1,001 bytes are not a whole number of tokens of uint16, 2 bytes each"):
         milldam.open(tmp_path / "odd.bin")
     (tmp_path / "odd.bin").write_bytes(bytes(1002))
     with pytest.raises(InputError, match=r"tokens of int32, 4 bytes each"):
@@ -432,7 +432,7 @@ def test_a_pair_of_any_integers_opens(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
     """Floats are no tokens."""
-    with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are no tokens"):
+    with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are not tokens"):
         milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 

@@ -87,11 +87,11 @@ def test_a_split_is_read_as_hf_reads_it(text: str, split: Split) -> None:
         ("[:10]", "no name of a split"),
         ("../train", "no name of a split"),
         ("train[:10](closest)", "no name of a split"),
-        ("train[10]", r"\[10\] is no slice"),
-        ("train[:1e6]", r"\[:1e6\] is no slice"),
-        ("train[1:2:3]", "is no slice"),
-        ("train[:5.5%]", "is no slice"),
-        ("train[:1__0]", "is no slice"),
+        ("train[10]", r"\[10\] is not a slice"),
+        ("train[:1e6]", r"\[:1e6\] is not a slice"),
+        ("train[1:2:3]", "is not a slice"),
+        ("train[:5.5%]", "is not a slice"),
+        ("train[:1__0]", "is not a slice"),
         ("train[10%:200]", "percents on one side only"),
         ("train[:120%]", "more than 100 %"),
         ("train[20:10]", "no documents"),
@@ -372,7 +372,7 @@ def test_rows_chosen_by_an_index_are_refused(tmp_path: Path, key: str) -> None:
 def test_files_outside_of_a_saved_data_set_are_refused(tmp_path: Path, name: str) -> None:
     """A data set from elsewhere can't lead out of its folder."""
     folder = save(tmp_path / "d", [["a"]], _data_files=[{"filename": name}])
-    with pytest.raises(InputError, match="which is no name of a file in it"):
+    with pytest.raises(InputError, match="which is not a file in it"):
         resolve_data_set(str(folder), None, None)
 
 

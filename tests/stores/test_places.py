@@ -69,7 +69,7 @@ def test_a_file_system_that_takes_no_files_is_said(desk: Path, name: str) -> Non
 
 def test_what_is_pushed_lies_here(desk: Path) -> None:
     """A store at an address is not looked for in a folder called `s3:`."""
-    with pytest.raises(ConfigError, match="s3://bucket/out: what is pushed lies on this machine"):
+    with pytest.raises(ConfigError, match="s3://bucket/out: a store to push must be on this machine"):
         milldam.push(ADDRESS, "anna/corpus")
 
 

@@ -329,7 +329,7 @@ def _before_join(sandbox: BoundedSandbox, value: Any, arguments: list[Any], name
 def _before_sum(sandbox: BoundedSandbox, value: Any, arguments: list[Any], named: dict[str, Any]) -> Any:
     start = [*arguments, named.get("start", 0)][1 if len(arguments) > 1 else -1]
     if not isinstance(start, (int, float)):
-        raise TemplateRefusedError("the template sums up what is no number")
+        raise TemplateRefusedError("the template adds up what is not a number")
     return value
 
 

@@ -224,7 +224,7 @@ def _with_parsed_arguments(message: Message) -> Message:
             try:
                 call = call | {"function": function | {"arguments": json.loads(function["arguments"])}}
             except (ValueError, RecursionError):
-                raise BadRowError("bad_tool_call", "the arguments of a tool call are no JSON") from None
+                raise BadRowError("bad_tool_call", "the arguments of a tool call are not JSON") from None
         calls.append(call)
     return message | {"tool_calls": calls}
 

@@ -63,7 +63,7 @@ class ChatTemplate:
         self.source = source
         for name in GIVEN:
             if name in (variables or {}):
-                raise ConfigError(f"{name} is no variable of the template's to set: it comes from the conversation.")
+                raise ConfigError(f"{name} is not a template variable that can be set: it comes from the conversation.")
         self.date = date or datetime.now()
         self._given = variables or {}
         self._track = Track()

@@ -390,7 +390,7 @@ def _check_chat(config: Config, chat: ChatRules) -> None:
         try:
             date.fromisoformat(chat.date)
         except ValueError:
-            raise ConfigError(Setting("chat.date"), f": {chat.date!r} is no date such as 2026-01-31.") from None
+            raise ConfigError(Setting("chat.date"), f": {chat.date!r} is not a date such as 2026-01-31.") from None
 
 
 def _check_splits(config: Config) -> None:

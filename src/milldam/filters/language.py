@@ -29,7 +29,7 @@ class LanguageFilter:
         for language in rules.keep:
             if language not in known:
                 hint = did_you_mean(language, known)
-                raise ConfigError(f'filters.language: "{language}" is no language that py3langid knows.{hint}')
+                raise ConfigError(f'filters.language: "{language}" is not a language that py3langid knows.{hint}')
 
     def fault(self, text: pa.LargeStringScalar) -> str | None:
         """Why a document is dropped, or None."""

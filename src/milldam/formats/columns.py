@@ -175,6 +175,6 @@ def _values(column: pa.Array, path: Path, name: str = "") -> tuple[Array, Int64s
         raise InputError(told, Setting("masks" if name else "column"), ".")
     values = column.flatten()
     if column.null_count or values.null_count:
-        raise InputError(f"{path}: the column has nulls, which are no tokens. Drop these rows first.")
+        raise InputError(f"{path}: the column has nulls, which are not tokens. Drop these rows first.")
     flat = values.to_numpy(zero_copy_only=False)
     return flat, np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)

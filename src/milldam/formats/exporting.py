@@ -305,7 +305,7 @@ def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettin
     for split, part in split_parts(chosen).items():
         # They become folders and files.
         if not stays_in_folder(split, hidden=False):
-            raise ConfigError(f'{store.name}: the split "{split}" is no name for a file. Nothing is written.')
+            raise ConfigError(f'{store.name}: the split "{split}" is not a valid file name. Nothing is written.')
         if settings.seq_len is not None and part.tokens < settings.seq_len:
             told = f': the split "{split}" has {part.tokens:,} tokens, not even one row. Take shorter rows.'
             raise ConfigError(Setting("seq_len", settings.seq_len), told)

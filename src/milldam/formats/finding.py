@@ -42,7 +42,7 @@ def find_files(sources: Iterable[Path], format: str | None, split: str | None) -
     splits = list(dict.fromkeys(str(file.split) for file in named))
     for name in splits:
         if not stays_in_folder(name, hidden=False):
-            raise InputError(f'The source has a split "{name}", which is no name for files; refused.')
+            raise InputError(f'The source has a split "{name}", which is not a valid file name; refused.')
     if split is not None:
         if split not in splits:
             raise ConfigError(f'No split "{split}" in the source; it has {", ".join(splits)}.')

@@ -196,5 +196,5 @@ def _largest(tokens: Tokens, file: SourceFile) -> int:
     smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
     if smallest < 0 or largest > _LARGEST_ID:
         wrong = smallest if smallest < 0 else largest
-        raise InputError(f"{file.path}: {wrong} is no token id. Is it of another dtype, or another column?")
+        raise InputError(f"{file.path}: {wrong} is not a token id. Is it of another dtype, or another column?")
     return largest

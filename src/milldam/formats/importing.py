@@ -324,7 +324,7 @@ class ImportJob:
         if len(kinds) > 1:
             what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
             raise InputError(
-                f"Some files {what} and others don't. Import each kind by itself, or use ",
+                f"Some files {what} and others don't. Import each kind separately, or use ",
                 Setting("masks", "none"), ".",
             )  # fmt: skip
         if kinds <= {None}:

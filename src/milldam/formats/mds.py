@@ -115,7 +115,7 @@ def _arrays(path: Path, data: Bytes, at: Int64s, sizes: Int64s, given: list[str]
 def _stated_dtype(path: Path, data: Bytes, at: Int64s) -> np.dtype[Any]:
     codes = np.unique(data[at])
     if len(codes) > 1 or (len(codes) == 1 and int(codes[0]) not in _CODES):
-        raise InputError(f"{path}: arrays that are no integers, or of several dtypes.")
+        raise InputError(f"{path}: arrays that are not integers, or of several dtypes.")
     return np.dtype(_CODES[int(codes[0])] if len(codes) else "uint16")
 
 

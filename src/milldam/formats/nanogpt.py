@@ -47,7 +47,7 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
     dtype = np.dtype("uint16") if asked is None else asked
     if size % dtype.itemsize:
         raise InputError(
-            f"{path}: {size:,} bytes are no whole number of tokens of {dtype}, {dtype.itemsize} bytes each. "
+            f"{path}: {size:,} bytes are not a whole number of tokens of {dtype}, {dtype.itemsize} bytes each. "
             "Is it cut short, or of another dtype? Say which, such as ",
             Setting("dtype", "int32"),
             ".",

@@ -97,7 +97,7 @@ def push_store(request: PushRequest, observer: Observer | None = None) -> PushSu
     repo = repo_name(request.repo)
     address = address_of(request.folder)
     if address is not None:
-        raise ConfigError(f"{address}: what is pushed lies on this machine. Copy it here first.")
+        raise ConfigError(f"{address}: a store to push must be on this machine. Copy it here first.")
     contents = read_contents(request.folder)
     check_sizes(request.folder, contents)
     api = hub_api()

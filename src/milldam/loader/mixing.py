@@ -447,7 +447,7 @@ def _checked_state(state: Any, sources: int, place: int) -> tuple[tuple[Fraction
     if any(len(found[part]) != sources for part in ("weights", "drawn", "orders")) or found["began"] > place:
         raise StoreError(f"{name}: damaged: it is not that of {sources:,} sources at sample {place:,}.")
     if not all(len(weight) < _LONGEST_WEIGHT and _WEIGHT.fullmatch(weight) for weight in found["weights"]):
-        raise StoreError(f"{name}: damaged: weights are {', '.join(found['weights'])[:80]}, which are no fractions.")
+        raise StoreError(f"{name}: damaged: weights are {', '.join(found['weights'])[:80]}, which are not fractions.")
     return tuple(map(Fraction, found["weights"])), _Begin(found["began"], np.array(found["drawn"], np.int64))
 
 

@@ -205,7 +205,7 @@ class Trainable(ABC):
         data = self._chosen(split)
         if not data.stream().pairs:
             raise ConfigError(
-                f"{data.stream().name}: is no store of pairs. Records with `chosen` and `rejected` give one: "
+                f"{data.stream().name}: is not a store of pairs. Records with `chosen` and `rejected` give one: "
                 "`milldam tokenize --chat`."
             )
         rules = ConversationRules(max_tokens=max_tokens, too_long=too_long, pad_to=pad_to, length_groups=length_groups)

@@ -113,7 +113,7 @@ def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[p
 def _batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
     columns = from_records(records)
     if not all(isinstance(name, str) for name in columns):
-        raise TypeError("the name of a column is no string")
+        raise TypeError("the name of a column is not a string")
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
     return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))

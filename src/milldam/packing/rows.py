@@ -89,7 +89,7 @@ class _Packing:
 
 def _check(rules: PackingRules, seq_len: int) -> None:
     if not 1 <= seq_len <= MAX_SEQUENCE:
-        raise ConfigError(f"seq_len: {seq_len:,} is no length of a row; use 1 to {MAX_SEQUENCE:,}.")
+        raise ConfigError(f"seq_len: {seq_len:,} is not a row length; use 1 to {MAX_SEQUENCE:,}.")
     if rules.buffer < 1:
         raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
 

@@ -280,7 +280,7 @@ class Lanes:
     def _require_lanes(self, standing: Standing) -> None:
         documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
         if len(documents) != self.delivery.batch_size or len(through) != len(documents):
-            raise StoreError(f"{_NAME}: damaged: documents and segments are not those of so many lanes.")
+            raise StoreError(f"{_NAME}: damaged: documents and segments do not belong to that many lanes.")
         if (LanePlan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
             raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
 

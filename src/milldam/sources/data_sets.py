@@ -104,7 +104,7 @@ def parse_split(text: str) -> Split:
 def _parse_rows(rows: str, text: str) -> RowSlice:
     edges = _ROWS.fullmatch(rows)
     if edges is None:
-        raise ConfigError(f'split "{text}": [{rows}] is no slice of documents. {_EXAMPLES}')
+        raise ConfigError(f'split "{text}": [{rows}] is not a slice of documents. {_EXAMPLES}')
     given = [edge for edge in edges.groups() if edge is not None]
     percent = any(edge.endswith("%") for edge in given)
     if percent and not all(edge.endswith("%") for edge in given):
@@ -307,7 +307,7 @@ def _saved_files(folder: str) -> list[str]:
 
 def _join(folder: str, name: str) -> str:
     if not stays_in_folder(name):
-        raise InputError(f'{folder}: it lists "{name}", which is no name of a file in it. Save it again.')
+        raise InputError(f'{folder}: it lists "{name}", which is not a file in it. Save it again.')
     return f"{folder.rstrip('/')}/{name}"
 
 

@@ -147,7 +147,7 @@ def require_mendable(head: str, rules: TextRules) -> None:
     if rules.invalid_utf8 not in ("drop", "replace"):
         raise MalformedError("not_utf8", "an escaped surrogate without its other half")
     if rules.invalid_utf8 == "drop" and _is_beyond_repair(head):
-        raise MalformedError("not_utf8", "so much of the text is no UTF-8 that it must be another encoding")
+        raise MalformedError("not_utf8", "so much of the text is not UTF-8 that it must be another encoding")
 
 
 def mend(text: str, rules: TextRules) -> str:

@@ -76,7 +76,7 @@ def _require_samples(name: str, samples: Any) -> None:
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )
     if not isinstance(samples, Samples):
-        raise ConfigError(f"{name}: {samples!r} are no samples. Give it store.windows(...) or store.packed(...).")
+        raise ConfigError(f"{name}: {samples!r} are not samples. Give it store.windows(...) or store.packed(...).")
 
 
 # ---- whole batches ----

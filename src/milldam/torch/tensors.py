@@ -48,7 +48,7 @@ class TensorBatches(Generic[TensorsT]):
 
     def __init__(self, batches: Batches[Any], device: torch.device | str | None, pin_memory: bool) -> None:
         if not hasattr(batches, "state_dict"):
-            raise ConfigError(f"tensors: {batches!r} are no batches. Give it store.windows(...).batches(...).")
+            raise ConfigError(f"tensors: {batches!r} are not batches. Give it store.windows(...).batches(...).")
         self._batches = batches
         self._device = None if device is None else torch.device(device)
         on_cuda = self._device is not None and self._device.type == "cuda"

@@ -190,7 +190,7 @@ class Index:
             raise StoreError(f"{path}: not a token index (its first bytes are not MMIDIDX).")
         _, version, code, sequences, documents = HEADER.unpack_from(buffer)
         if code in _FLOATS:
-            raise StoreError(f"{path}: an index of {_FLOATS[code]} numbers, which are no tokens.")
+            raise StoreError(f"{path}: an index of {_FLOATS[code]} numbers, which are not tokens.")
         if version != VERSION or code not in _READABLE:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents

@@ -189,7 +189,7 @@ class Store:
         """Its folder on this machine; an error when it lies at an address."""
         if self.place.folder is None:
             raise ConfigError(
-                f"{self.name}: lies at an address, and this needs its files here. `milldam pull` brings them."
+                f"{self.name}: is at an address, and this needs its files here. `milldam pull` brings them."
             )
         return self.place.folder
 

@@ -46,12 +46,13 @@ from milldam import memory, files
 from milldam.run import server
 store = milldam.tokenize({options.replace("OUT", repr(str(tmp_path / "elsewhere.milldam")))})
 print(server.CAN_FORK, files._load_sync_file_range(), memory.allocated(), memory.usage().anonymous > 0)
-rows = milldam.map([{{"text": "word"}}] * 5000, lambda batch: {{"size": [len(one) for one in batch["text"]]}},
-                   {str(tmp_path / "elsewhere.table")!r}, workers=2, batch_size=100)
-print(len(rows), rows[0])
+rows = [{{"text": "word " * 200}}] * 2000  # batches that are large enough to wait for room
+table = milldam.map(rows, lambda batch: {{"size": [len(one) for one in batch["text"]]}},
+                    {str(tmp_path / "elsewhere.table")!r}, workers=2, batch_size=500, shard_size="500KB")
+print(len(table), table[0]["size"])
 """
     told = python(code, elsewhere=True).splitlines()
-    assert told == ["False None None True", "5000 {'text': 'word', 'size': 4}"]
+    assert told == ["False None None True", "2000 1000"]
     run_here("tokenize", corpus, "-o", tmp_path / "here.milldam", "--tokenizer", TOKENIZER,
              "--workers", 2, "--shard-size", "100KB")  # fmt: skip
     here, elsewhere = (milldam.open(tmp_path / f"{name}.milldam") for name in ("here", "elsewhere"))

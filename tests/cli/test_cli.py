@@ -74,8 +74,9 @@ def job(lines: Path, out: Path, *options: object) -> list[object]:
 
 
 COMMANDS = (
-    "cache", "chat-check", "completion", "dedup-index", "demo", "export", "feed", "import", "inspect", "map", "migrate",
-    "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm", "stats", "status",
+    "cache", "chat-check", "completion", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
+    "map", "migrate", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
+    "stats", "status",
     "tokenize", "train-tokenizer", "verify", "watch",
 )  # fmt: skip
 
@@ -136,7 +137,7 @@ def test_version_is_that_of_the_package() -> None:
         (["stats", "missing"], 3),
         (["inspect", "missing"], 3),
         (["feed", "missing", "--seq-len", "8", "--batch-size", "2"], 3),
-        (["feed", "missing", "--seq-len", "8"], 2),
+        (["feed", "missing", "--store", "here"], 2),
         (["status", "missing"], 2),
         (["status", "."], 3),
         (["completion", "tcsh"], 2),
@@ -280,7 +281,7 @@ def test_summary_as_json(tmp_path: Path, lines: Path) -> None:
     assert set(made["stages"]) >= {"prepare", "tokenize"}
     facts = made["facts"]
     flow = {one["stage"]: (one["documents_in"], one["documents_out"], one["dropped"]) for one in facts["flow"]}
-    assert list(flow) == ["read", "clean", "dedup", "sample", "filter", "encode", "arrange"]
+    assert list(flow) == ["read", "clean", "dedup", "decontaminate", "sample", "filter", "encode", "arrange"]
     assert set(map(str, flow.values())) == {"(4, 4, {})"}
     assert facts["splits"] == {"train": {"documents": 4, "tokens": opened.tokens}}
     assert (made["job"], made["counts"]["read"], made["dropped"], "report" in facts) == ("tokenize", 4, {}, False)
@@ -462,7 +463,7 @@ def test_inspect_counts_from_the_end_and_cuts_long_documents(store: Path) -> Non
     """--start may be negative; of a long document so many tokens are shown, and how many more there are."""
     assert "document 3: " in invoke("inspect", store, "--start", -1).stdout
     shown = invoke("inspect", store, "--start", 2, "--documents", 1, "--tokens", 5).stdout
-    assert f"... {len(documents(store)[2]) - 5} tokens more" in shown
+    assert f"... {len(documents(store)[2]) - 5} more tokens" in shown
 
 
 def test_inspect_keeps_the_bytes_of_a_character_together(tmp_path: Path) -> None:
@@ -614,11 +615,12 @@ def test_completion_knows_commands_and_options(words: str, word: str) -> None:
 
 
 def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
-    """The demo makes, checks and shows a store, feeds batches from it, and names its report; kept where asked."""
+    """The demo makes, checks and shows a store, feeds batches from it and its text, and names its report."""
     shown = run_milldam("demo", "--out", tmp_path / "demo", cwd=tmp_path).stdout
-    steps = ("preprocess", "verify", "stats", "inspect", "feed", "report")
+    steps = ("preprocess", "verify", "stats", "inspect", "feed", "feed", "report")
     assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
     assert "batch 2: x (4, 64)" in shown and "whole." in shown
+    assert "any order in some units" in shown and re.search(r"^Made: .* 1 of 1 unit", shown, flags=re.MULTILINE)
     assert re.search(r"^batch 3: .*, the same as without a break$", shown, flags=re.MULTILINE)
     assert '"samples_seen": 12' in shown and re.search(r"^Rate: .* tokens/s", shown, flags=re.MULTILINE)
     assert (

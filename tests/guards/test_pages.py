@@ -80,7 +80,9 @@ def test_what_a_page_shows_runs(page: Path, desk: Path, capsys: pytest.CaptureFi
     session: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.mark and block.mark not in NOT_RUN:
-            (desk / block.mark).write_text(block.content)
+            # What the tests before have loaded into this process would count against a budget.
+            content = re.sub(r"^memory: \w+", f"memory: {ROOM}", block.content, flags=re.MULTILINE)
+            (desk / block.mark).write_text(content)
         elif block.mark:
             continue
         elif block.language == "sh":

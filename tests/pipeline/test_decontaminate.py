@@ -255,6 +255,13 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
         lines_job(tmp_path, PLAIN, chat={}, decontaminate=[{"path": evals, "action": "cut"}])
 
 
+def test_evaluation_sets_that_the_budget_does_not_hold_are_refused(tmp_path: Path) -> None:
+    """Before anything is made, with the smallest budget that would do."""
+    evals = write_evals(tmp_path / "evals.jsonl", [" ".join(map(str, range(k, k + 10**5))) for k in range(20)])
+    with pytest.raises(milldam.ResourceError, match="too small for evaluation sets"):
+        lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals}], memory="200MB")
+
+
 def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:
     """`--decontaminate` for preprocess and tokenize; the same is found in a finished store by decoding it."""
     evals = write_evals(tmp_path / "evals.jsonl")

@@ -152,7 +152,7 @@ def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
         tell(self, hand, unit, kind, value)
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
-    monkeypatch.setattr("milldam.pipeline.preparing.partition_count", lambda size: 5)
+    monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)
     monkeypatch.setattr("milldam.pipeline.resolving.FEW_DOCUMENTS", 0)
     milldam.preprocess(settings(local, "parts") | on(cluster))
     assert_equal(local / "parts", local / "local")

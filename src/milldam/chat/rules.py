@@ -31,7 +31,7 @@ class ChatRules:
     max_tokens: Annotated[int, Ge(1)] | None = None
     """The longest conversation."""
     too_long: Literal["drop", "cut_turn", "cut"] = "drop"
-    """What becomes of a longer one: dropped; cut behind the last trained turn that fits; or cut anywhere."""
+    """What becomes of a longer one: dropped; cut after the last trained turn that fits; or cut anywhere."""
     dedup_on: Literal["text", "prompt"] = "text"
     """What duplicates have in common: the whole text, or what comes before the last answer."""
     group_by: Literal["text", "prompt"] = "text"

@@ -23,7 +23,7 @@ _SHOWN = 3
 @click.option(
     "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that counts. [default: 0.5]"
 )
-@click.option("--findings", type=click.Path(path_type=Path), help="File for all that is found, a JSON object a line.")
+@click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
 @json_option
 def contamination(
     store: Path,
@@ -33,7 +33,9 @@ def contamination(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Decode a finished store and look for the items of evaluation sets in it. Exits with 1 when some are found.
+    """Look for items of evaluation sets in a finished store.
+
+    Decodes the store. Exits with 1 when some are found.
 
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer

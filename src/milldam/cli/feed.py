@@ -49,16 +49,16 @@ _STEADY_SECONDS = 0.5
 @click.option("--dtype", metavar="NAME", help="How a .bin file without an index holds tokens. [default: uint16]")
 @click.option("--stride", type=int, metavar="N", help="Tokens from one window to the next. [default: --seq-len]")
 @click.option("--packed", type=click.Choice(["wrapped", "best_fit"]), help="Rows of documents in place of windows.")
-@click.option("--streams", is_flag=True, help="Contiguous streams, one a row, in place of windows.")
+@click.option("--streams", is_flag=True, help="Contiguous streams, one per row, in place of windows.")
 @click.option(
     "--shuffle",
     type=click.Choice([name for name in _SHUFFLES if name != "units"]),
-    help="Any sample after any other, whole blocks, some shards, or as they lie. [default: full; streams: none; "
+    help="Any sample after any other, whole blocks, some shards, or in stored order. [default: full; streams: none; "
     "text: some units]",
 )
 @click.option("--seed", type=int, metavar="N", help="Decides the order. [default: 0]")
-@click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: go on]")
-@click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after so long.")
+@click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: no limit]")
+@click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after this time.")
 @click.option(
     "--prefetch", type=int, default=0, show_default=True, metavar="N", help="Batches that a thread makes ahead."
 )

@@ -96,7 +96,7 @@ def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, cal
     pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
     console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))
     if len(row) > shown:
-        console.print(f"... {counted(len(row) - shown, 'token')} more", style="dim")
+        console.print(f"... {counted(len(row) - shown, 'more token')}", style="dim")
 
 
 def _told(store: Store, number: int, *, coloured: bool) -> Iterator[str]:

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 @click.option(
     "--rows", "batched", is_flag=True, flag_value=False, default=True, help="The function takes one row, not a batch."
 )
-@click.option("--batch-size", type=int, metavar="N", help="Rows a call. [default: 1000]")
-@click.option("--batch-bytes", metavar="SIZE", help="Bytes a call, at most. [default: 8MB]")
+@click.option("--batch-size", type=int, metavar="N", help="Rows per call. [default: 1000]")
+@click.option("--batch-bytes", metavar="SIZE", help="Bytes per call, at most. [default: 8MB]")
 @click.option("--columns", metavar="NAMES", help="Read only these columns: a,b,c. [default: all]")
 @click.option("--remove-columns", metavar="NAMES", help='Input columns to leave out: a,b,c or "all".')
 @click.option(
     "--format", type=click.Choice(["python", "numpy", "arrow"]), help="What the function gets. [default: python]"
 )
-@click.option("--with-indices", is_flag=True, help="Give the numbers of the rows as a second argument.")
+@click.option("--with-indices", is_flag=True, help="Pass the row numbers as a second argument.")
 @click.option("--args", "arguments", multiple=True, metavar="NAME=VALUE", help="A further argument; JSON or text.")
 @click.option("--on-error", type=click.Choice(["raise", "reject"]), help="When the function fails. [default: raise]")
 @click.option("--key", metavar="NAME", help="Names the function where what it depends on can't be hashed.")
-@click.option("--shard-size", metavar="SIZE", help="Input of a unit, about. [default: 64MB]")
+@click.option("--shard-size", metavar="SIZE", help="Input per unit, about. [default: 64MB]")
 @click.option("--shards", type=int, metavar="N", help="So many units of even size instead.")
 @text_options
 @click.option("--split", metavar="NAME", help="Of a data set: which split is read.")

@@ -117,7 +117,7 @@ evaluation_options = _together(
     click.option(
         "--decontaminate-action",
         type=choice(Action),
-        help="What becomes of a document that holds an item: drop it, cut the stretch out, or report. [default: drop]",
+        help="What becomes of a document that holds an item: drop it, cut the passage out, or report. [default: drop]",
     ),
 )
 """Which evaluation sets are kept out of the data."""
@@ -141,7 +141,7 @@ def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> 
 
 text_options = _together(
     click.option(
-        "--documents", type=choice(Documents), help="In .txt files: what a document or row is. [default: file]"
+        "--documents", type=choice(Documents), help="In .txt files: what one document or row is. [default: file]"
     ),
     click.option(
         "--separator",
@@ -149,7 +149,7 @@ text_options = _together(
         callback=_unescaped,
         help="In .txt files: documents end at this text. \\n and \\t are understood.",
     ),
-    click.option("--input-format", type=choice(InputFormat), help="What the input is, when its name does not say."),
+    click.option("--input-format", type=choice(InputFormat), help="Format of the input, if its name does not say."),
     click.option(
         "--invalid-utf8",
         type=choice(InvalidUtf8),

@@ -91,7 +91,7 @@ def _text_lines(summary: TextSummary) -> list[str]:
     ratio = counts["characters"] / max(1, counts["tokens"])
     return [
         f"from {format_size(counts['text_bytes'])} of text, {counted(counts['characters'], 'character')}"
-        f" ({ratio:.2f} characters a token)",
+        f" ({ratio:.2f} characters per token)",
         *column_lines(summary.facts["text_columns"]),
         *chat_lines(summary.facts.get("chat", {}), counts["tokens"]),
         f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['encoder']}",

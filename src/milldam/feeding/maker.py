@@ -56,9 +56,8 @@ def _make(connection: Connection) -> None:
     from milldam.feeding.job import FeedJob
     from milldam.run import job as frame
 
-    order = connection.recv()
-    config = order.check()
-    job = FeedJob(config, name=order.name, report=order.asked.report, request=order.asked.name)
+    config, name, asked = connection.recv()
+    job = FeedJob(config, name=name, report=asked.report, request=asked.name)
     frame.run(job, frame.Options.of(config))
 
 

@@ -204,9 +204,15 @@ class _MakerProcess:
         )
         theirs.close()
         self._connection = Connection(ours.detach())
-        self._connection.send(order)
         self._told: tuple[str, Any] | None = None
         self.end = weakref.finalize(self, _end, self._process, os.getpid())
+        try:
+            config = order.check()  # here, while it starts: both take a tenth of a second and more
+        except BaseException:
+            self.end()
+            raise
+        with contextlib.suppress(OSError):  # it has died, which will be noticed
+            self._connection.send((config, order.name, order.asked))
 
     @property
     def pid(self) -> int:

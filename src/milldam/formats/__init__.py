@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from milldam.formats.documents import ReadRules, SourceFile
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "export", "import_tokens"]
 
-FORMATS = ("npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata")
+FormatName = Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"]
+FORMATS: tuple[str, ...] = get_args(FormatName)
 """Each is a module here, loaded when it is asked for."""
 
 

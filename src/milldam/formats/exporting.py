@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from milldam.files import (
     stays_in_folder,
     sync_folder,
 )
-from milldam.formats import Format, load_format
+from milldam.formats import Format, FormatName, load_format
 from milldam.formats.export_place import EXPORT, Place, sizes_below
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.opening import open_data
@@ -50,7 +50,7 @@ class ExportSettings:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
-    to: Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"]
+    to: FormatName
     out: str
     split: str | None = None
     seq_len: AtLeastOne | None = None

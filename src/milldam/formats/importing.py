@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -25,6 +25,7 @@ from annotated_types import Ge, Le
 from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
+from milldam.formats import FormatName
 from milldam.formats.documents import Border, Position, ReadRules, SourceFile
 from milldam.formats.finding import find_files
 from milldam.formats.foreign import token_dtype_of
@@ -63,7 +64,7 @@ class ImportSettings:
 
     source: tuple[str, ...]
     out: str
-    format: Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"] | None = None
+    format: FormatName | None = None
     """None: seen from the files."""
     tokenizer: str | None = None
     column: str | None = None

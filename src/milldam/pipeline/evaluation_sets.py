@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from milldam.decontamination.index import build_index
+from milldam.decontamination.index import BUILDING_FACTOR, build_index
 from milldam.decontamination.passages import Passage, Passages
 from milldam.decontamination.rules import EvaluationSet
 from milldam.errors import InputError, Setting, did_you_mean
@@ -35,6 +35,11 @@ class Evaluation:
     def name(self) -> str:
         """Names the index: of these items, by these rules."""
         return hash_bytes(f"{self.digest} {self.sets}".encode())[:16]
+
+    @property
+    def building_bytes(self) -> int:
+        """What building the index takes; 0 where it is built."""
+        return 0 if self._passages is None else BUILDING_FACTOR * len(self._passages.texts)
 
     def index_path(self, folder: Path) -> Path:
         return folder / f"evaluation-{self.name}.bin"

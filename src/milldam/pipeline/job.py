@@ -47,7 +47,7 @@ from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
-from milldam.run.planning import WorkPlan, make_plan, require_room_for_grouping
+from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.pools import Workers
 from milldam.run.progress import Observer, Quiet
 from milldam.run.records import RECORDS, Records
@@ -181,6 +181,8 @@ class TokenJob:
             from milldam.pipeline.resolving import check_index
 
             require_room_for_grouping(session.budget, usage().anonymous)
+            if prepared.evaluation is not None:
+                require_room(session.budget, usage().anonymous + prepared.evaluation.building_bytes, "evaluation sets")
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
 

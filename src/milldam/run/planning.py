@@ -106,10 +106,14 @@ def enough_memory(least: int) -> Setting:
 
 def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
     """Raise ResourceError with the smallest budget that would do when dedup could not group in a process of its own."""
-    needed = parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
+    require_room(budget, parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES, "dedup")
+
+
+def require_room(budget: Budget, needed: int, what: str) -> None:
+    """Raise ResourceError when a budget does not hold so much."""
     if budget.limit_bytes < needed:
         raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for dedup: it takes at least ",
+            f"A budget of {format_size(budget.limit_bytes)} is too small for {what}: it takes at least ",
             enough_memory(needed),
             ".",
         )

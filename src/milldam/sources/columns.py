@@ -33,6 +33,8 @@ _OBJECTS = "a list of objects"
 OTHER_SEPARATORS = (";", "\t", "|")
 """Of columns, in files that are called CSV."""
 _FIELDS_SHOWN = 8
+WITHOUT_FIELDS = ("txt",)
+"""Formats that hold text alone."""
 
 
 def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) -> str:
@@ -200,7 +202,7 @@ def find_text_column(
     of `setting`.
     """
     # A .json file may describe the data beside it: others are asked first.
-    heads = itertools.islice((slice for slice in slices if slice.format != "txt"), _FILES)
+    heads = itertools.islice((slice for slice in slices if slice.format not in WITHOUT_FIELDS), _FILES)
     looked_at = sorted(heads, key=lambda head: head.format == "json")
     conversations = False
     for slice in looked_at:

@@ -12,6 +12,7 @@ import glob
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -42,6 +43,8 @@ from milldam.sources.compression import (
 )
 from milldam.stores.kinds import KINDS
 
+_READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
+"""Of a mode: by everybody."""
 _JSON_BEGINS = {"jsonl": re.compile(rb"\s*\{"), "json": re.compile(rb"\s*\[\s*\{")}
 
 
@@ -126,7 +129,7 @@ def _standard_input(input_format: str | None) -> InputFile:
 
 def _local_file(path: str, input_format: str | None, name: str = "") -> InputFile:
     status = os.stat(path)
-    if not os.access(path, os.R_OK):
+    if status.st_mode & _READABLE != _READABLE and not os.access(path, os.R_OK):
         raise InputError(f"{path}: not readable. Check its permissions.")
     kind, compression = _required_kind(path, input_format)
     return InputFile(path, kind, compression, status.st_size, version_of(status), name)

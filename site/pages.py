@@ -144,7 +144,21 @@ def _shown(path: Path) -> str:
     text = here.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return text
+    if path.suffix == ".ipynb":
+        return _notebook(json.loads(text))
     return f"# {path}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}\n```\n"
+
+
+def _notebook(notebook: dict[str, Any]) -> str:
+    """A notebook as it was saved: text, code, and what the code has shown."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            parts.append(data.get("text/html") or f"```text\n{data['text/plain'].rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def decisions() -> str:

@@ -13,8 +13,12 @@ alone. `milldam.torch` has to be imported by its name.
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import
 from typing import TYPE_CHECKING
+
+if _sys.platform == "win32":
+    raise ImportError("milldam runs on Linux and macOS. On Windows, install it in WSL: `wsl --install`.")
 
 if TYPE_CHECKING:
     from milldam import qa

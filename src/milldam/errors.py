@@ -54,7 +54,7 @@ class MilldamError(Exception):
     ...     milldam.open("nowhere.milldam")
     ... except milldam.MilldamError as error:
     ...     print(error.exit_code, error)
-    3 nowhere.milldam: no such file or folder.
+    3 nowhere.milldam: ...
     """
 
     exit_code = 1

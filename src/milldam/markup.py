@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,6 +50,25 @@ def shorten(text: object, characters: int = NAME_CHARACTERS) -> str:
     """
     whole = str(text)
     return whole if len(whole) <= characters else whole[: characters - 1] + "…"
+
+
+Facts = tuple[str, Iterable[tuple[object, object]]]
+"""A name, and rows of what is known of it."""
+
+
+def in_notebook(facts: Callable[[Any], Facts]) -> Callable[[Any], str]:
+    """A `_repr_html_`, by which notebooks show an object: its facts as a table.
+
+    >>> in_notebook(lambda store: ("a <b>", [("tokens", 12)]))(None)
+    '<table><caption>a &lt;b&gt;</caption><tr><th>tokens</th><td>12</td></tr></table>'
+    """
+
+    def repr_html(shown: Any) -> str:
+        name, rows = facts(shown)
+        cells = "".join(f"<tr><th>{escape(left)}</th><td>{escape(right)}</td></tr>" for left, right in rows)
+        return f"<table><caption>{escape(name)}</caption>{cells}</table>"
+
+    return repr_html
 
 
 def short_count(number: float) -> str:

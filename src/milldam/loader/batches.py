@@ -27,6 +27,7 @@ from milldam.loader.permutation import Int64s
 from milldam.loader.recycling import InTurn, Recycled
 from milldam.loader.samples import ReadPart, Samples, Until, at_least
 from milldam.loader.types import BatchT, State
+from milldam.markup import in_notebook
 from milldam.prefetch import prefetched
 
 STATE_VERSION, STATE_NAME = 1, "The state of a loader"
@@ -235,10 +236,25 @@ class Batches(Generic[BatchT]):
         of = f"{self.delivery.batch_size:,} x {self.samples!r}"
         return f"Batches({of}: {self.samples_seen:,} samples seen, epoch {self.epoch:,})"
 
+    _repr_html_ = in_notebook(lambda batches: ("Batches", _facts(batches)))
+
     def __reduce__(self) -> tuple[object, ...]:
         options: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "prefetch": self._prefetch}
         options |= {"copy": self._copy, "dtype": self._dtype}
         return _made_again, (self.samples, self.delivery, options, self.state_dict())
+
+
+def _facts(batches: Batches[Any]) -> list[tuple[str, str]]:
+    """What a notebook shows."""
+    delivery = batches.delivery
+    return [
+        ("samples", repr(batches.samples)),
+        ("batch size", f"{delivery.batch_size:,}"),
+        ("tokens a batch", f"{delivery.batch_size * batches.samples.sample_tokens:,}"),
+        ("rank", f"{delivery.rank} of {delivery.world_size}"),
+        ("samples seen", f"{batches.samples_seen:,}"),
+        ("epoch", f"{batches.epoch:,}"),
+    ]
 
 
 def wide_enough(dtype: npt.DTypeLike, samples: Samples[object, BatchT]) -> np.dtype[Any]:

@@ -209,7 +209,12 @@ class PartGroups:
 
 
 class FeedSamples(Samples[SampleT, BatchT]):
-    """Samples of a feed: `samples.batches(16)`. How many there are is known once all of it is made."""
+    """Samples of a feed: `samples.batches(16)`. How many there are is known once all of it is made.
+
+    >>> samples = milldam.open("corpus.milldam", units=True).windows(128)
+    >>> next(samples.batches(16, seed=0))[0].shape
+    (16, 128)
+    """
 
     _length_known = False
 

@@ -38,6 +38,11 @@ class Feed:
     """Data to train on that may still be in the making; a context manager, which stops making at its end.
 
     feed.windows(1024), .packed(1024), .streams(16, 128), .conversations(), .pairs()
+
+    >>> with milldam.open("corpus.jsonl", tokenizer="tokenizer/", store="fed.milldam") as feed:
+    ...     x, y = next(feed.windows(128).batches(16, seed=0))
+    >>> x.shape
+    (16, 128)
     """
 
     def __init__(self, parts: Parts, *, split: str | None = None) -> None:

@@ -40,6 +40,7 @@ from milldam.loader.stream import TokenStream
 from milldam.loader.types import BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
 from milldam.loader.windows import Form, Windows
+from milldam.markup import in_notebook
 from milldam.memory import available_bytes
 
 Stop = Literal["first_exhausted", "all_exhausted"] | int
@@ -139,6 +140,8 @@ class Mixture:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mixture, (self.sources, self.weights, self._stop)
+
+    _repr_html_ = in_notebook(lambda mixture: ("Mixture", _shares(mixture)))
 
     def __repr__(self) -> str:
         return f"Mixture({_described(self.sources, self.weights)})"
@@ -266,6 +269,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
 
+    _repr_html_ = in_notebook(lambda mixed: (f"MixedSamples: {len(mixed):,} an epoch", _shares(mixed)))
+
     def __repr__(self) -> str:
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
@@ -314,6 +319,12 @@ def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, Batc
             yield from _leaves(source)
     else:
         yield samples
+
+
+def _shares(mixture: Mixture | MixedSamples[Any, Any]) -> list[tuple[str, str]]:
+    """What a notebook shows: each source with its share of the samples."""
+    weights = (f"{100 * float(weight):.4g} %" for weight in mixture.weights)
+    return [(repr(source), weight) for source, weight in zip(mixture.sources, weights, strict=True)]
 
 
 def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:

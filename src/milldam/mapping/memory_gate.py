@@ -209,9 +209,20 @@ def _identity(pid: int) -> str:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return ""
+        return _identity_without_proc(pid)
     # The second field, in brackets, may hold anything.
     return f"{pid} {status.rpartition(')')[2].split()[_START_TIME]}"
+
+
+def _identity_without_proc(pid: int) -> str:
+    if Path("/proc/self").exists():
+        return ""
+    import psutil
+
+    try:
+        return f"{pid} {psutil.Process(pid).create_time()}"
+    except psutil.Error:
+        return ""
 
 
 def _pid(identity: str) -> int:

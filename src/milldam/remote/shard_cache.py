@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -30,11 +31,6 @@ import xxhash
 
 from milldam.errors import ResourceError, StoreError
 from milldam.memory import format_size
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _PART, _LEASE, _LOCK = ".part", ".lease", "lock"
 _HASH = re.compile(r"[0-9a-f]{32}")
@@ -69,8 +65,6 @@ class ShardCache:
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
-        if fcntl is None:
-            raise ResourceError("A store at an address needs file locks, which this system has not. Pull it instead.")
 
     def path(self, content: Content) -> Path:
         return self.folder / content.xxh3

@@ -11,6 +11,7 @@ named after their contents. docs/decisions/0023 has the reasons.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
@@ -23,11 +24,6 @@ from milldam.files import sync_folder
 
 if TYPE_CHECKING:
     from milldam.stores.kinds import Kind
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 KEPT = Path("run", "kept")
 _FINGERPRINT = re.compile(rb'\n "fingerprint": "([0-9a-f]{32})"')
@@ -48,7 +44,7 @@ class Held:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except (OSError, AttributeError):
+        except OSError:
             return True
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
@@ -140,6 +136,6 @@ def _is_held(file: IO[bytes]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except (OSError, AttributeError):  # no locks here
+    except OSError:  # no locks here
         return False
     return False

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
-from milldam.markup import counted
+from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.generations import Held, hold
 from milldam.stores.place import Folder, same_generation
@@ -193,6 +193,8 @@ class Table:
         rows, shards = counted(len(self), "row"), counted(self.shards, "shard")
         return f"Table('{self.path}': {rows} of {columns}; {shards}, {size})"
 
+    _repr_html_ = in_notebook(lambda table: (str(table.path), _facts(table)))
+
     def __eq__(self, other: object) -> bool:
         """Whether the rows are the same, in the same order, under the same columns."""
         if not isinstance(other, Table):
@@ -286,6 +288,17 @@ class Table:
             self._shards.map(number)  # says which file is missing or damaged, better than datasets would
         parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
+
+
+def _facts(table: Table) -> list[tuple[str, str]]:
+    """What a notebook shows."""
+    size = format_size(table.manifest.bytes)
+    return [
+        ("rows", f"{len(table):,}"),
+        ("columns", ", ".join(table.columns)),
+        ("shards", f"{table.shards:,}"),
+        ("size", size),
+    ]
 
 
 def _reopen_same(place: Folder, fingerprint: str) -> Table:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
-from milldam.markup import counted
+from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s
@@ -274,11 +274,7 @@ class Store:
         figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
         return f"Store({self.name!r}{split}: {figures})"
 
-    def _repr_html_(self) -> str:
-        import html
-
-        rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in _facts(self).items())
-        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+    _repr_html_ = in_notebook(lambda store: (store.name, _facts(store).items()))
 
 
 def _select_shards(manifest: Manifest, split: str | None, name: str) -> tuple[Shard, ...]:

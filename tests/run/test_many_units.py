@@ -100,7 +100,9 @@ def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_pat
     records = _records(finished).in_plan_order()
     spool = ShardSpool(tmp_path)
     with _traced() as peak:
-        spool.fill(Shard(**shard) for _, record in records for shard in record.facts["shards"])
+        spool.fill(
+            Shard(**shard, unit=unit, part=record.part) for unit, record in records for shard in record.facts["shards"]
+        )
         spool.write(text.facts(), tmp_path)
     assert peak() < 100 * UNITS + 3 * MB
     assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
@@ -199,8 +201,9 @@ def _without_none(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 def _as_one_document(manifest: Manifest) -> bytes:
     """What a plain JSON encoder makes of it."""
-    value = _without_none(dataclasses.asdict(manifest), ("chat",))
-    value["shards"] = [_without_none(shard, ("spans", "labels")) for shard in value["shards"]]
+    value = _without_none(dataclasses.asdict(manifest), ("chat", "units"))
+    optional = ("spans", "labels", "unit", "part")
+    value["shards"] = [_without_none(shard, optional) for shard in value["shards"]]
     totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}
     head = {"format": "milldam store", "format_version": 1, "created_by": f"milldam {version('milldam')}"}
     return seal_file(head | {"totals": totals, "fingerprint": manifest.fingerprint} | value)

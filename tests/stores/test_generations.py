@@ -135,7 +135,7 @@ def test_a_pickled_store_is_the_generation_that_was_opened(tmp_path: Path) -> No
     assert np.array_equal(flat_tokens(pickle.loads(pickle.dumps(again))), expected)
     del store, again
     clear(folder)
-    with pytest.raises(MismatchError, match="another store lies there"):
+    with pytest.raises(MismatchError, match="is not the store that was opened"):
         pickle.loads(pickled)
 
 

@@ -335,9 +335,9 @@ def contamination(
     `columns`: fields to look for; None: every one that holds text. `findings`: a file for all that is found, a JSON
     object a line. Of each set how many items are found, in how many documents, and the worst of them.
 
-    >>> found = milldam.contamination("corpus.milldam", "evals/gsm8k.jsonl")    # doctest: +SKIP
-    >>> [(one["set"], one["items_found"], one["documents"]) for one in found["sets"]]    # doctest: +SKIP
-    [('evals/gsm8k.jsonl', 3, 5)]
+    >>> found = milldam.contamination("corpus.milldam", "eval.jsonl")
+    >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
+    [(..., True, True)]
     """
     from milldam.config.checking import checked_settings
     from milldam.decontamination.rules import EvaluationSet

@@ -294,7 +294,7 @@ def test_it_pickles_as_its_address_and_settings(tmp_path: Path) -> None:
     for file in (tmp_path / "s").iterdir():
         file.unlink()
     write_even(tmp_path / "s", 2)
-    with pytest.raises(MismatchError, match="another store lies there"):
+    with pytest.raises(MismatchError, match="is not the store that was opened"):
         pickle.loads(data)
 
 

@@ -110,8 +110,9 @@ def test_what_made_it_up_to_date_is_asked_for_again_in_a_moment(corpus: Path, tm
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
         digests(feed)
     assert (tmp_path / "store/run/receipt.json").exists()
+    before = set(psutil.Process().children())  # what other tests have left in this process
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
-        assert feed.finished and not psutil.Process().children()
+        assert feed.finished and not set(psutil.Process().children()) - before
 
 
 def test_changed_input_is_made_anew_where_it_changed(tmp_path: Path) -> None:
@@ -380,13 +381,14 @@ def test_what_a_maker_left_that_is_gone_is_not_believed(corpus: Path, reference:
 def test_the_maker_ends_with_its_program_not_with_its_thread(corpus: Path, tmp_path: Path) -> None:
     """A feed that was opened in a thread lives on when the thread ends; when the feed is closed, its maker ends."""
     feeds: list[Feed] = []
+    before = set(psutil.Process().children())  # what other tests have left in this process
     thread = threading.Thread(target=lambda: feeds.append(milldam.open(corpus, store=tmp_path / "store", **OPTIONS)))
     thread.start()
     thread.join()
-    assert psutil.Process().children()
+    assert set(psutil.Process().children()) - before
     assert digests(feeds[0])
     feeds[0].close()
-    assert not psutil.Process().children()
+    assert not set(psutil.Process().children()) - before
 
 
 def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ batches: their order is defined over the units of the plan (`unit_order`), not o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, did_you_mean
+from milldam.errors import ConfigError
 from milldam.loader.feed_samples import Cut, FeedSamples
 from milldam.loader.parts import Parts
 from milldam.loader.reading import Way, require_way
 from milldam.loader.samples import at_least
+from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.streams import Steps
 from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, State, TokenizedPair, TokenPair
+from milldam.loader.views import warn_unmasked
 from milldam.loader.windows import Form, WindowRules, Windows
+from milldam.stores.tokens.reader import require_split
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from milldam.loader.packed import LabelForm, Strategy
     from milldam.loader.row_index import TooLong
     from milldam.loader.types import Conversation
-
-log = logging.getLogger("milldam")
 
 
 class Feed:
@@ -120,14 +120,19 @@ class Feed:
         from milldam.loader.packed import PackedRows, RowRules
         from milldam.loader.row_index import ALGORITHM
 
-        chat = self._parts.facts.chat
-        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
-        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
-        rules = RowRules(
-            seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer, too_long=too_long
+        rules = RowRules.chosen(
+            chat=self._parts.facts.chat,
+            seq_len=seq_len,
+            strategy=strategy,
+            form=form,
+            pad_last=pad_last,
+            buffer=buffer,
+            too_long=too_long,
         )
-        facts: State = {"kind": "packed", "strategy": strategy, "seq_len": rules.seq_len, "too_long": too_long}
-        facts |= {"pad_last": pad_last} if strategy == "wrapped" else {"buffer": rules.buffer, "algorithm": ALGORITHM}
+        wrapped = rules.strategy == "wrapped"
+        facts: State = {"kind": "packed", "strategy": rules.strategy, "seq_len": rules.seq_len}
+        facts |= {"too_long": rules.too_long}
+        facts |= {"pad_last": pad_last} if wrapped else {"buffer": rules.buffer, "algorithm": ALGORITHM}
         return self._samples(Cut(PackedRows, (rules, read), facts, rules.seq_len), split)
 
     def conversations(
@@ -183,30 +188,19 @@ class Feed:
 
     def _chosen(self, split: str | None) -> str:
         """The split that is meant."""
-        if split is not None and self.split_name not in (None, split):
-            raise ConfigError(
-                f'{self.name}: was opened for its split "{self.split_name}", and "{split}" is asked for. Open it anew.'
-            )
+        if split is not None:
+            require_opened_for(self.name, self.split_name, split)
         chosen = split or self.split_name
-        if chosen is None and len(self.splits) > 1:
-            raise ConfigError(
-                f"{self.name}: has the splits {', '.join(self.splits)}; say which one is meant, such as "
-                f'split="{self.splits[0]}".'
-            )
+        require_choice(self.name, chosen, self.splits)
         return self.splits[0] if chosen is None else self._known(chosen)
 
     def _known(self, split: str) -> str:
-        if split not in self.splits:
-            hint = did_you_mean(split, self.splits)
-            raise ConfigError(f'{self.name}: no split "{split}"; it has {", ".join(self.splits)}.{hint}')
+        require_split(self.name, split, self.splits)
         return split
 
     def _warn_unmasked(self, verb: str) -> None:
         if self._parts.facts.chat:
-            log.warning(
-                f"{self.name}: {verb} train on every token of its conversations. packed() and conversations() mask "
-                "what is not to be trained on."
-            )
+            warn_unmasked(self.name, verb)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened_again, (self._parts, self.split_name)

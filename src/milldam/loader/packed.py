@@ -80,6 +80,15 @@ class RowRules:
         if self.pad_last and self.strategy == "best_fit":
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
 
+    @classmethod
+    def chosen(
+        cls, *, chat: bool, strategy: Strategy | None, pad_last: bool, too_long: TooLong | None, **more: Any
+    ) -> RowRules:
+        """The rules with what is not said as suits the data: conversations are neither cut nor split."""
+        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
+        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
+        return cls(strategy=strategy, pad_last=pad_last, too_long=too_long, **more)
+
 
 class PackedRows(StreamSamples[PackedRow, PackedBatch]):
     """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; what is in a batch: see the module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import overload
@@ -32,11 +33,7 @@ class Store(reader.Store, Trainable):
     """The input it was found for, when it was opened by the input's name."""
 
     def stream(self) -> TokenStream:
-        if self.split_name is None and len(self.splits) > 1:
-            raise ConfigError(
-                f"{self.name}: has the splits {', '.join(self.splits)}; say which one is meant, such as "
-                f'split="{self.splits[0]}".'
-            )
+        require_choice(self.name, self.split_name, self.splits)
         # The only split is the whole store, named or not: a state of the one goes on with the other.
         part = self.split_name if len(self.splits) > 1 else None
         files = tuple(token_file(self.place, shard) for shard in self.shards)
@@ -55,10 +52,7 @@ class Store(reader.Store, Trainable):
         )
 
     def named_part(self, name: str) -> Store:
-        if self.split_name not in (None, name):
-            raise ConfigError(
-                f'{self.name}: was opened for its split "{self.split_name}", and "{name}" is asked for. Open it again.'
-            )
+        require_opened_for(self.name, self.split_name, name)
         return Store(self.place, split=name)
 
     @overload
@@ -86,3 +80,17 @@ def token_file(place: Place, shard: Shard) -> TokenFile:
     paths = {ending: place.local(f"{shard.name}.{ending}", file) for ending, file in shard.files.items()}
     spans, labels = paths.get("spans"), paths.get("labels")
     return TokenFile(paths["bin"], shard.tokens, index=paths["idx"], spans=spans, labels=labels)
+
+
+def require_choice(name: str, chosen: str | None, splits: Sequence[str]) -> None:
+    """Refuse data of several splits of which none is chosen."""
+    if chosen is None and len(splits) > 1:
+        raise ConfigError(
+            f'{name}: has the splits {", ".join(splits)}; say which one is meant, such as split="{splits[0]}".'
+        )
+
+
+def require_opened_for(name: str, opened: str | None, asked: str) -> None:
+    """Refuse a split of data that was opened for another one."""
+    if opened not in (None, asked):
+        raise ConfigError(f'{name}: was opened for its split "{opened}", and "{asked}" is asked for. Open it again.')

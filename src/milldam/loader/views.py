@@ -139,14 +139,17 @@ class Trainable(ABC):
         from milldam.loader.packed import PackedRows, RowRules
 
         data = self._chosen(split)
-        chat = data.stream().has_spans
-        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
-        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
-        rules = RowRules(
-            seq_len=seq_len, strategy=strategy, form=form, pad_last=pad_last, buffer=buffer, too_long=too_long
+        rules = RowRules.chosen(
+            chat=data.stream().has_spans,
+            seq_len=seq_len,
+            strategy=strategy,
+            form=form,
+            pad_last=pad_last,
+            buffer=buffer,
+            too_long=too_long,
         )
         rows = PackedRows(data, rules, read)
-        if too_long in ("drop", "cut") and rows.too_long.documents:
+        if rules.too_long in ("drop", "cut") and rows.too_long.documents:
             log.warning(f"{data.stream().name}: {rows.told_too_long()}")
         return rows
 
@@ -282,11 +285,15 @@ def _unmasked(data: Trainable, verb: str) -> Trainable:
     """Data whose samples know no documents, and so nothing of what is trained on."""
     stream = data.stream()
     if stream.has_spans:
-        log.warning(
-            f"{stream.name}: {verb} train on every token of its conversations. packed() and conversations() mask "
-            "what is not to be trained on."
-        )
+        warn_unmasked(stream.name, verb)
     return data
+
+
+def warn_unmasked(name: str, verb: str) -> None:
+    log.warning(
+        f"{name}: {verb} train on every token of its conversations. packed() and conversations() mask what is not to "
+        "be trained on."
+    )
 
 
 def _between_conversations(stream: TokenStream, borders: list[int]) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -278,10 +278,8 @@ class Store:
 
 
 def _select_shards(manifest: Manifest, split: str | None, name: str) -> tuple[Shard, ...]:
-    known = manifest.splits
-    if split is not None and split not in known:
-        hint = did_you_mean(split, known)
-        raise ConfigError(f'{name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')
+    if split is not None:
+        require_split(name, split, manifest.splits)
     return tuple(shard for shard in manifest.shards if split in (None, shard.split))
 
 
@@ -337,3 +335,9 @@ def cut_blocks(lengths: Int64s, most_tokens: int | None = None) -> Iterator[tupl
 def is_giant(lengths: Int64s) -> bool:
     """Whether rows are one that is better read and written in pieces."""
     return len(lengths) == 1 and int(lengths[0]) > BLOCK_TOKENS
+
+
+def require_split(name: str, split: str, known: Collection[str]) -> None:
+    if split not in known:
+        hint = did_you_mean(split, known)
+        raise ConfigError(f'{name}: no split "{split}"; it has {", ".join(known) or "none"}.{hint}')

@@ -218,7 +218,8 @@ def _any_of(checks: list[Check]) -> Check:
             try:
                 return one(value)
             except _WrongError as wrong:
-                wrongs.append(wrong)
+                # Its traceback would keep this call, and those that wait for it, until garbage is collected.
+                wrongs.append(wrong.with_traceback(None))
         # What is wrong inside says more than that the whole is none of several kinds.
         deepest = max(wrongs, key=lambda wrong: len(wrong.field))
         if deepest.field:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 from typing import Any
 
 import psutil
@@ -163,6 +163,19 @@ def run_killed(training: Training, kills: int) -> int:
             rmtree(training.store, ignore_errors=True)
 
 
+def test_a_maker_that_dies_at_the_very_end_is_replaced(truth: Truth, tmp_path: Path) -> None:
+    """All units are made and nobody waits for one: the store is finished all the same."""
+    store = tmp_path / "store"
+    copytree(truth.store, store)
+    (store / "milldam.json").unlink()
+    with milldam.open(truth.input, store=store, **OPTIONS) as feed:
+        makers = [one for one in psutil.Process().children() if "milldam.feeding.maker" in " ".join(_command(one))]
+        for maker in makers:
+            maker.kill()
+        wait_until(lambda: feed.finished)
+    assert store_bytes(store) == store_bytes(truth.store)
+
+
 @pytest.mark.parametrize(("kills", "seed"), first_quick([(6, 0), (200, 1)]))
 def test_no_sample_is_lost_or_comes_twice(truth: Truth, tmp_path: Path, kills: int, seed: int) -> None:
     """Whoever is killed, and with whatever ranks, workers and batches it goes on."""
@@ -170,5 +183,8 @@ def test_no_sample_is_lost_or_comes_twice(truth: Truth, tmp_path: Path, kills: i
     assert run_killed(training, kills) == kills
     training.check()
     assert places_of(training.steps) == set(range(len(truth.digests)))
+    # The last kill may have hit a maker that had all units and was about to write the manifest.
+    with milldam.open(truth.input, store=training.store, **OPTIONS) as feed:
+        wait_until(lambda: feed.finished)
     assert store_bytes(training.store) == store_bytes(truth.store)
     assert recorded(training.store) == recorded(truth.store)

@@ -23,6 +23,7 @@ from tests.kit.chat_jobs import (
     write_template,
 )
 from tests.kit.jobs import TOKENIZER, kill_group, recorded, run_here, run_milldam, started, store_bytes, wait_until
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
@@ -59,7 +60,7 @@ def test_tokens_and_stretches_are_those_of_hf(tmp_path: Path) -> None:
     run_here("verify", tmp_path / "out")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_quick(FAMILIES, 2))
 def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
     shared_data: Path, tmp_path: Path, family: str
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
     assert _hashed(tmp_path / "out") == [(one["sha"], one["spans"]) for one in kept]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_quick(FAMILIES, 2))
 def test_a_template_without_tags_gives_the_same_or_refuses_by_name(
     shared_data: Path, tmp_path: Path, family: str
 ) -> None:
@@ -139,7 +140,7 @@ def _said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "gz", "data set"])
+@pytest.mark.parametrize("kind", first_quick(["json", "parquet", "gz", "data set"], 2))
 def test_every_format_gives_the_same_conversations(tmp_path: Path, kind: str) -> None:
     """A JSON array, Parquet, compressed lines, a data set of HF: the same as JSON lines."""
     conversations = make_conversations(60, seed=3)
@@ -250,6 +251,7 @@ def test_a_conversation_beyond_every_bound_is_rejected(tmp_path: Path) -> None:
         assert where.items() <= reject.items()
 
 
+@pytest.mark.slow
 def test_a_conversation_larger_than_a_batch_is_one_document(tmp_path: Path) -> None:
     """Some megabytes are encoded in pieces, and the stretches are where they belong."""
     words = " ".join(one["content"] for talk in make_conversations(300, seed=5) for one in talk)
@@ -398,7 +400,9 @@ def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return made
 
 
-@pytest.mark.parametrize("more", [("--workers", 2), ("--workers", 3), ("--workers", 2, "--memory", "400MB")])
+@pytest.mark.parametrize(
+    "more", first_quick([(("--workers", 2, "--memory", "400MB"),), (("--workers", 2),), (("--workers", 3),)])
+)
 def test_workers_and_memory_change_no_byte(
     corpus: Path, reference: dict[str, bytes], tmp_path: Path, more: tuple[object, ...]
 ) -> None:
@@ -407,6 +411,7 @@ def test_workers_and_memory_change_no_byte(
     assert store_bytes(tmp_path / "out") == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_killed_run_goes_on_to_the_same_bytes(
     corpus: Path, reference: dict[str, bytes], tmp_path: Path, parts: int

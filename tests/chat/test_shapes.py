@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.quick import first_quick
 
 from milldam.chat.forms import BadRowError, Conversation
 from milldam.chat.loading import TemplateSource
@@ -154,7 +155,9 @@ def _conversations(draw: st.DrawFn) -> Conversation:
     return Conversation(messages, tools)
 
 
-@pytest.mark.parametrize("name", [f"{family}{kind}.jinja" for family in FAMILIES for kind in ("", "_training")])
+@pytest.mark.parametrize(
+    "name", first_quick([f"{family}{kind}.jinja" for family in FAMILIES for kind in ("", "_training")], 6)
+)
 @settings(max_examples=15, deadline=None)
 @given(talks=st.lists(_conversations(), min_size=1, max_size=6))
 def test_templates_of_real_models_give_the_same_by_shapes(

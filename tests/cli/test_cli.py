@@ -385,6 +385,7 @@ def test_an_observer_hears_of_every_stage(tmp_path: Path, lines: Path) -> None:
 # ---- a sample at the end ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "called"), first_quick([(True, b"row"), (False, b"document")]))
 def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(
     tmp_path: Path, lines: Path, write: bool, called: bytes
@@ -633,6 +634,7 @@ def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
+@pytest.mark.slow
 def test_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """Without --out the demo cleans up after itself."""
     shown = run_milldam("demo", cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}).stdout

@@ -265,6 +265,7 @@ def test_tensors_are_measured_too(folder: Path, arguments: list[Any]) -> None:
     assert figures["delivered"] == figures["samples"] and figures["worker_bytes"] is None
 
 
+@pytest.mark.slow
 def test_worker_processes_are_measured_with_their_memory(folder: Path) -> None:
     """Workers deliver the same samples, and what they hold is told apart."""
     pytest.importorskip("torch")

@@ -111,6 +111,7 @@ def test_what_is_wrong_is_said_with_an_exit_code(
     assert done.exit_code == code and told in done.output, done.output
 
 
+@pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on(work: Path) -> None:
     """Exit code 130, and the command; run again it goes on."""
     command = [MILLDAM, "map", "script.py:slow", "in.jsonl", "-o", "out", "--shards", "12"]

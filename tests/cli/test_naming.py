@@ -149,6 +149,7 @@ def test_what_has_no_option_is_set(option: str, hint: str) -> None:
 # ---- names that may be on the Hub ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", first_quick(["tokenize", "map", "plan"], quick=2))
 def test_a_mistyped_input_names_its_neighbour_and_the_hub_is_asked_once(tmp_path: Path, command: str) -> None:
     """In two lines, none of them of a retry."""

@@ -359,6 +359,7 @@ def points(folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: list(folder.glob(".drops-*"))
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_the_drop_file_is_the_same(tmp_path: Path) -> None:
     """SIGKILL at three points: no drop file appears by halves, and the next run makes it whole."""
     rng = np.random.default_rng(0)

@@ -204,6 +204,7 @@ def start_commits(index: DedupIndex, folder: Path, *names: str) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-c", COMMIT, str(index.folder), str(folder), *names])
 
 
+@pytest.mark.slow
 def test_processes_that_commit_at_the_same_time_do_not_disturb_each_other(index: DedupIndex, tmp_path: Path) -> None:
     """Three of them, the same id among theirs: every run is there whole."""
     folders = [write_units(tmp_path / f"f{k}", [list(range(k * 10, k * 10 + 20))]) for k in range(3)]

@@ -462,6 +462,7 @@ def test_chinese_near_duplicates_are_found(tmp_path: Path) -> None:
     assert set(resolve(tmp_path)[1].items()) == {((0, 2 * k + 1), (0, 2 * k)) for k in range(30)}
 
 
+@pytest.mark.slow
 def test_the_result_depends_on_the_documents_alone(tmp_path: Path) -> None:
     """Not on memory or the cut into units, with clusters of many sizes and one huge bucket."""
     writer, random = Writer(9), np.random.default_rng(9)

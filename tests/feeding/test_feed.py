@@ -162,7 +162,7 @@ def as_address(folder: Path, texts: list[str]) -> Any:
     return f"file://{write_lines(folder / 'c.jsonl', texts)}"
 
 
-@pytest.mark.parametrize("form", [as_list, as_glob, as_parquet, as_data_set, as_address])
+@pytest.mark.parametrize("form", first_quick([as_parquet, as_list, as_glob, as_data_set, as_address], 2))
 def test_inputs_are_those_of_tokenize(tmp_path: Path, form: Any) -> None:
     """Several files, globs, Parquet, data sets of HF, addresses: documents are those that `tokenize` takes."""
     inputs = form(tmp_path, [f"document {number}: " + "word " * number for number in range(200)])
@@ -292,7 +292,7 @@ def change(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
-@pytest.mark.parametrize("fail", [vanish, change])
+@pytest.mark.parametrize("fail", first_quick([change, vanish]))
 def test_input_that_is_no_longer_what_was_planned_ends_the_feed(tmp_path: Path, fail: Any) -> None:
     """By an error that names the file: never by other data. Opened again, a state from before is refused."""
     files = several(tmp_path, 6)
@@ -356,6 +356,7 @@ def test_ranks_share_a_store_and_survive_one_another(corpus: Path, reference: Pa
     assert len(records) == len(set(records))
 
 
+@pytest.mark.slow
 def test_ranks_of_machines_that_see_no_other_are_told(
     corpus: Path, reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,6 +392,7 @@ def test_the_maker_ends_with_its_program_not_with_its_thread(corpus: Path, tmp_p
     assert not set(psutil.Process().children()) - before
 
 
+@pytest.mark.slow
 def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a loop without an end: its cause is told."""
     config = {

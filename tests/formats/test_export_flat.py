@@ -503,6 +503,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", first_quick(["megatron", "parquet", "npy", "nanogpt", "mds"]))
 def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str

@@ -187,6 +187,7 @@ def test_mds_is_read_by_streaming(store: Store, tmp_path: Path) -> None:
     assert not list((tmp_path / "mixed").glob("*.mds"))
 
 
+@pytest.mark.slow
 def test_litdata_is_read_by_litdata(store: Store, tmp_path: Path) -> None:
     """Its StreamingDataset gives every token back: blocks through TokensLoader, documents as items."""
     parts = export_cases(store, "litdata", tmp_path / "out")
@@ -281,6 +282,7 @@ def test_a_document_too_long_for_a_row_is_refused(
         export(store, "mds", tmp_path / "mds")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", first_quick(["parquet mds", "hf litdata"]))
 def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path, formats: str) -> None:
     """Killed at one write after the other, every time further on: equal files, and none made twice."""

@@ -333,6 +333,7 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("mds", "leaves the folder; refused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", first_quick([[{"eos": 7}], [{}, {"vocab_size": 10}]]))
 def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, kinds: list[dict[str, int]]) -> None:
     """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""

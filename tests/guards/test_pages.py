@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from tests.kit.jobs import MILLDAM, run_here
+from tests.kit.quick import first_quick
 from tests.kit.reading_desk import lay_out
 
 from milldam.cli import main
@@ -30,7 +31,8 @@ PROJECT = Path(__file__).parents[2]
 PEERS = sorted((PROJECT / "docs" / "coming-from").glob("*.md"))
 STARTS = sorted((PROJECT / "docs" / "start").glob("*.md"))
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md")), *STARTS, *PEERS]
-RUNNING = [page for page in PAGES if page.name != "log.md"]
+FIRST = [PROJECT / "README.md", *STARTS]
+RUNNING = first_quick([*FIRST, *(page for page in PAGES if page not in FIRST and page.name != "log.md")], len(FIRST))
 NOT_RUN = ("theirs", "elsewhere")
 MAX_LINES = 120
 ROOM = "8GB"
@@ -51,7 +53,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(PROJECT))
 
 
-def each(pages: list[Path]) -> pytest.MarkDecorator:
+def each(pages: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=page_id)
 
 

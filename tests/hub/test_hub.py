@@ -28,6 +28,7 @@ from huggingface_hub import constants
 from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
 from tests.kit.jobs import invoke
+from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
@@ -311,7 +312,7 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), ".milldam-pull.json"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_quick([signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize(("command", "at"), [("push", "PUT /lfs/p"), ("pull", "GET /cdn/")])
 def test_an_interrupt_ends_it_at_once(
     hub: HubServer, tmp_path: Path, number: signal.Signals, command: str, at: str
@@ -352,6 +353,7 @@ def test_a_push_sends_the_groups_that_are_not_recorded(
     assert not any((tmp_path / "cache").rglob("*.json"))
 
 
+@pytest.mark.slow
 def test_what_others_did_between_two_runs_of_a_push_is_made_good(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 
 def first_quick(values: Iterable[Any], quick: int = 1) -> list[Any]:
-    """The first of them as they are, the others marked slow; a tuple is a value for each parameter."""
-    some = list(values)
-    later = [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.slow) for one in some[quick:]]
-    return some[:quick] + later
+    """The first of them quick, the others marked slow; a tuple is a value for each parameter."""
+    return [
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=[pytest.mark.slow] * (place >= quick))
+        for place, one in enumerate(values)
+    ]

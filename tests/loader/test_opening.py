@@ -792,6 +792,7 @@ def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) 
             milldam.mix({tmp_path / name: 1.0})
 
 
+@pytest.mark.slow
 def test_a_multimodal_pair_is_named_as_one(tmp_path: Path) -> None:
     """Megatron's index with a mode for every sequence: a sentence, in place of a word on damage."""
     megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")

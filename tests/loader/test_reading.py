@@ -216,6 +216,7 @@ def test_a_positioned_reader_closes_what_it_opened(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
+@pytest.mark.slow
 def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
     """Only so many stay open, and those closed are opened again when they are needed."""
     files = write_files(tmp_path, [3] * 30)

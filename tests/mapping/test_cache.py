@@ -110,6 +110,7 @@ def test_what_cant_be_identified_is_not_found_again(corpus: Path, caplog: pytest
     assert keys() == {one.path.name, two.path.name}
 
 
+@pytest.mark.slow
 def test_two_at_a_time_make_a_table_once(corpus: Path, tmp_path: Path) -> None:
     """The second waits for the first, and finds what it made."""
     (tmp_path / "script.py").write_text(

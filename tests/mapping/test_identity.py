@@ -467,6 +467,7 @@ def test_equal_values_have_equal_hashes(value: Any) -> None:
 # ---- tokenizers and data sets ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
 def test_a_tokenizer_that_was_used_is_the_same() -> None:
     """transformers sets padding and truncation of its backend on every call; a setting of the user's counts."""
@@ -501,6 +502,7 @@ def test_a_plain_tokenizer_counts_with_its_truncation() -> None:
     assert before.hash != holding(tokenizer).hash
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
 def test_a_slow_tokenizer_counts_by_vocabulary_and_settings() -> None:
     """Its caches do not."""

@@ -722,6 +722,7 @@ def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> N
         assert len(map_rows(corpus, work, tmp_path / "out", shards=3, key="v1")) == FILES * ROWS
 
 
+@pytest.mark.slow
 def test_the_function_runs_in_the_program_only_when_that_is_asked_for(tmp_path: Path) -> None:
     """What it loads and keeps must not stay in the program. A first row that is large leaves the others their workers;
     a single worker is a process of its own, too."""
@@ -794,6 +795,7 @@ print("peak", meter.peak)
 LARGE_TEXT = "words as they come, " * 3_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick(["jsonl", "numbers", "wide", "txt", "parquet", "arrow"]))
 def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str, tmp_path: Path) -> None:
     """File, row, its size and the memory that would do, which then does."""

@@ -142,6 +142,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_function_that_keeps_memory_stops_the_run(workers: int, tmp_path: Path) -> None:
     """Before it takes much more than the budget; what it keeps a call, and the ways out, are said."""

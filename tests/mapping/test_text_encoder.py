@@ -56,6 +56,7 @@ def test_a_text_comes_alone_or_in_any_kind_of_list(encode: TextEncoder) -> None:
         assert [ids.tolist() for ids in encode(texts)] == [alone, []]
 
 
+@pytest.mark.slow
 def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder, huggingface: Any) -> None:
     """Cut in pieces, beside small texts, in order."""
     giant = letters(1_500_000)
@@ -115,6 +116,7 @@ def test_tokenizers_as_objects(encode: TextEncoder, huggingface: Any) -> None:
         TextEncoder(3)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_only_huggingface_knows() -> None:
     """Unigram, with a mark at each word's start."""
     encode = TextEncoder(FOLDER / "t5")

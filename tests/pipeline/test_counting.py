@@ -158,6 +158,7 @@ def test_a_slice_with_dedup_sees_only_its_own_documents(tmp_path: Path) -> None:
         assert_holds(store, kept_of(texts[333:777]))
 
 
+@pytest.mark.slow
 def test_a_slice_that_begins_or_ends_at_a_giant(tmp_path: Path) -> None:
     """A document in parts is taken whole or not at all."""
     giants = [giant_text(2_300_000, seed) for seed in range(2)]

@@ -128,6 +128,7 @@ def test_every_place_shows_the_same_figures(sets: dict[str, Path], tmp_path: Pat
     assert_adds_up(tmp_path / "out", again, done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first_quick(["dedup", "weights", "limits"]))
 def test_a_run_that_goes_on_counts_the_same(
     sets: dict[str, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from tests.kit.preprocess_jobs import (
     write_config,
     write_saved_data_set,
 )
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError
@@ -90,6 +91,7 @@ def test_a_report_changes_nothing(tmp_path: Path) -> None:
     assert {one["action"] for one in findings(report.path)} == {"report"}
 
 
+@pytest.mark.slow
 def test_a_stretch_of_a_giant_document_is_cut_out(tmp_path: Path) -> None:
     """A document that comes in parts: at its beginning, far inside and at its end."""
     rng = random.Random(4)
@@ -151,7 +153,7 @@ def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
     assert texts_in(store, "train") == PLAIN[:3]
 
 
-@pytest.mark.parametrize("action", ["drop", "cut"])
+@pytest.mark.parametrize("action", first_quick(["cut", "drop"]))
 def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, action: str) -> None:
     """One process, several, small units, small budgets."""
     evals = write_evals(tmp_path / "evals.jsonl")

@@ -190,6 +190,7 @@ def test_a_chain_of_like_documents_keeps_what_is_unlike_all_that_stay(tmp_path: 
         assert texts_in(cut, "train") == texts_in(store, "train")
 
 
+@pytest.mark.slow
 def test_no_document_is_dropped_for_one_that_a_filter_drops(tmp_path: Path) -> None:
     """The first of two is too short for a filter, the second is not: the second stays; giants are judged as well."""
     for name, text in {"small": fresh_texts(1, words=(150, 200))[0], "giant": giant_text(20_000_000)}.items():
@@ -300,6 +301,7 @@ def test_new_data_loses_exactly_what_was_seen(tmp_path: Path, method: str) -> No
         assert all(run in json.dumps(one["duplicate_of"]) for one in told)
 
 
+@pytest.mark.slow
 def test_near_duplicates_of_earlier_runs_are_dropped(tmp_path: Path) -> None:
     """Of what they kept, not of what they dropped; a repeated run drops none of its own."""
     old = fresh_texts(60, words=(150, 200))
@@ -317,6 +319,7 @@ def test_near_duplicates_of_earlier_runs_are_dropped(tmp_path: Path) -> None:
     assert_holds(indexed(tmp_path, "d", [changed(chain[2]), changed(old[3], 1), "new"], dedup=near), ["new"])
 
 
+@pytest.mark.slow
 def test_signatures_of_other_rules_are_refused(tmp_path: Path) -> None:
     """With the run's name and what its rules are; a run without near-dedup may use the index, and be in it."""
     indexed(tmp_path, "a", fresh_texts(5))
@@ -326,6 +329,7 @@ def test_signatures_of_other_rules_are_refused(tmp_path: Path) -> None:
     assert_holds(indexed(tmp_path, "d", [*fresh_texts(5, 3), *fresh_texts(5, 1)]), fresh_texts(5, 3))
 
 
+@pytest.mark.slow
 def test_overwriting_with_more_data_does_not_eat_its_own(tmp_path: Path) -> None:
     """What the folder held before is not seen; what others hold is."""
     old, other, more = fresh_texts(100, 1), fresh_texts(50, 2), fresh_texts(60, 3)
@@ -355,6 +359,7 @@ def test_a_removed_run_is_forgotten(tmp_path: Path) -> None:
     assert texts_in(indexed(tmp_path, "b", [*old, "more"])) == [*old, "more"]
 
 
+@pytest.mark.slow
 def test_runs_of_other_cleaning_share_an_index(tmp_path: Path) -> None:
     """What is compared is the text as cleaned; validation is compared with nothing."""
     indexed(tmp_path, "a", ["one", "two"])

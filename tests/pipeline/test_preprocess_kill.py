@@ -303,11 +303,8 @@ POINTS = [
 QUICK = {
     ("fingerprints", "before", 2),
     ("pairs", "before", 3),
-    ("sketches", "after", 1),
-    ("decide", "after", 1),
     ("record", "before", 2),
     ("manifest", "before", 1),
-    ("manifest", "after", 1),
 }
 
 
@@ -346,6 +343,7 @@ def test_dead_at_a_boundary_the_result_is_the_same(
     small.assert_finished(trial)
 
 
+@pytest.mark.slow
 def test_dead_again_and_again_at_the_same_place(small: Job, tmp_path: Path, forks: Any) -> None:
     """Each attempt gets a few steps further, until it is done."""
     trial = small.new_trial(tmp_path / "t")
@@ -355,6 +353,7 @@ def test_dead_again_and_again_at_the_same_place(small: Job, tmp_path: Path, fork
     small.assert_finished(trial)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_while_the_index_grew_is_not_changed_by_it(small: Job, tmp_path: Path, forks: Any) -> None:
     """What it is compared with was settled when it began."""
     trial = small.new_trial(tmp_path / "t")

@@ -13,6 +13,7 @@ import pytest
 from tests.guards.test_guards import HEAVY, loaded_after
 from tests.kit.jobs import TOKENIZER, documents, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, write_config
+from tests.kit.quick import first_quick
 
 MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
 UP_TO_DATE, MISMATCH = "up to date", "other settings"
@@ -187,7 +188,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("with_receipt", [True, False])
 @pytest.mark.parametrize("damage", [lose, cut_off])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", first_quick(SETTINGS, 2), ids=str)
 def test_what_a_store_has_lost_is_made_again(
     place: Path, damage: Callable[[Path], None], with_receipt: bool, settings: dict[str, Any]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +121,7 @@ def test_equal_documents_go_together(tmp_path: Path) -> None:
     assert not set(texts_in(store, "val")) & set(texts_in(store, "train"))
 
 
+@pytest.mark.slow
 def test_equal_giants_go_together_however_they_are_written(tmp_path: Path) -> None:
     """A text that one file escapes, so that its line comes in parts, and another does not is the same text."""
     # The end of the first MiB falls into a character.

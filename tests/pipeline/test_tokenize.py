@@ -461,6 +461,7 @@ def pipe_in(data: bytes, out: Path, *options: object, code: int = 0) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_standard_input_gives_the_documents_of_the_file(tmp_path: Path) -> None:
     """A pipe of several megabytes gives what the file gives; the finished store is not compared with another pipe."""
     texts = list(make_texts(2_500_000))
@@ -587,6 +588,7 @@ def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, kind: str) -> 
     assert texts == ["before", "giant" if "numbers" in kind else GIANT_TEXT, "after"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dictionary", first_quick([False, True]))
 def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what_it_takes(
     tmp_path: Path, dictionary: bool

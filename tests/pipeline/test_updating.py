@@ -21,13 +21,13 @@ import milldam
 FILES = 6
 NEAR = {"method": "exact", "near": {}}
 JOBS: dict[str, dict[str, Any]] = {
+    "exact": {"dedup": "exact", "splits": {"val": 0.2}},
+    "packed": {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 64},
+    "near": {"dedup": NEAR},
     "plain": {},
     "splits": {"splits": {"val": 0.2}, "clean": "default"},
-    "exact": {"dedup": "exact", "splits": {"val": 0.2}},
-    "near": {"dedup": NEAR},
     "dropped": {"dedup": "exact", "write_dropped": True},
     "tokens": {"splits": {"val_tokens": 300}},
-    "packed": {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 64},
     "limit": {"limit": 400},
 }
 
@@ -72,7 +72,7 @@ def told(done: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", first_quick(JOBS, 3))
 def test_changed_input_gives_the_bytes_of_a_run_from_nothing(tmp_path: Path, name: str) -> None:
     """With dedup, splits, packing and limits: every byte, and back again when the change is taken back."""
     make_input(tmp_path / "in", copies=5)
@@ -135,6 +135,7 @@ def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
     assert len(milldam.open(tmp_path / "out")) != len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moments"),
     first_quick([("exact", (0.6, 1.2)), ("plain", (0.6, 0.9, 1.2, 1.5)), ("exact", (0.3, 0.8, 0.9, 1.5))]),

@@ -498,6 +498,7 @@ def test_lanes_bring_every_window_once_an_epoch_without_padding_before_the_end(
     assert len(set(steps)) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(documents, st.integers(1, 6), st.integers(1, 3), st.integers(0, 40), selections, st.integers(0, 2))
 def test_lanes_resume_exactly_from_json(

@@ -202,17 +202,20 @@ def test_a_store_that_is_up_to_date_is_left_alone(few: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"max_seq_length": 48}, "max_seq_length: 48 (made with 64)"),
-        ({"overlap": 8}, "overlap: 8 (made with 16)"),
-        ({"overlap": None, "hop": 16}, "hop: 16"),
-        ({"memory_tokens": 2}, "memory_tokens: 2 (made with 0)"),
-        ({"first": "context"}, 'first: "context" (made with "question")'),
-        ({"padding_side": "left"}, 'padding_side: "left" (made with "right")'),
-        ({"max_segments": 2}, "max_segments: 2"),
-        ({"max_examples": 9}, "max_examples: 9"),
-        ({"split": "dev"}, 'split: "dev" (made with "train")'),
-    ],
+    first_quick(
+        [
+            ({"max_seq_length": 48}, "max_seq_length: 48 (made with 64)"),
+            ({"overlap": 8}, "overlap: 8 (made with 16)"),
+            ({"overlap": None, "hop": 16}, "hop: 16"),
+            ({"memory_tokens": 2}, "memory_tokens: 2 (made with 0)"),
+            ({"first": "context"}, 'first: "context" (made with "question")'),
+            ({"padding_side": "left"}, 'padding_side: "left" (made with "right")'),
+            ({"max_segments": 2}, "max_segments: 2"),
+            ({"max_examples": 9}, "max_examples: 9"),
+            ({"split": "dev"}, 'split: "dev" (made with "train")'),
+        ],
+        3,
+    ),
 )
 def test_other_settings_never_return_old_features(
     few: Path, tmp_path: Path, options: dict[str, Any], named: str
@@ -265,6 +268,7 @@ def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
 # ---- what can be wrong ----
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_says_what_would_do(few: Path, tmp_path: Path) -> None:
     """The smallest budget that works is named, and it works."""
     refused = run_milldam(*command(few, tmp_path / "s", "--memory", "20MB"), code=4).stderr
@@ -283,6 +287,7 @@ def test_the_budget_holds(many: Path, tmp_path: Path) -> None:
     assert summary["memory"]["peak"] < summary["memory"]["budget"] == 400_000_000
 
 
+@pytest.mark.slow
 def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> None:
     """A context is encoded whole. A giant one is rejected by name, the rest is made, and what is named suffices."""
     few = [{"id": str(number), "question": "?", "context": "a few words", "answers": None} for number in range(3)]
@@ -316,6 +321,7 @@ def test_a_giant_example_alone_is_read_again_with_more_memory(tmp_path: Path) ->
     assert FeatureStore(tmp_path / "s").examples == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", first_quick(["! ? ", "word and word ", "\u0939\u093f\u0928\u094d\u0926\u0940 ", "\U0001f44d"])
 )
@@ -412,6 +418,7 @@ def has_progressed(out: Path, before: int) -> bool:
     return recorded(out) > before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", first_quick([2, 5]))
 def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Path, tmp_path: Path, most: int) -> None:
     """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""

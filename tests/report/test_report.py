@@ -674,6 +674,7 @@ def test_no_store_is_an_error(tmp_path: Path) -> None:
 # ---- memory ----
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_documents_or_samples(tmp_path: Path) -> None:
     """Eight million documents and half a million samples are reported within 60 MB above an almost empty store."""
     small = make_store(tmp_path / "small", {"train": ["x"]})
@@ -706,6 +707,7 @@ def peak_of_report(out: Path) -> int:
 # ---- in a real browser ----
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:
     """Chromium's own document has every section and its charts, and the picture is not blank."""
     page = write_report(full)

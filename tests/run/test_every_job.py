@@ -19,6 +19,7 @@ from tests.kit.document_stores import random_documents, store_of
 from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_milldam, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
+from tests.kit.quick import first_quick
 
 from milldam.run.session import Session
 
@@ -119,18 +120,18 @@ def export_job(folder: Path, to: str, *options: object) -> Case:
 
 
 JOBS: dict[str, Callable[[Path], Case]] = {
-    "tokenize": tokenize_job,
     "preprocess": preprocess_job,
-    "chat": chat_job,
     "qa": qa_job,
     "map": map_job,
-    "import": import_job,
     "export of a folder": lambda folder: export_job(folder, "parquet", "--shard-size", "100KB"),
+    "tokenize": tokenize_job,
+    "chat": chat_job,
+    "import": import_job,
     "export of a file": lambda folder: export_job(folder, "npy"),
 }
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "chat")) for name in JOBS])
+@pytest.fixture(params=first_quick(JOBS, 4))
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     """Each of the jobs, done once."""
     yield JOBS[request.param](tmp_path)

@@ -94,6 +94,7 @@ def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(f
     assert [shard.split for shard in shards] == ["train"] * UNITS + ["val"] * (UNITS // 100)
 
 
+@pytest.mark.slow
 def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_path: Path) -> None:
     """Records in plan order, through files, to a manifest of the same bytes: under 100 bytes a unit."""
     text = ManifestText.at(Folder(finished))
@@ -117,6 +118,7 @@ def test_a_finished_job_of_many_units_is_recognized_without_its_shards_in_memory
     assert peak() < 4 * MB
 
 
+@pytest.mark.slow
 def test_resuming_books_many_records_in_little_memory(many: Any, finished: Path) -> None:
     """A bit a unit is what stays; a record whose file is gone is found among all of them."""
     gone = finished / f"{many.shard_name(6789)}.idx"

@@ -236,6 +236,7 @@ def test_strict_ends_the_run_at_damage(tmp_path: Path, damaged: Path) -> None:
         milldam.tokenize(damaged, tmp_path / "out", tokenizer=TOKENIZER, strict=True)
 
 
+@pytest.mark.slow
 def test_the_library_warns_of_damage(tmp_path: Path, damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Through logging, from tokenize and from map."""
     milldam.tokenize(damaged, tmp_path / "out", tokenizer=TOKENIZER)

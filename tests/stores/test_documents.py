@@ -150,6 +150,7 @@ def write_txt(folder: Path, texts: list[str]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "txt", "gz"])
 @pytest.mark.parametrize(
     ("rules", "kept", "stage"),
@@ -197,6 +198,7 @@ def test_filters_on_length_see_giants_whole(
         assert len(dropped_documents(store.path)) == len(texts) - len(expected)
 
 
+@pytest.mark.slow
 def test_a_giant_twice_is_once(tmp_path: Path, giants: list[str]) -> None:
     """In parts and whole, in other white space, from JSON Lines, gzip and text: the first stays."""
     sets = [
@@ -243,6 +245,7 @@ def test_a_giant_of_white_space_is_empty(tmp_path: Path) -> None:
     assert_flow(store.path, {"clean": {"empty": 2}})
 
 
+@pytest.mark.slow
 def test_a_file_of_giant_lines_only(tmp_path: Path, giants: list[str]) -> None:
     """The text column is found although no record is small."""
     # Escaped: 6 bytes a character.

@@ -332,6 +332,7 @@ def mapped_files(folder: Path) -> int:
     return len({line.split()[-1] for line in maps.splitlines() if str(folder) in line and line.endswith(".bin")})
 
 
+@pytest.mark.slow
 def test_two_thousand_shards_within_the_mapping_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many shards there are, only so many are mapped at a time, and all can be read."""
     monkeypatch.setattr(reader, "MAPPED_SHARDS", 64)

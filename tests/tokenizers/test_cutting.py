@@ -148,6 +148,7 @@ def test_words_behind_a_long_run_keep_their_marks(
     check(unigram_json, HUGGINGFACE, text, list(range(0, len(text), part)))
 
 
+@pytest.mark.slow
 @FEW
 @given(text=documents("chinese", "glued words", "hex", "lines", "line ends"), places=PLACES)
 def test_unigram_in_pieces_across_line_ends_is_unigram_of_the_whole(
@@ -280,6 +281,7 @@ def test_a_word_that_is_one_unknown_token_is_one_at_any_size(wordpiece_json: str
     check(wordpiece_json, HUGGINGFACE, text, list(range(0, 50_000, 700)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", first_quick([1, 5, 9]))
 def test_a_cut_that_later_text_could_move_is_counted_as_inexact(unigram_json: str, extra: int) -> None:
     """Never wrong in silence."""

@@ -189,6 +189,7 @@ print(peak() - before, encoder.renewals)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize(("room", "renewals"), [(40 << 20, range(2, 24)), (400 << 20, range(1))])
 def test_caches_take_what_there_is_room_for_and_no_more(demo_tokenizer: Path, room: int, renewals: range) -> None:

@@ -38,6 +38,7 @@ def test_what_was_proved_is_known(tmp_path: Path, question: Question) -> None:
         assert settle_encoder(asked, find_out(asked, tmp_path), tmp_path).encoder == wanted
 
 
+@pytest.mark.slow
 def test_a_second_job_loads_no_tokenizer_but_the_encoder(tmp_path: Path) -> None:
     """HF tokenizers is not needed where its ids are known."""
     (tmp_path / "a.txt").write_text("words of a text that no other test has")

@@ -83,6 +83,7 @@ def test_padded_conversations_give_the_same_loss(store: Store, model: Any) -> No
     assert found == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_block_diagonal_mask_by_document_ids_gives_the_same_loss(store: Store, model: Any) -> None:
     """For models that make nothing of position ids: attention between equal document ids."""
     expected, _ = mean_and_gradient(model, one_by_one(store))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from tests.kit.quick import first_quick  # noqa: E402
 from tests.kit.token_stores import write_store  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, random_split  # noqa: E402
 
@@ -629,7 +630,7 @@ def test_workers_do_not_grow_from_epoch_to_epoch(tmp_path: Path, kind: str) -> N
     assert held[2] - held[0] < 2 << 20, held
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", first_quick([2, 0]))
 @pytest.mark.parametrize("verb", ["windows", "packed"])
 @pytest.mark.parametrize("form", ["plain", "hf"])
 def test_samples_go_into_a_data_loader_as_they_are(tmp_path: Path, verb: str, form: str, workers: int) -> None:

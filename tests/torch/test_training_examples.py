@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.kit.jobs import DEMO, TOKENIZER
+from tests.kit.quick import first_quick
 
 import milldam
 
@@ -43,6 +44,7 @@ def losses(output: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss ([\d.]+)", output, re.MULTILINE)}
 
 
+@pytest.mark.slow
 def test_a_nanogpt_loop_trains(store: Path, tmp_path: Path) -> None:
     """The example runs as it is, and tells the loss of every step."""
     pytest.importorskip("torch")
@@ -118,6 +120,7 @@ def test_jax_takes_numpy_batches_and_goes_on_from_a_json_file(store: Path, tmp_p
 FROM_TEXT = [DEMO / "corpus.jsonl", "--tokenizer", TOKENIZER, "--store", "fed.milldam"]
 
 
+@pytest.mark.slow
 def test_a_loop_trains_straight_from_text(tmp_path: Path) -> None:
     """Resumed when the store is finished, or begun anew when it is gone, the losses are the same."""
     pytest.importorskip("torch")
@@ -187,6 +190,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> None:
     """Stopped at a checkpoint and resumed, the losses are the same; attention by cu_seqlens sees what a mask shows."""
     pytest.importorskip("torch")
@@ -199,7 +203,7 @@ def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> No
     assert losses(run(tmp_path, "chat_torch.py", *options, "--resume")) == {4: whole[4]}
 
 
-@pytest.mark.parametrize("options", [(), ("--padded",)])
+@pytest.mark.parametrize("options", first_quick([((),), (("--padded",),)]))
 def test_the_trainer_trains_on_conversations(chats: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     pytest.importorskip("accelerate")
     output = run(tmp_path, "chat_trainer.py", chats / "chat", "--seq-len", 128, "--steps", 2, *options)

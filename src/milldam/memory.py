@@ -77,14 +77,14 @@ class Budget:
             beside = f", beside {format_size(held_bytes)} that this program holds" if held_bytes else ""
             return cls(parse_size(memory) + held_bytes, f"given{beside}")
         available, origin = available_bytes()
-        return cls(available // 2, f"half of the {format_size(available)} that {origin} leaves")
+        return cls(available // 2, f"half of the {format_size(available)} free {origin}")
 
 
 def available_bytes() -> tuple[int, str]:
     """What could still be allocated, and what sets that limit: the machine or a cgroup."""
     machine = _machine_available()
-    limits = [(machine, "this machine")]
-    limits += [(max(0, limit - used), "the memory cgroup") for limit, used in _cgroup_limits()]
+    limits = [(machine, "on this machine")]
+    limits += [(max(0, limit - used), "in the memory cgroup") for limit, used in _cgroup_limits()]
     given = os.environ.get("SLURM_MEM_PER_NODE", "")
     if given.isdigit() and int(given):
         # Told also where no cgroup holds the task to it. In units of 2**20 bytes.

@@ -180,7 +180,7 @@ def test_people_get_lines(folder: Path) -> None:
     assert [line.split(":")[0] for line in shown[1:]] == [
         "Files", "First batch", "Rate", "Training", "Memory", "Delivered",
     ]  # fmt: skip
-    assert "4 KB in 2 files, mapped (" in shown[1] and "half of which may be mapped)" in shown[1]
+    assert "4 KB in 2 files, mapped (" in shown[1] and "half of it for mapped files)" in shown[1]
     assert "ms from opening; imports not counted" in shown[2]
     assert " tokens/s, " in shown[3] and "% to a step at 100,000 tokens/s of training" in shown[4]
     assert "beyond imports; mapped files" in shown[5]
@@ -196,9 +196,9 @@ def test_the_way_of_reading_has_its_reason(folder: Path) -> None:
 def test_what_does_not_fit_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data beyond half of the free memory is not mapped, and the line says who leaves how much."""
     for module in ("milldam.memory", "milldam.loader.reading"):
-        monkeypatch.setattr(f"{module}.available_bytes", lambda: (5000, "the memory cgroup"))
+        monkeypatch.setattr(f"{module}.available_bytes", lambda: (5000, "in the memory cgroup"))
     shown = invoke("feed", folder, "--seq-len", 16, "--batch-size", 4, "--epochs", 1).stdout
-    assert "pread, announced ahead (the memory cgroup leaves 5 KB, half of which may be mapped)" in shown
+    assert "pread, announced ahead (5 KB free in the memory cgroup, half of it for mapped files)" in shown
 
 
 def test_the_end_of_the_time_is_said(folder: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_counts_the_same(
     assert_adds_up(tmp_path / "out", json.loads(invoke("preprocess", config, "--json").stdout), done.stdout)
     told = json.loads((tmp_path / "out" / "run" / "summary.json").read_bytes())
     assert 0 < told["facts"]["session_text_bytes"] < sum(_text_bytes(tmp_path / "out"))
-    assert re.search(r"^[\d.]+ s for [\d.]+ \w+ that were left, ", done.stdout, re.M)
+    assert re.search(r"^[\d.]+ s for the remaining [\d.]+ \w+, ", done.stdout, re.M)
 
 
 def _ending_after(parts: int) -> Any:

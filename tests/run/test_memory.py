@@ -128,10 +128,10 @@ def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPat
     """Of machine and groups the tightest counts, by what it leaves, and is named."""
     monkeypatch.setattr(memory, "_machine_available", lambda: 10_000 * MB)
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(8000 * MB, 100 * MB), (3000 * MB, 1000 * MB)])
-    assert memory.available_bytes() == (2000 * MB, "the memory cgroup")
+    assert memory.available_bytes() == (2000 * MB, "in the memory cgroup")
     budget = Budget.of(None)
     assert budget.limit_bytes == 1000 * MB
-    assert budget.origin == "half of the 2 GB that the memory cgroup leaves"
+    assert budget.origin == "half of the 2 GB free in the memory cgroup"
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(10 * MB, 20 * MB)])
     assert memory.available_bytes()[0] == 0
 

@@ -15,28 +15,30 @@ class ChatRules:
     """Records are conversations."""
 
     form: ChatForm = "auto"
-    """How conversations lie in records; auto: as the first ones show."""
+    """Form of the conversations; auto recognises it from the first ones."""
     columns: dict[str, str] = field(default_factory=dict)
-    """What columns are called, such as {messages: dialogue}."""
+    """Names of your columns, such as {messages: dialogue}."""
     template: str | None = None
     """A Jinja file. Default: the chat template that the tokenizer comes with."""
     named_template: str | None = None
-    """Which one, where there are several by name."""
+    """Which template to use, if there are several."""
     variables: dict[str, Any] = field(default_factory=dict)
-    """For the template, such as {enable_thinking: false}."""
+    """Variables of the template, such as {enable_thinking: false}."""
     train_on: str | tuple[str, ...] = "assistant"
-    """assistant, last, all, a role or several; or the field of a message that says so: weight, loss_weight, train."""
+    """Messages to train on: assistant, last, all, one or more roles; or a field of the message: weight, loss_weight,
+    train."""
     turn_end: bool = True
-    """Train also on what ends a turn, such as <|im_end|>. Where a template has generation tags, they decide."""
+    """Also train on the end of a turn, such as <|im_end|>. If a template has generation tags, they decide."""
     max_tokens: Annotated[int, Ge(1)] | None = None
-    """The longest conversation."""
+    """Most tokens of a conversation."""
     too_long: Literal["drop", "cut_turn", "cut"] = "drop"
-    """What becomes of a longer one: dropped; cut after the last trained turn that fits; or cut anywhere."""
+    """What to do with a longer one: drop it, cut it after the last trained turn that fits, or cut it anywhere."""
     dedup_on: Literal["text", "prompt"] = "text"
-    """What duplicates have in common: the whole text, or what comes before the last answer."""
+    """What makes two conversations duplicates: the same text, or the same prompt (everything before the last
+    answer)."""
     group_by: Literal["text", "prompt"] = "text"
-    """What goes to the same split: equal texts, or all that share a prompt."""
+    """What is kept in the same split: conversations with the same text, or with the same prompt."""
     date: str | None = None
-    """What strftime_now gives to templates that write the date, such as 2026-01-31. Default: today."""
+    """Date for templates that write one (strftime_now), such as 2026-01-31. Default: today."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

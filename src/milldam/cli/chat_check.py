@@ -23,23 +23,38 @@ _MOST = 5
 @click.command("chat-check")
 @click.argument("template")
 @click.argument("data", nargs=-1, required=True)
-@click.option("--tokenizer", help="Gives the template its special tokens. [default: the one beside TEMPLATE]")
-@click.option("--template-name", metavar="NAME", help="Which template, where there are several.")
 @click.option(
-    "--train-on", default="assistant", show_default=True, help="assistant, last, all, roles, or a weight field."
+    "--tokenizer", help="Tokenizer with the special tokens of the template. [default: the one beside TEMPLATE]"
 )
-@click.option("--turn-end/--no-turn-end", default=True, show_default=True, help="Train on what ends a turn.")
+@click.option("--template-name", metavar="NAME", help="Which template to use, if there are several.")
+@click.option(
+    "--train-on",
+    default="assistant",
+    show_default=True,
+    help="Messages to train on: assistant, last, all, roles separated by commas, or a message field.",
+)
+@click.option(
+    "--turn-end/--no-turn-end", default=True, show_default=True, help="Whether to train on the tokens that end a turn."
+)
 @click.option("--form", default="auto", show_default=True, help="The form of the conversations.")
-@click.option("--column", "columns", multiple=True, metavar="NAME=COLUMN", help="What a column is called.")
-@click.option("--variable", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the template.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="ROWS", help="Only the first rows. [default: all]")
-@click.option("--characters", default=2000, show_default=True, help="Shown of the first conversation.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=COLUMN",
+    help="Name of a column, such as messages=turns; may be repeated.",
+)
+@click.option(
+    "--variable", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the template; may be repeated."
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="ROWS", help="Check only the first rows. [default: all]")
+@click.option("--characters", default=2000, show_default=True, help="Characters to show of the first conversation.")
 @json_option
 def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     """Show what a chat template makes of conversations.
 
-    Shows the first conversation of DATA as TEMPLATE renders it, with what would be trained on, and counts what is
-    refused.
+    Shows the first conversation of DATA as TEMPLATE renders it, marks what would be trained on, and counts the
+    conversations that would be refused.
 
     TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or data sets. Nothing is
     written. Exits with 1 if no conversation can be used.

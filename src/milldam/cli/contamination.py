@@ -17,11 +17,15 @@ _SHOWN = 3
 
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
-@click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set; any number of times.")
-@click.option("--columns", metavar="NAMES", help="Fields to look for, with commas. [default: every field with text]")
+@click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set; may be repeated.")
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="Fields of the evaluation set, separated by commas. [default: every field with text]",
+)
 @click.option("--ngram", type=int, metavar="N", help="Words in an n-gram. [default: 13]")
 @click.option(
-    "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that counts. [default: 0.5]"
+    "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that makes a match. [default: 0.5]"
 )
 @click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
 @json_option
@@ -35,7 +39,7 @@ def contamination(
 ) -> None:
     """Look for items of evaluation sets in a finished store.
 
-    Decodes the store. Exits with 1 when some are found.
+    Decodes the store and searches its text. Exits with 1 if an item is found.
 
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer

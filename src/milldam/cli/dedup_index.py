@@ -14,7 +14,7 @@ from milldam.markup import counted
 
 @click.command("dedup-index")
 @click.argument("index", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--remove", metavar="RUN", help="Forget a run: its documents are no longer duplicates for others.")
+@click.option("--remove", metavar="RUN", help="Remove a run: its documents no longer count as seen.")
 @json_option
 def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
     """List or remove the runs that a dedup index has seen.

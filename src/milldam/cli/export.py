@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @click.argument("store")
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Which tool reads it.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, pair or folder to make.")
-@click.option("--split", metavar="NAME", help="One of the store's splits. [default: all, where the format can]")
+@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format to write.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, file pair or folder to write.")
+@click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]")
 @click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens, end to end. [default: one document per row]")
-@click.option("--dtype", metavar="D", help="Of the tokens, such as uint16 or int32. [default: by format]")
+@click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]")
 @click.option(
-    "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Of the files, where there are several."
+    "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the files, if there are several."
 )
 @job_options()
 def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:

@@ -34,59 +34,65 @@ _STEADY_SECONDS = 0.5
 
 @click.command()
 @click.argument("data", nargs=-1, required=True, metavar="STORE|INPUT...")
-@click.option("--tokenizer", help="Of text: what turns it into tokens while it is fed. Folder, file or Hub name.")
-@click.option("--store", metavar="FOLDER", help="Of text: where its tokens go. [default: nowhere, removed at the end]")
-@click.option("--text-column", metavar="NAME", help="Of text: the field it is in. [default: the obvious one]")
-@click.option("--shard-size", metavar="SIZE", help="Of text: input per unit. [default: 64MB]")
+@click.option("--tokenizer", help="For text: folder, file or Hub name of the tokenizer.")
 @click.option(
-    "--memory", metavar="SIZE", help="Of text: limit for what makes tokens. [default: half of the free memory]"
+    "--store", metavar="FOLDER", help="For text: keep the tokens in this store. [default: remove them at the end]"
 )
-@click.option("--cores", type=int, metavar="N", help="Of text: cores that make tokens. [default: all]")
-@click.option("--units", is_flag=True, help="A store in the order in which its text would be fed.")
-@click.option("--seq-len", type=int, default=1024, show_default=True, metavar="N", help="Tokens of a sample.")
-@click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples of a batch.")
-@click.option("--split", metavar="NAME", help="A split of the store.")
-@click.option("--dtype", metavar="NAME", help="How a .bin file without an index holds tokens. [default: uint16]")
+@click.option("--text-column", metavar="NAME", help="For text: the field that holds it. [default: the obvious one]")
+@click.option("--shard-size", metavar="SIZE", help="For text: input per unit. [default: 64MB]")
+@click.option("--memory", metavar="SIZE", help="For text: limit for tokenizing. [default: half of what is free]")
+@click.option("--cores", type=int, metavar="N", help="For text: cores for tokenizing. [default: all]")
+@click.option(
+    "--units", is_flag=True, help="Read a store in the order that training straight from its text would have."
+)
+@click.option("--seq-len", type=int, default=1024, show_default=True, metavar="N", help="Tokens per sample.")
+@click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples per batch.")
+@click.option("--split", metavar="NAME", help="Read only this split.")
+@click.option("--dtype", metavar="NAME", help="Type of the tokens in a .bin file without an index. [default: uint16]")
 @click.option("--stride", type=int, metavar="N", help="Tokens from one window to the next. [default: --seq-len]")
-@click.option("--packed", type=click.Choice(["wrapped", "best_fit"]), help="Rows of documents in place of windows.")
-@click.option("--streams", is_flag=True, help="Contiguous streams, one per row, in place of windows.")
+@click.option(
+    "--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows of documents instead of windows."
+)
+@click.option("--streams", is_flag=True, help="Contiguous streams, one per row, instead of windows.")
 @click.option(
     "--shuffle",
     type=click.Choice([name for name in _SHUFFLES if name != "units"]),
-    help="Any sample after any other, whole blocks, some shards, or in stored order. [default: full; streams: none; "
-    "text: some units]",
+    help="Shuffle all samples, whole blocks, within groups of shards, or not at all. "
+    "[default: full; for streams: none; for text: within groups of units]",
 )
-@click.option("--seed", type=int, metavar="N", help="Decides the order. [default: 0]")
-@click.option("--epochs", type=int, metavar="N", help="Stop after N times over the data. [default: no limit]")
+@click.option("--seed", type=int, metavar="N", help="Seed of the order. [default: 0]")
+@click.option("--epochs", type=int, metavar="N", help="Stop after N passes over the data. [default: no limit]")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after this time.")
 @click.option(
-    "--prefetch", type=int, default=0, show_default=True, metavar="N", help="Batches that a thread makes ahead."
+    "--prefetch", type=int, default=0, show_default=True, metavar="N", help="Batches that a thread prepares ahead."
 )
 @click.option(
     "--read",
     type=click.Choice(["auto", "map", "pread"]),
     default="auto",
     show_default=True,
-    help="How files are read; auto maps what fits in half of the free memory.",
+    help="How to read files; auto maps what fits in half of the free memory.",
 )
 @click.option(
-    "--copy/--reuse", default=True, show_default=True, help="New arrays for each batch, or the same ones again."
+    "--copy/--reuse", default=True, show_default=True, help="New arrays for each batch, or reuse the same ones."
 )
 @click.option(
-    "--cache", metavar="SIZE", help="Of a store at an address: what may lie here. [default: 50GB, or half of the disk]"
+    "--cache",
+    metavar="SIZE",
+    help="For a store at an address: size of the local cache. [default: 50GB, or half of the disk]",
 )
-@click.option("--torch", is_flag=True, help="Batches as torch tensors.")
-@click.option("--workers", type=int, metavar="N", help="Through a torch DataLoader with N worker processes.")
+@click.option("--torch", is_flag=True, help="Deliver torch tensors.")
+@click.option("--workers", type=int, metavar="N", help="Read through a torch DataLoader with N worker processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def feed(
     data: tuple[str, ...], as_json: bool, seconds: float, torch: bool, workers: int | None, **options: Any
 ) -> None:
     """Measure what a loader delivers on this machine.
 
-    Time to the first batch, tokens/s, memory.
+        Shows the time to the first batch, tokens/s and memory.
 
-    STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml): its batches
-    come at once, while tokens are made. Ends after --seconds or --epochs; Ctrl-C gives the figures so far.
+    STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
+    tokenized while batches are delivered. Ends after --seconds or --epochs; Ctrl-C shows the figures so far.
 
     \b
     milldam feed corpus.milldam --seq-len 1024 --batch-size 16
@@ -192,7 +198,7 @@ class _Feeding:
     given: str | list[str]
     options: dict[str, Any]
     free: tuple[int, str]
-    """Bytes of memory, and who leaves so many."""
+    """Bytes of free memory, and where."""
     in_units: bool = False
     """It comes in the order of units."""
     _data: Any = None
@@ -293,7 +299,7 @@ def _reading(feeding: _Feeding, figures: Figures) -> str:
     stream, asked = feeding.stream, feeding.options["read"]
     how = {"map": "mapped", "pread": "pread"}[_way(feeding, figures)] + ", announced ahead" * figures.announced
     free, origin = feeding.free
-    why = f"--read {asked}" if asked != "auto" else f"{origin} leaves {format_size(free)}, half of which may be mapped"
+    why = f"--read {asked}" if asked != "auto" else f"{format_size(free)} free {origin}, half of it for mapped files"
     return f"{format_size(stream.size_bytes)} in {_counted(len(stream.files), 'file')}, {how} ({why})"
 
 
@@ -319,7 +325,7 @@ def _memory(figures: Figures) -> str:
     text = f"{format_size(figures.anonymous_bytes)} beyond imports"
     if figures.worker_bytes is not None:
         text += f"; {format_size(figures.worker_bytes)} in the workers, what they share with this process too"
-    return f"{text}; mapped files, which the kernel takes back at will, {format_size(figures.file_bytes)}"
+    return f"{text}; mapped files (reclaimable) {format_size(figures.file_bytes)}"
 
 
 def _making(told: dict[str, float]) -> dict[str, str]:

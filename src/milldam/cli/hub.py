@@ -20,10 +20,10 @@ _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summar
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("repo", metavar="USER/NAME")
-@click.option("--public", is_flag=True, help="Anyone can read it. [default: private]")
-@click.option("--revision", metavar="BRANCH", help="Branch to push to; made when it is not there. [default: main]")
-@click.option("--message", help="Message of the commits.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent and removed; change nothing.")
+@click.option("--public", is_flag=True, help="Let anyone read it. [default: private]")
+@click.option("--revision", metavar="BRANCH", help="Branch to push to; created if it does not exist. [default: main]")
+@click.option("--message", help="Commit message.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent and removed; change nothing.")
 @json_option
 @_quiet
 def push(
@@ -38,9 +38,10 @@ def push(
 ) -> None:
     """Push a store to the Hugging Face Hub, with a card.
 
-    STORE: tokens, question-answering features or a table. Private unless --public. What is there already is not sent
-    again; if it is interrupted or killed, run the same command to resume. The token is what huggingface_hub finds: the
-    variable HF_TOKEN, or `hf auth login`. Only the files of the store and its card are sent: no run folder, no rejects.
+    STORE: tokens, question-answering features or a table. Private unless --public. Files that are already
+    there are not sent again; if it is interrupted or killed, run the same command to resume. The access token comes
+    from the variable HF_TOKEN or `hf auth login`. Only the files of the store and its card are sent: no run folder, no
+    rejects.
 
     \b
     milldam push corpus.milldam anna/corpus
@@ -57,15 +58,15 @@ def push(
 @click.argument("repo", metavar="USER/NAME")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: NAME]")
 @click.option("--revision", metavar="REVISION", help="Branch, tag or commit. [default: main]")
-@click.option("--split", metavar="NAME", help="Only this split of a store of tokens.")
+@click.option("--split", metavar="NAME", help="Fetch only this split of a token store.")
 @json_option
 @_quiet
 def pull(repo: str, out: Path | None, revision: str | None, split: str | None, as_json: bool, quiet: bool) -> None:
     """Fetch a store from the Hugging Face Hub.
 
-    Takes what `milldam push` put there; every file is compared with the manifest. Files that are here and complete are
-    kept; if it is interrupted or killed, run the same command to resume. Afterwards the store opens memory-mapped, as
-    if it had been made here.
+    Fetches what `milldam push` sent, and compares every file with the manifest. Files that are here and complete are
+    kept; if it is interrupted or killed, run the same command to resume. The store then opens memory-mapped, like any
+    local one.
 
     \b
     milldam pull anna/corpus -o corpus.milldam

@@ -33,18 +33,20 @@ _LONGEST_CHARACTER = 6
 
 @click.command()
 @click.argument("store")
-@click.option("--split", metavar="NAME", help="Documents of this split only, numbered from 0. [default: all]")
-@click.option("--start", default=0, show_default=True, help="First document; negative counts from the end.")
-@click.option("--documents", type=click.IntRange(min=1), default=3, show_default=True, help="How many documents.")
-@click.option("--tokens", default=200, show_default=True, help="Tokens shown of each document.")
+@click.option("--split", metavar="NAME", help="Show only this split, its documents numbered from 0. [default: all]")
+@click.option("--start", default=0, show_default=True, help="First document; negative numbers count from the end.")
+@click.option(
+    "--documents", type=click.IntRange(min=1), default=3, show_default=True, help="Number of documents to show."
+)
+@click.option("--tokens", default=200, show_default=True, help="Tokens to show of each document.")
 @click.option("--ids", is_flag=True, help="Show each token's id after it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per document.")
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
     """Show documents token by token, with their boundaries.
 
-    In conversations, what is trained on is green, or in ⟦ ⟧ where there are no colours.
+    In conversations, tokens that are trained on are green, or in ⟦ ⟧ if there are no colours.
 
-    STORE: a store of tokens: its folder, or an address such as s3://bucket/corpus.milldam, from which only the
+    STORE: a token store: its folder, or an address such as s3://bucket/corpus.milldam, from which only the
     shards with these documents are fetched.
 
     \b

@@ -31,37 +31,49 @@ if TYPE_CHECKING:
     "--rows", "batched", is_flag=True, flag_value=False, default=True, help="The function takes one row, not a batch."
 )
 @click.option("--batch-size", type=int, metavar="N", help="Rows per call. [default: 1000]")
-@click.option("--batch-bytes", metavar="SIZE", help="Bytes per call, at most. [default: 8MB]")
+@click.option("--batch-bytes", metavar="SIZE", help="Most bytes per call. [default: 8MB]")
 @click.option("--columns", metavar="NAMES", help="Read only these columns: a,b,c. [default: all]")
 @click.option("--remove-columns", metavar="NAMES", help='Input columns to leave out: a,b,c or "all".')
 @click.option(
-    "--format", type=click.Choice(["python", "numpy", "arrow"]), help="What the function gets. [default: python]"
+    "--format",
+    type=click.Choice(["python", "numpy", "arrow"]),
+    help="Type of the columns that the function gets. [default: python]",
 )
 @click.option("--with-indices", is_flag=True, help="Pass the row numbers as a second argument.")
-@click.option("--args", "arguments", multiple=True, metavar="NAME=VALUE", help="A further argument; JSON or text.")
-@click.option("--on-error", type=click.Choice(["raise", "reject"]), help="When the function fails. [default: raise]")
-@click.option("--key", metavar="NAME", help="Names the function where what it depends on can't be hashed.")
-@click.option("--shard-size", metavar="SIZE", help="Input per unit, about. [default: 64MB]")
-@click.option("--shards", type=int, metavar="N", help="So many units of even size instead.")
+@click.option(
+    "--args",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A further argument for the function, JSON or text; may be repeated.",
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "reject"]),
+    help="If the function fails: stop, or set the row aside. [default: raise]",
+)
+@click.option("--key", metavar="NAME", help="Name that identifies the function, if what it depends on can't be hashed.")
+@click.option("--shard-size", metavar="SIZE", help="Approximate input per unit. [default: 64MB]")
+@click.option("--shards", type=int, metavar="N", help="Instead of --shard-size: N units of even size.")
 @text_options
-@click.option("--split", metavar="NAME", help="Of a data set: which split is read.")
-@click.option("--subset", metavar="NAME", help="Of a data set on the Hub: which configuration is read.")
+@click.option("--split", metavar="NAME", help="Read only this split of a data set.")
+@click.option("--subset", metavar="NAME", help="Configuration of a data set on the Hub.")
 @job_options()
 def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
     """Apply a Python function to every row; make a table.
 
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Memory is bounded. If it
-    is interrupted or killed, run the same command to resume; after a change, only what the change touches is done
-    again.
+    is interrupted or killed, run the same command to resume; after a change, only the units that it affects are
+    redone.
 
     \b
     milldam map clean.py:clean books/ -o clean.table
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
 
-    Without -o the table goes to the cache (`milldam cache`). A data set with several splits becomes a table for each,
-    in folders of OUT, unless --split names one.
+    Without -o the table goes to the cache (`milldam cache`). A data set with several splits becomes one table per
+    split, in folders of OUT, unless --split names one.
     """
     from milldam.mapping.settings import settings_of
     from milldam.mapping.sources import each_split

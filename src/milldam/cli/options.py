@@ -97,8 +97,8 @@ def job_options(*, in_file: bool = False) -> Add[Any]:
         click.option(
             "--executor", type=choice(Executor), help="Where to run: this machine or a Ray cluster. [default: local]"
         ),
-        click.option("--address", metavar="HOST:PORT", help="The Ray cluster. [default: the one that runs here]"),
-        click.option("--overwrite", is_flag=True, help="Replace what was made from other settings or input."),
+        click.option("--address", metavar="HOST:PORT", help="The Ray cluster. [default: the one running here]"),
+        click.option("--overwrite", is_flag=True, help="Replace a result that was made with other settings or input."),
         json_option,
         click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary."),
     )
@@ -109,15 +109,18 @@ evaluation_options = _together(
         "--decontaminate",
         multiple=True,
         metavar="PATH",
-        help="An evaluation set whose items are kept out; any number of times.",
+        help="Keep the items of this evaluation set out of the data; may be repeated.",
     ),
     click.option(
-        "--decontaminate-columns", metavar="NAMES", help="Its fields, with commas. [default: every field with text]"
+        "--decontaminate-columns",
+        metavar="NAMES",
+        help="Its fields, separated by commas. [default: every field with text]",
     ),
     click.option(
         "--decontaminate-action",
         type=choice(Action),
-        help="What becomes of a document that holds an item: drop it, cut the passage out, or report. [default: drop]",
+        help="What to do with a document that holds an item: drop it, cut the passage out, or only report it. "
+        "[default: drop]",
     ),
 )
 """Which evaluation sets are kept out of the data."""
@@ -147,13 +150,13 @@ text_options = _together(
         "--separator",
         metavar="TEXT",
         callback=_unescaped,
-        help="In .txt files: documents end at this text. \\n and \\t are understood.",
+        help="In .txt files: text between two documents. \\n and \\t are understood.",
     ),
     click.option("--input-format", type=choice(InputFormat), help="Format of the input, if its name does not say."),
     click.option(
         "--invalid-utf8",
         type=choice(InvalidUtf8),
-        help="Records that are not UTF-8: set aside, drop the bytes, put U+FFFD in their place, or stop. "
+        help="Bytes that are not UTF-8: drop them, reject the record, replace them with U+FFFD, or stop. "
         "[default: reject]",
     ),
     click.option("--strict", is_flag=True, help="Stop at the first record that can't be read."),

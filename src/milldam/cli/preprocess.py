@@ -42,8 +42,8 @@ _SAMPLE_TOKENS = 120
 def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
     """Clean, deduplicate, filter, tokenize, split and pack.
 
-    CONFIG: a YAML file; docs/config.md has every key, `milldam schema` its JSON schema. If it is interrupted or killed,
-    run the same command to resume.
+    CONFIG: a YAML file; docs/config.md lists every key, `milldam schema` prints its JSON schema. If it is
+    interrupted or killed, run the same command to resume.
 
     \b
     milldam preprocess config.yaml
@@ -90,10 +90,10 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Check a configuration and say what a run would do.
+    """Check a configuration and show what a run would do.
 
-    Checks inputs and tokenizer too; shows stages, units, and estimated tokens, disk, time and memory. Reads a small
-    sample of the input and writes nothing. Times are for machines like this one.
+    Checks input and tokenizer too. Shows the stages, the units, and estimates of tokens, disk, time and memory. Reads a
+    small sample of the input and writes nothing. Times are for machines like this one.
 
     \b
     milldam plan config.yaml

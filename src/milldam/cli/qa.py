@@ -31,18 +31,20 @@ _STEPS = ("overlap", "hop", "doc_stride")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store.")
 @click.option("--tokenizer", help="Folder, file or Hub name of the tokenizer.")
-@click.option("--max-seq-length", type=int, metavar="N", help="Tokens of a window. [default: 384]")
+@click.option("--max-seq-length", type=int, metavar="N", help="Tokens per window. [default: 384]")
 @click.option("--overlap", type=int, metavar="N", help="Tokens of the context that two windows share. [default: 128]")
 @click.option(
     "--hop", type=int, metavar="N", help="Instead of --overlap: tokens from the start of one window to the next."
 )
-@click.option("--doc-stride", type=int, metavar="N", help="Another word for --overlap, as fast tokenizers use it.")
-@click.option("--memory-tokens", type=int, metavar="N", help="So many memory tokens at each end. [default: 0]")
+@click.option(
+    "--doc-stride", type=int, metavar="N", help="The same as --overlap, under the name that fast tokenizers use."
+)
+@click.option("--memory-tokens", type=int, metavar="N", help="Memory tokens at each end. [default: 0]")
 @click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]")
-@click.option("--padding-side", type=choice(PaddingSide), help="Where windows are padded. [default: auto]")
-@click.option("--max-segments", type=int, metavar="N", help="At most N windows of an example, the first ones.")
-@click.option("--max-examples", type=int, metavar="N", help="Stop after N examples, exactly.")
-@click.option("--split", metavar="NAME", help="Name of the split, and which one is read. [default: train]")
+@click.option("--padding-side", type=choice(PaddingSide), help="Side on which windows are padded. [default: auto]")
+@click.option("--max-segments", type=int, metavar="N", help="Keep only the first N windows of an example.")
+@click.option("--max-examples", type=int, metavar="N", help="Stop after exactly N examples.")
+@click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: train]")
 @click.option("--strict", is_flag=True, help="Stop at the first record that can't be used.")
 @job_options()
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
@@ -50,8 +52,8 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
 
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
     folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Memory is
-    bounded. If it is interrupted or killed, run the same command to resume; when the input has changed, only what
-    changed is made again.
+    bounded. If it is interrupted or killed, run the same command to resume; if the input has
+    changed, only the units that changed are redone.
 
     \b
     milldam qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/ --overlap 128
@@ -89,7 +91,7 @@ _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"
     "--null-odds",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="{id: number}, higher where no answer is likelier; gives the best thresholds.",
+    help="JSON {id: number}, higher if no answer is likelier; also finds the best thresholds.",
 )
 @click.option(
     "--threshold",
@@ -97,18 +99,18 @@ _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"
     default=1.0,
     show_default=True,
     metavar="X",
-    help="With --null-odds, take answers with odds above X for empty, as v2's script does; inf: as predicted.",
+    help="With --null-odds: count answers with odds above X as empty, like v2's script; inf: keep all as predicted.",
 )
 @click.option(
-    "--split", default="validation", show_default=True, help="Which part of a folder or data set REFERENCES are."
+    "--split", default="validation", show_default=True, help="Split of REFERENCES, if it is a folder or data set."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON, by the official names.")
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON, with the official names.")
 def qa_eval(
     references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
 ) -> None:
     """Compute exact match and F1 of answers.
 
-    As SQuAD's own scripts do, in all and by type of answer.
+    Overall and by type of answer, as SQuAD's own scripts compute them.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a data set on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer.

@@ -26,22 +26,22 @@ _LOOK_AGAIN_SECONDS = 2.0
 @click.command("run-units", context_settings={"allow_interspersed_args": False})
 @described_job
 @click.option("--stage", required=True, help="prepare, a stage of the job (`milldam slurm` names them), or finish.")
-@click.option("--index", type=int, metavar="I", help="Which array task, from 0.")
-@click.option("--of", type=int, metavar="N", help="How many array tasks the stage has.")
+@click.option("--index", type=int, metavar="I", help="Number of this array task, from 0.")
+@click.option("--of", type=int, metavar="N", help="Number of array tasks of the stage.")
 @click.option(
     "--wait",
     type=click.FloatRange(min=0),
     default=0,
     metavar="SECONDS",
-    help="How long to wait for what earlier stages have done, where a file system shows it late. [default: 0]",
+    help="How long to wait for results of earlier stages that a slow file system shows late. [default: 0]",
 )
 def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
     """Run one array task of a stage, on any scheduler.
 
-    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, from I on. Run again, it
-    does what is left; if the same task is running already, it waits for it. All tasks of the stages before must be
-    done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of them. Exit code
-    0: what was asked for is done.
+    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, starting with unit I. If
+    it is run again, it does only the rest; if the same task is already running, it waits for it. All tasks of earlier
+    stages must be done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of
+    them. Exit code 0 means that the task is done.
 
     \b
     milldam run-units --stage prepare preprocess config.yaml

@@ -12,17 +12,23 @@ from milldam.cli.options import described_job
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @described_job
-@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that work at the same time.")
-@click.option("--tasks", type=click.IntRange(min=1), help="Tasks of each array, at most. [default: as many as nodes]")
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that run at the same time.")
+@click.option("--tasks", type=click.IntRange(min=1), help="Most tasks per array. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
-@click.option("--cpus", type=click.IntRange(min=1), help="Cores of each task (sbatch --cpus-per-task).")
-@click.option("--mem", metavar="SIZE", help="Memory of each task (sbatch --mem), such as 64G.")
-@click.option("--time", "time_limit", metavar="TIME", help="Time limit of each task (sbatch --time).")
-@click.option("--partition", metavar="NAME", help="Where to queue (sbatch --partition).")
-@click.option("--account", metavar="NAME", help="Who pays (sbatch --account).")
-@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other option of sbatch, as it is.")
-@click.option("--setup", default="", metavar="COMMANDS", help="Shell commands first: source .venv/bin/activate")
-@click.option("--milldam", "program", default="milldam", show_default=True, help="How milldam is started there.")
+@click.option("--cpus", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
+@click.option("--mem", metavar="SIZE", help="Memory per task (sbatch --mem), such as 64G.")
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit per task (sbatch --time).")
+@click.option("--partition", metavar="NAME", help="Partition to queue in (sbatch --partition).")
+@click.option("--account", metavar="NAME", help="Account to charge (sbatch --account).")
+@click.option(
+    "--sbatch",
+    "more",
+    multiple=True,
+    metavar="OPTION",
+    help="Any other sbatch option, passed on as is; may be repeated.",
+)
+@click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run first: source .venv/bin/activate")
+@click.option("--milldam", "program", default="milldam", show_default=True, help="Command that starts milldam there.")
 def slurm(
     command: tuple[str, ...],
     nodes: int,
@@ -43,7 +49,7 @@ def slurm(
 
     COMMAND: any job as you would run it: tokenize, preprocess, qa, map, import or export, with its options. It is
     checked first. The tasks run in the current folder; it, the input and the output folder must be on a file system
-    that all machines share. What each task runs is `milldam run-units`; a task that is queued again does what is left.
+    that all machines share. Each task runs `milldam run-units`; a task that is queued again does only the rest.
 
     \b
     milldam slurm --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh preprocess config.yaml

@@ -29,7 +29,7 @@ _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 
 def stats(store: str, as_json: bool) -> None:
     """Show counts, sizes and document lengths.
 
-    STORE: anything that `milldam.open` opens. From a store at an address only the indexes are fetched.
+    STORE: anything that `milldam.open` opens. Of a store at an address, only the indexes are fetched.
 
     \b
     milldam stats corpus.milldam

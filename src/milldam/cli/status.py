@@ -24,8 +24,8 @@ _COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
 def status(out: Path, as_json: bool) -> None:
     """Show whether a run is working, stuck, ended or finished.
 
-    Shows each worker's unit too, and what is safe. OUT is what the run makes: a folder, an export or, for a push,
-    USER/NAME (USER/NAME@BRANCH).
+    Also shows the unit of each worker and how much of the result is safe. OUT is what the run makes: a folder, an
+    export or, for a push, USER/NAME (USER/NAME@BRANCH).
 
     \b
     milldam status corpus.milldam

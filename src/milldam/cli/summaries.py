@@ -115,7 +115,7 @@ def _speed(summary: TextSummary) -> str:
     seconds, done = summary.seconds, summary.facts["session_text_bytes"]
     if not done:
         return f"{seconds:.1f} s"
-    left = f" for {format_size(done)} that were left" if done < summary.counts["text_bytes"] else ""
+    left = f" for the remaining {format_size(done)}" if done < summary.counts["text_bytes"] else ""
     return f"{seconds:.1f} s{left}, {format_size(done / max(seconds, 1e-9))}/s"
 
 
@@ -248,8 +248,9 @@ def _push_lines(summary: Summary[Any]) -> list[str]:
     facts, counts = summary.facts, summary.counts
     sent, gone = ("Would send", "remove") if facts["dry_run"] else ("Sent", "removed")
     lines = [
-        f"{sent} {counted(counts['sent'], 'file')}, {format_size(counts['sent_bytes'])}; {counts['present']} were there"
-        + (f"; {gone} {counts['removed']}, which the store no longer has" if counts["removed"] else "")
+        f"{sent} {counted(counts['sent'], 'file')}, {format_size(counts['sent_bytes'])}; "
+        f"{counts['present']} already there"
+        + (f"; {gone} {counts['removed']} that the store no longer has" if counts["removed"] else "")
     ]
     revision = "" if facts["revision"] == "main" else f" --revision {facts['revision']}"
     return lines if facts["dry_run"] else [*lines, f"To fetch it: milldam pull {facts['repo']}{revision}"]
@@ -260,7 +261,7 @@ def _pull_lines(summary: Summary[Any]) -> list[str]:
     return [
         f"from {facts['repo']} at {facts['commit'][:8]}",
         f"Fetched {counted(counts['fetched'], 'file')}, {format_size(counts['fetched_bytes'])}; "
-        f"{counts['kept']} were here"
+        f"{counts['kept']} already here"
         + (f"; {counts['removed']} of an earlier pull removed" if counts["removed"] else ""),
     ]
 

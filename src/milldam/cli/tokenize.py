@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 @click.option(
     "--special-text",
     type=choice(SpecialText),
-    help="The text of a special token inside a document: the special token, as HF has it, or plain text. "
+    help="How to encode the text of a special token in a document: as that token, like HF, or as plain text. "
     "[default: special]",
 )
-@click.option("--chat", is_flag=True, help="Records are conversations: by a chat template, with what is trained on.")
+@click.option(
+    "--chat", is_flag=True, help="Records are conversations: render them with a chat template and store loss masks."
+)
 @click.option("--chat-template", metavar="FILE", help="A Jinja file. [default: the tokenizer's chat template]")
 @click.option("--chat-form", type=choice(ChatForm), help="The form of the conversations. [default: auto]")
 @click.option(
@@ -43,19 +45,20 @@ if TYPE_CHECKING:
     "chat_variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A variable of the template, such as bos_token or enable_thinking; any number of times.",
+    help="A variable of the template, such as bos_token or enable_thinking; may be repeated.",
 )
 @click.option(
     "--train-on",
     metavar="WHAT",
-    help="assistant, last, all, roles with commas, or the field of a message that says so. [default: assistant]",
+    help="Messages to train on: assistant, last, all, roles separated by commas, or a message field. "
+    "[default: assistant]",
 )
 @evaluation_options
-@click.option("--limit", type=int, metavar="N", help="Stop after N documents, exactly.")
+@click.option("--limit", type=int, metavar="N", help="Stop after exactly N documents.")
 @click.option(
     "--encoder",
     type=choice(Encoder),
-    help="What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. [default: auto]",
+    help="Encoder to use; auto uses gigatoken if it gives the same ids as HF tokenizers. [default: auto]",
 )
 @click.option(
     "--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write."

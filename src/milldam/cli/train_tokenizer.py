@@ -14,13 +14,13 @@ from milldam.cli.preprocess import load
 
 @click.command("train-tokenizer")
 @config_file
-@click.option("--overwrite", is_flag=True, help="Replace a tokenizer that is there already.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing tokenizer.")
 @json_option
 def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
     """Train a tokenizer on a sample of the data sets.
 
-    The key tokenizer.train of CONFIG says how. It is saved to tokenizer.path, where `milldam preprocess` with the same
-    file finds it.
+    The settings are under tokenizer.train in CONFIG. The tokenizer is saved to tokenizer.path, from where
+    `milldam preprocess` with the same file uses it.
 
     \b
     milldam train-tokenizer config.yaml

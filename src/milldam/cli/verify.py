@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def verify(store: str, as_json: bool) -> None:
     """Check a store: hashes, counts, indexes and token ids.
 
-    Reads every file. Exits with 1 when something is wrong.
+    Reads every file. Exits with 1 if something is wrong.
 
-    STORE: anything that `milldam.open` opens. At an address every file is streamed once, past the cache.
+    STORE: anything that `milldam.open` opens. At an address, every file is streamed once and not cached.
 
     \b
     milldam verify corpus.milldam

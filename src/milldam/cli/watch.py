@@ -47,17 +47,17 @@ def parse_seconds(text: str) -> float:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), default=Path("milldam-watch"), show_default=True,
-    help="Folder for memory.csv, memory.svg and memory.json; an earlier watch in it is written over.",
+    help="Folder for memory.csv, memory.svg and memory.json; results of an earlier watch are replaced.",
 )  # fmt: skip
 @click.option(
     "--every", default="0.2s", show_default=True, help="Sampling interval; longer when sampling is expensive."
 )
-@click.option("--limit", metavar="SIZE", help="Compare with this and draw it; it is not enforced.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON in place of the table.")
+@click.option("--limit", metavar="SIZE", help="Compare memory with this limit and draw it; it is not enforced.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as a line of JSON instead of the table.")
 def watch(command: tuple[str, ...], out: Path, every: str, limit: str | None, as_json: bool) -> None:
     """Run any command and show where its memory goes.
 
-    Anonymous and file-backed memory of the whole process tree, over time.
+    Records anonymous and file-backed memory of the whole process tree over time.
 
     The command keeps its input, output, signals and exit code; the table goes to standard error.
 

@@ -55,18 +55,18 @@ class DataSet:
     text_column: str | None = None
     """Field with the text; dots for nested fields. Default: the obvious one."""
     documents: Documents = "file"
-    """In .txt files: what is a document."""
+    """In .txt files: what one document is."""
     separator: Annotated[str, MinLen(1)] | None = None
-    """In .txt files: documents end at this text."""
+    """In .txt files: text between two documents."""
     input_format: InputFormat | None = None
-    """What the files are, when their names do not say."""
+    """Format of the files, if their names do not say."""
     weight: Annotated[float, Ge(1e-9), Le(1000)] = 1.0
-    """How often a document is taken: 2 twice, 0.25 a seeded quarter of them, 1.5 once and a seeded half again. At most
-    1000."""
+    """How often to take each document: 2 takes it twice, 0.25 takes a seeded quarter of the documents, 1.5 takes all
+    once and a seeded half again. At most 1000."""
     max_documents: AtLeastOne | None = None
-    """Take the first so many documents only."""
+    """Take only the first documents, at most this many."""
     max_tokens: AtLeastOne | None = None
-    """Keep the first documents with so many tokens together only; the last one is cut to make it exact."""
+    """Keep only the first documents, with exactly this many tokens together; the last one is cut."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
@@ -100,7 +100,7 @@ class TrainingRules:
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
     """Tokens that never come from text; the first one ends documents."""
     sample: Size = "100MB"
-    """Train on about so much text, a seeded sample of the documents."""
+    """Approximate amount of text to train on, a seeded sample of the documents."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
@@ -116,9 +116,9 @@ class TokenizerRules:
     eos: str = "auto"
     """Token after each document: auto, none or its text."""
     special_text: SpecialText = "special"
-    """The text of a special token inside a document: the special token, as HF has it, or plain text."""
+    """How to encode the text of a special token in a document: as that token, like HF, or as plain text."""
     encoder: Encoder = "auto"
-    """What encodes; auto takes gigatoken where it gives the same ids as HF tokenizers. Does not change the result."""
+    """Encoder to use; auto uses gigatoken if it gives the same ids as HF tokenizers. Does not change the result."""
     train: TrainingRules | None = None
     """For `milldam train-tokenizer`."""
 
@@ -132,40 +132,40 @@ class Config:
     datasets: str | DataSet | tuple[str | DataSet, ...]
     """What to read: a path, or a list of paths and data sets."""
     tokenizer: str | TokenizerRules
-    """Folder, file or Hub name of the tokenizer, or an object with more to say."""
+    """Folder, file or Hub name of the tokenizer, or a block of keys."""
     out: str
     """Folder for the store."""
     validation: str | DataSet | tuple[str | DataSet, ...] = ()
-    """Data sets that become the split val: used whole, cleaned, but neither filtered nor deduplicated. Dedup drops
-    training documents that equal one of theirs."""
+    """Data sets that become the split val: cleaned, but neither filtered nor deduplicated. Dedup drops training
+    documents that equal one of theirs."""
     chat: ChatRules | None = None
-    """Records are conversations: how they become texts, and what of them is trained on."""
+    """Records are conversations: how to render them, and what to train on."""
     clean: Literal["off", "default"] | CleanRules = "default"
-    """How texts are cleaned."""
+    """How to clean texts."""
     invalid_utf8: InvalidUtf8 = "drop"
-    """Bytes that are no UTF-8, and halves of surrogate pairs: drop them, set the record aside, put U+FFFD in their
-    place, or stop."""
+    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, replace them with U+FFFD,
+    or stop."""
     strict: bool = False
     """Stop at the first record that can't be read."""
     dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
-    """Which duplicates are dropped; near means exact and near."""
+    """Which duplicates to drop; near means exact and near."""
     decontaminate: str | EvaluationSet | tuple[str | EvaluationSet, ...] = ()
-    """Evaluation sets whose items are kept out: documents that hold one are dropped, cut or only reported."""
+    """Evaluation sets whose items are kept out: documents that contain one are dropped, cut or only reported."""
     filters: FilterRules = field(default_factory=FilterRules)
-    """Which documents are dropped for what they are."""
+    """Which documents to drop for their length, quality or language."""
     write_dropped: bool = False
     """Write every dropped document with its reason, and what it duplicates, to dropped.jsonl.zst in the store."""
     splits: dict[str, float] = field(default_factory=dict)
-    """Shares of the documents that are kept apart, such as {val: 0.001}, or exact numbers of tokens, such as
-    {val_tokens: 500_000}; chosen by the hash of the text."""
+    """Splits besides train: shares of the documents, such as {val: 0.001}, or exact numbers of tokens, such as
+    {val_tokens: 500_000}; the hash of the text decides."""
     packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
-    """How training will fill its rows of seq_len tokens."""
+    """How to fill rows of seq_len tokens."""
     seq_len: AtLeastOne | None = None
     """Tokens in a row; needed for packing."""
     seed: int = 0
-    """Chooses other documents for splits, weights and samples."""
+    """Decides which documents are in splits, weights and samples."""
     limit: AtLeastOne | None = None
-    """Stop after so many documents, exactly; works in one process."""
+    """Stop after exactly this many documents; uses one process."""
     shard_size: Annotated[str | int, SizeRange(SMALLEST_SHARD_SIZE)] | None = None
     """Input per shard, such as 256MB. Default: 64MB."""
     memory: Size | None = None
@@ -175,9 +175,9 @@ class Config:
     executor: Executor = "local"
     """Where to run: this machine, or a Ray cluster whose machines all see `out`. Does not change the result."""
     address: str | None = None
-    """Of the Ray cluster, such as 10.0.0.1:6379. Default: the one that runs here, else one that is started."""
+    """Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one running here, else a new one is started."""
     overwrite: bool = False
-    """Replace what was made from other settings or input."""
+    """Replace a result that was made with other settings or input."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 

@@ -24,7 +24,7 @@ class EvaluationSet:
     subset: str | None = None
     """Configuration of a data set on the Hub."""
     input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
-    """What the files are, when their names do not say."""
+    """Format of the files, if their names do not say."""
     ngram: Annotated[int, Ge(3), Le(50)] = 13
     """Words in an n-gram; a passage of fewer words is one n-gram. In scripts without spaces a character is a word."""
     min_share: Annotated[float, Gt(0), Le(1)] = 0.5
@@ -34,7 +34,7 @@ class EvaluationSet:
     common_share: Annotated[float, Gt(0), Le(1)] = 0.05
     """N-grams that occur in more than this share of the documents, and in more than 20, do not count."""
     action: Action = "drop"
-    """drop the document, cut the stretch out of it, or only report it."""
+    """Drop the document, cut the passage out of it, or only report it."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 

@@ -15,31 +15,31 @@ class NearRules:
     ngram: Annotated[int, Ge(1), Le(100)] = 5
     """Words in an n-gram."""
     bands: Annotated[int, Ge(1), Le(1024)] = 32
-    """Bands of the signature; two documents are compared when one of their bands is equal."""
+    """Bands of the signature; two documents are compared if one of their bands is equal."""
     rows: Annotated[int, Ge(1), Le(1024)] = 8
     """Values in a band. The signature has bands x rows values, 1,024 at most."""
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
     prefer: Literal["first", "longest", "shortest"] = "first"
-    """Which one of documents that are alike stays: the first in the order of the input, the longest, the shortest."""
+    """Which of several similar documents stays: the first in the order of the input, the longest or the shortest."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupRules:
-    """Which documents are dropped because another one is like them. The first in the order of the input is kept."""
+    """Which duplicates to drop. The first one in the order of the input stays."""
 
     method: Literal["exact", "bloom", "off"] = "exact"
     """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
-    of false positives. off: only near, where given."""
+    of false positives. off: only near, if set."""
     normalize: bool = False
-    """Compare without regard to case, white space and punctuation."""
+    """Ignore case, white space and punctuation."""
     index: str | None = None
-    """Folder that keeps the hashes of finished runs: what one of them has seen is dropped too."""
+    """Folder that keeps the hashes of finished runs: documents that one of them has seen are dropped too."""
     near: NearRules | None = None
     """Drop near-duplicates as well."""
     false_positive_rate: Annotated[float, Gt(0), Lt(0.5)] = 1e-6
-    """For bloom: the share of documents that are dropped although they are new."""
+    """For bloom: the share of new documents that are dropped by mistake."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

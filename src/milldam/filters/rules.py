@@ -30,7 +30,7 @@ class LanguageRules:
 class GopherQualityRules:
     """The quality rules of Gopher (Rae et al. 2021, A.1.1), with its thresholds; null turns one off.
 
-    A word is what stands between white space. Lines that are blank do not count.
+    Words are separated by white space. Blank lines do not count.
     """
 
     min_words: Count | None = 50
@@ -42,7 +42,7 @@ class GopherQualityRules:
     max_mean_word_length: Ratio | None = 10.0
     """Drop documents whose words have more characters on average."""
     max_symbols_per_word: Ratio | None = 0.1
-    """Drop documents with more # for each word, or more ellipses (... or …)."""
+    """Drop documents with more # per word, or more ellipses (... or …) per word."""
     max_bullet_lines: Share | None = 0.9
     """Drop documents with a larger share of lines that begin with a bullet."""
     max_ellipsis_lines: Share | None = 0.3
@@ -61,8 +61,8 @@ class GopherQualityRules:
 class GopherRepetitionRules:
     """The repetition rules of Gopher (Rae et al. 2021, table A1), with its thresholds; null turns one off.
 
-    Lines and paragraphs (which blank lines part) are the same when their words are. Of what is there several times the
-    first does not count as a duplicate. Characters are those of words, without white space.
+    Lines and paragraphs (separated by blank lines) are equal if their words are. The first of several equal ones does
+    not count as a duplicate. Characters are those of words, without white space.
     """
 
     max_duplicate_lines: Share | None = 0.30
@@ -74,13 +74,13 @@ class GopherRepetitionRules:
     max_duplicate_paragraph_characters: Share | None = 0.20
     """Drop documents with a larger share of characters in such paragraphs."""
     max_top_2_gram: Share | None = 0.20
-    """Drop documents in which the most frequent pair of words, of those there twice, has more of the characters."""
+    """Drop documents in which the most frequent repeated pair of words has a larger share of the characters."""
     max_top_3_gram: Share | None = 0.18
     """The same for three words."""
     max_top_4_gram: Share | None = 0.16
     """The same for four words."""
     max_duplicate_5_grams: Share | None = 0.15
-    """Drop documents with a larger share of characters in sequences of five words that were there before."""
+    """Drop documents with a larger share of characters in repeated sequences of five words."""
     max_duplicate_6_grams: Share | None = 0.14
     """The same for six words."""
     max_duplicate_7_grams: Share | None = 0.13
@@ -99,9 +99,9 @@ class GopherRepetitionRules:
 class C4Rules:
     """The rules of C4 (Raffel et al. 2020, 2.2) for whole documents, with its thresholds. For English.
 
-    C4 also edits: it leaves out lines. A filter does not, so here those lines stay, but do not count when sentences are
-    counted: a document is dropped when too few sentences would be left. Not in this set: removing citation marks, the
-    list of bad words, deduplication of spans of three sentences, language (see `language`).
+    C4 itself also removes lines. A filter does not, so here those lines stay, but their sentences do not count: a
+    document is dropped if too few sentences would remain. Not included: removing citation marks, the list of bad words,
+    deduplication of spans of three sentences, language (see `language`).
     """
 
     min_sentences: Count | None = 3
@@ -143,7 +143,7 @@ class FilterRules:
     gopher_repetition: bool | GopherRepetitionRules = False
     """The repetition rules of Gopher: true, or an object with other thresholds."""
     language: LanguageRules | None = None
-    """Keep some languages only."""
+    """Keep only some languages."""
     function: str | None = None
     """Your own filter, `module:function`: takes the text; False drops the document, a text drops it for that reason."""
 

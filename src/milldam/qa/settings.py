@@ -68,7 +68,7 @@ class QASettings(QARules):
     out: str
     """The folder for the store."""
     doc_stride: Annotated[int, Ge(0)] | None = None
-    """Another word for overlap, which is what fast tokenizers mean by it. In older code it is the hop."""
+    """The same as overlap, under the name that fast tokenizers use. In older code it is the hop."""
     max_examples: AtLeastOne | None = None
     """Stop after so many examples, exactly."""
     split: str = "train"

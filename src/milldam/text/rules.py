@@ -8,14 +8,15 @@ from typing import Any, ClassVar, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanRules:
-    """What is done to every text before anything else looks at it, in this order."""
+    """How to clean every text before anything else, in this order."""
 
     unicode: Literal["NFC", "NFKC"] | None = None
     """Unicode normalisation."""
     control_characters: bool = True
     """Remove control characters other than tab and line ends (C0, DEL, C1), and byte order marks (U+FEFF)."""
     whitespace: bool = False
-    """Make line ends \\n, spaces of all kinds one space, and more than one blank line one; no spaces at line ends."""
+    """Turn line ends into \\n and spaces of all kinds into one space; remove spaces at line ends; keep at most one
+    blank line."""
     strip: bool = True
     """Remove white space at both ends."""
     function: str | None = None

@@ -22,7 +22,7 @@ import pyarrow as pa
 from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -152,14 +152,15 @@ class ConversationReader:
 
     def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None) -> None:
         self._recipe, self._rules, self._spool = recipe, rules, spool
-        self._renderer = Renderer(recipe.template, recipe.train_on, special_tokens=recipe.special_tokens)
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[ChatBatch]:
-        for slice in unit.slices:
-            yield from self._read_slice(slice, on_reject)
+        recipe = self._recipe
+        with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
+            for slice in unit.slices:
+                yield from self._read_slice(slice, renderer, on_reject)
 
-    def _read_slice(self, slice: Slice, on_reject: OnReject) -> Iterator[ChatBatch]:
+    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[ChatBatch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
         # Other formats hold rows of any size anyway: they are looked at below.
@@ -169,10 +170,10 @@ class ConversationReader:
             batch = _Records(slice, places, first, rows, reading)
             first += row_count(rows)
             del rows
-            yield self._batch(batch)
+            yield self._batch(batch, renderer)
             places.forget(first)
 
-    def _batch(self, records: _Records) -> ChatBatch:
+    def _batch(self, records: _Records, renderer: Renderer) -> ChatBatch:
         conversations, numbers = [], []
         for number, record in records:
             try:
@@ -181,7 +182,7 @@ class ConversationReader:
             except BadRowError as error:
                 records.reject(number, error.reason, str(error))
         dropped = self._clean(conversations)
-        done = self._renderer.render(conversations)
+        done = renderer.render(conversations)
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
         return _as_batch(done, dropped, self._recipe)

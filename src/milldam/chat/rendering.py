@@ -3,7 +3,7 @@
 A batch goes in, and comes out as flat arrays; what a template refuses, and what can't be proven, comes out as rejects,
 each with its number, a reason to count by and the words for it. Of a pair both sides come out, or neither. Nothing is
 kept between batches but what is known of the template. Conversations of a shape that is known (shapes.py) are not
-rendered.
+rendered. A process keeps one renderer that is not in use, with the shapes that it has learned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -74,6 +75,11 @@ class Renderer:
     def tagged(self) -> bool:
         """Whether the template says itself what the assistant writes."""
         return self._plain.template.tagged
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more shapes can be learned."""
+        return self._plain.shapes.is_full or self._with_tools.shapes.is_full
 
     def render(self, batch: Sequence[Conversation | Pair]) -> RenderedBatch:
         done = RenderedBatch()
@@ -143,6 +149,23 @@ class Renderer:
         return len({bisect_right(begins, found.start()) for found in self._special.finditer("\0".join(said))})
 
 
+_idle: dict[str, Renderer] = {}
+"""By what it was made from; one at most. Taking it out is atomic: a thread that reads ahead may outlive its unit."""
+
+
+@contextmanager
+def shared_renderer(source: TemplateSource, rule: TrainOn, special_tokens: tuple[str, ...]) -> Iterator[Renderer]:
+    """One that nobody else uses, with what the last one learned if it was made from the same."""
+    made_from = repr((source, rule, special_tokens))
+    renderer = _idle.pop(made_from, None) or Renderer(source, rule, special_tokens=special_tokens)
+    try:
+        yield renderer
+    finally:
+        _idle.clear()
+        if not renderer.is_full:
+            _idle[made_from] = renderer
+
+
 class _Template:
     """A template, its masks, and the form in which it takes messages."""
 
@@ -152,7 +175,7 @@ class _Template:
             [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )
         self._masks = Masks(self.template, rule, in_parts=self._in_parts)
-        self._shapes = Shapes(self.template, self._masks)
+        self.shapes = Shapes(self.template, self._masks)
         call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
         asked: list[Message] = [
             {"role": "user", "content": "q"},
@@ -173,7 +196,7 @@ class _Template:
             return None
         messages = self._fitting(conversation.messages)
         form = form_of(messages, conversation.tools, conversation.prompt_messages)
-        done, to_check = self._shapes.fill(form, messages, conversation.tools)
+        done, to_check = self.shapes.fill(form, messages, conversation.tools)
         if to_check:
             rendering, stretches = self._rendered(messages, conversation)
             require_same(done, (rendering.text, stretches))
@@ -184,7 +207,7 @@ class _Template:
         rendering, stretches = self._rendered(messages, conversation)
         if not conversation.variables:
             tools, prompt = conversation.tools, conversation.prompt_messages
-            self._shapes.learn(messages, tools, prompt, (rendering.text, stretches))
+            self.shapes.learn(messages, tools, prompt, (rendering.text, stretches))
         return rendering, stretches
 
     def _rendered(self, messages: list[Message], conversation: Conversation) -> tuple[Rendering, list[Stretch]]:

@@ -132,6 +132,11 @@ class Shapes:
         self._known: dict[Any, _Known] = {}
         self._words = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be learned."""
+        return len(self._known) >= _MOST_FORMS or self._words > _MOST_WORDS
+
     def fill(self, form: Any, messages: Sequence[Message], tools: Any) -> tuple[Done | None, bool]:
         """What a shape makes of a conversation, and whether it is time to compare it."""
         known = self._known.get(form)

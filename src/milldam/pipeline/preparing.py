@@ -34,7 +34,7 @@ from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
+from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
@@ -156,7 +156,7 @@ class Preparation:
     def prepare(self) -> Prepared:
         self._try_rules()
         input_identity = self.list_input()
-        shard_size = self._config.shard_bytes or SHARD_SIZE
+        shard_size = shard_size_of(self._config)
         sources = self.look_up_sources()
         # Before it is loaded: a change in between makes it another state than that of the store.
         state = tokenizer_state(self._config.tokenizer_rules.path)
@@ -357,6 +357,11 @@ def _resolve(one: DataSet) -> list[Resolved]:
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one data set, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
+
+
+def shard_size_of(config: Config) -> int:
+    """Bytes of input per unit."""
+    return config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
 
 
 def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:

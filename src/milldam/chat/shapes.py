@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from milldam.chat.forms import content_of, plain_roles
 from milldam.chat.masks import Masks, NotProvenError, is_tag, other_text
 from milldam.chat.template import ChatTemplate, Message, Stretch
 from milldam.chat.traced_masks import find_traced
@@ -183,22 +184,26 @@ def require_same(filled: Done | None, rendered: Done | None) -> None:
         )
 
 
-def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int) -> Any:
+def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int, roles: tuple[str, ...] | None = None) -> Any:
     """What conversations of the same form have in common, to look them up by; None where it can't be told cheaply.
+
+    `roles`: what forms.plain_roles says of the messages, if it was asked.
 
     >>> form_of([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], None, 0)
     ('user', 'assistant')
     """
     try:
-        # Most are a role and a text: no function is called for them.
-        found = tuple(
-            [
-                one["role"]
-                if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
-                else _form(one, ("messages", 0))
-                for one in messages
-            ]
-        )
+        found = roles or plain_roles(messages)
+        if found is None or not all(map(content_of, messages)):
+            # Most are a role and a text: no function is called for them.
+            found = tuple(
+                [
+                    one["role"]
+                    if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
+                    else _form(one, ("messages", 0))
+                    for one in messages
+                ]
+            )
         if tools is None and not prompt_messages:
             return found
         return found, _form(tools, ("tools",)), prompt_messages

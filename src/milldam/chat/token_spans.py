@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from milldam.errors import InputError
 from milldam.text.arrays import text_offsets
@@ -27,6 +28,8 @@ from milldam.text.arrays import text_offsets
 Ids = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 
+_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+"""Normalizers that leave ASCII as it is."""
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 """Of a byte that goes on with a character, the first two bits are 10."""
 
@@ -75,13 +78,16 @@ class TokenSpans:
         """Whose tokens are their bytes, one after the other."""
         proven: npt.NDArray[np.bool_] = np.diff(begins) == np.diff(places)
         if self._normalizer is not None:
-            for number in np.flatnonzero(proven).tolist():
+            asked = proven
+            if self._normalizer in _UNICODE_FORMS:
+                asked = proven & ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
+            for number in np.flatnonzero(asked).tolist():
                 proven[number] = self._is_normal(texts[number].as_py())
         return proven
 
     def _is_normal(self, text: str) -> bool:
-        if self._normalizer in ("NFC", "NFD", "NFKC", "NFKD"):
-            return text.isascii() or unicodedata.is_normalized(self._normalizer, text)
+        if self._normalizer in _UNICODE_FORMS:
+            return unicodedata.is_normalized(self._normalizer, text)
         return bool(self._huggingface.normalizer.normalize_str(text) == text)
 
     def _by_offsets(self, text: str, count: int, stretches: Int64s) -> Int64s:

@@ -259,7 +259,9 @@ def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
 
 def _may_have_halves(line: bytes, rules: TextRules) -> bool:
     """Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further."""
-    return rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None
+    if rules.invalid_utf8 == "drop":
+        return True
+    return (b"\\ud" in line or b"\\uD" in line) and _SURROGATE.search(line) is not None
 
 
 def _as_record(record: Any, rules: TextRules, *, has_halves: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from milldam.chat.forms import content_of, plain_roles
 from milldam.chat.masks import Masks, NotProvenError, is_tag, other_text
 from milldam.chat.template import ChatTemplate, Message, Stretch
 from milldam.chat.traced_masks import find_traced
-from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, is_object, is_role
+from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, Words, is_object, is_role
 from milldam.errors import MilldamError
 
 MOST_CHARACTERS = 1 << 18
@@ -50,22 +50,20 @@ class Shape:
     def __init__(self, trace: Trace, spans: Sequence[Any], proven_by: Sequence[int]) -> None:
         """`proven_by`: of a derived mask, words in each stretch, by number, that must not be white space."""
         self.uses = 0
-        self._words = trace.words
         self._pieces = [""] * (2 * len(trace.words) + 1)
         self._pieces[::2] = trace.literals
         self._spans = [(*begin, *end) for begin, end in spans]
         self._answers = [_Check(one, reworded=bool(proven_by) and not _same_reworded(one)) for one in trace.answers]
         self._proven_by = proven_by
-        contents = [one.path[1] for one in trace.words if one.path[0::2] == ("messages", "content") and not one.made]
-        self._contents = contents if len(contents) == len(trace.words) else None
-        """The messages whose contents are all that is written, as they are."""
+        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for one in trace.words]
+        """Of each of the words the message whose content it is, or how to find it otherwise."""
 
     def fill(self, messages: Sequence[Message], tools: Any) -> Done | None:
         """The text of a conversation of the form; None if it has another shape."""
-        if self._contents is not None:
-            values = [messages[number]["content"] for number in self._contents]
-        else:
-            values = [one.of(_value(messages, tools, one.path)) for one in self._words]
+        values = [
+            messages[number]["content"] if words is None else words.of(_value(messages, tools, words.path))
+            for number, words in self._values
+        ]
         if not all(values):
             return None
         for number in self._proven_by:
@@ -95,6 +93,11 @@ class _Check:
         if self._asked(self._words.of(value), self._other) != self._said:
             return False
         return not self._reworded or self._asked(self._words.of(other_text(value)), self._other) == self._said
+
+
+def _is_content(words: Words) -> bool:
+    """Whether they are what a message says, as it is."""
+    return words.path[0::2] == ("messages", "content") and not words.made
 
 
 def _same_reworded(answer: Answer) -> bool:
@@ -228,7 +231,14 @@ def _form(value: Any, path: Path) -> Any:
         if len(path) > _DEEPEST or len(value) > _LONGEST:
             raise _OddError
         items = value.items() if kind is dict else enumerate(value)
-        return kind, *[(key, _form(one, (*path, key))) for key, one in items]
+        # As for a text alone, without a call for each.
+        is_message = len(path) == 2 and path[0] == "messages"
+        return kind, *[
+            (key, str)
+            if type(one) is str and one and not (is_message and key == "role")
+            else (key, _form(one, (*path, key)))
+            for key, one in items
+        ]
     if kind in (int, float, bool, type(None)):
         return kind, value
     raise _OddError

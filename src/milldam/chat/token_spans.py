@@ -63,7 +63,8 @@ class TokenSpans:
         proven = np.zeros(len(texts), bool)
         if self._bytes_of_id is not None and len(texts):
             # ends: (ids + 1,): how many bytes lie before each token.
-            ends = np.concatenate(([0], np.cumsum(self._bytes_of_id[ids], dtype=np.int64)))
+            ends = np.zeros(len(ids) + 1, np.int64)
+            np.cumsum(self._bytes_of_id.take(ids), out=ends[1:])
             proven = self._proven(ends[id_offsets], texts, places)
             data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
             here = proven[owner]
@@ -120,7 +121,7 @@ def _by_bytes(
     return spans
 
 
-def _bytes_of_ids(content: dict[str, Any]) -> Int64s | None:
+def _bytes_of_ids(content: dict[str, Any]) -> npt.NDArray[np.int32] | None:
     """How many bytes of text each id is; None for what is no byte-level BPE."""
     model = content.get("model") or {}
     vocab = model.get("vocab")
@@ -131,7 +132,8 @@ def _bytes_of_ids(content: dict[str, Any]) -> Int64s | None:
         # Some byte would be unknown, or left out.
         return None
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
-    table = np.zeros(1 + max([*vocab.values(), *added], default=0), np.int64)
+    # As narrow as may be: the table is looked into at random.
+    table = np.zeros(1 + max([*vocab.values(), *added], default=0), np.int32)
     for token, number in vocab.items():
         if number not in added:
             if not letters.issuperset(token):

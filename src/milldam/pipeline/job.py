@@ -105,6 +105,7 @@ class TokenPlan(WorkPlan):
 
 
 WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+_CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
 
 
 class TokenJob:
@@ -141,7 +142,7 @@ class TokenJob:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(WORKER_MODULES)
+            session.pool.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:

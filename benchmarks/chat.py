@@ -4,8 +4,10 @@ In: JSON lines with `messages` (shared/data/chat/messages.jsonl), grown by varia
 in each message, so that no cache is flattered. Out: conversations a second, peak memory of the process tree, and
 whether ids and masks are equal on the conversations that both made.
 
-TRL's way is `datasets.map` of `apply_chat_template(..., return_assistant_tokens_mask=True)` in two processes; its
-packing comes on top and is not counted. It is given `--peer-count` conversations and compared by rate: it is slow.
+TRL's way is `datasets.map` of `apply_chat_template(..., return_assistant_tokens_mask=True)` in two processes, then its
+`pack_dataset` in two processes, as SFTTrainer calls them. It is given `--peer-count` conversations and compared by
+rate: it is slow. Where trl is not installed (`--peer-python`: where it is), its packing is left out. milldam's time is
+that of the whole command; its packing, that of opening the store and finding its rows.
 
     python benchmarks/chat.py messages.jsonl --tokenizer qwen2.5/ --template qwen2_5_training.jinja --count 200000
 """
@@ -26,7 +28,7 @@ PEER = """
 import json, sys, time
 from datasets import load_dataset
 from transformers import PreTrainedTokenizerFast
-data, tokenizer_json, template, out = sys.argv[1:]
+data, tokenizer_json, template, out, seq_len = sys.argv[1:]
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=tokenizer_json, bos_token="<|endoftext|>", eos_token="<|im_end|>")
 tokenizer.chat_template = open(template, encoding="utf-8").read()
 def rows(lines):
@@ -39,8 +41,18 @@ def prepare(lines):
     return {name: [one[name] for one in made] for name in ("input_ids", "assistant_masks")}
 lines = load_dataset("text", data_files=data, split="train")
 begun = time.perf_counter()
-lines.map(prepare, batched=True, num_proc=2, remove_columns=["text"], load_from_cache_file=False).save_to_disk(out)
-print(time.perf_counter() - begun)
+made = lines.map(prepare, batched=True, num_proc=2, remove_columns=["text"], load_from_cache_file=False)
+made.save_to_disk(out)
+prepared = time.perf_counter()
+try:
+    from trl import pack_dataset
+except ImportError:
+    pack_dataset = None
+loaded = time.perf_counter()
+if pack_dataset is not None:
+    pack_dataset(made, int(seq_len), "bfd", {"num_proc": 2, "load_from_cache_file": False})
+packed = time.perf_counter() - loaded if pack_dataset is not None else None
+print(json.dumps({"prepare": prepared - begun, "pack": packed}))
 """
 
 
@@ -92,6 +104,38 @@ def compare(store_path: Path, peer: Path) -> str:
     return f"{len(rows):,} conversations equal"
 
 
+def pack_milldam(store: Path, seq_len: int) -> float:
+    """Seconds to open a store and find its rows: nothing is written."""
+    import milldam
+
+    begun = time.perf_counter()
+    rows = len(milldam.open(store).packed(seq_len))
+    seconds = time.perf_counter() - begun
+    print(f"  {rows:,} rows of {seq_len:,} packed in {seconds:.2f} s")
+    return seconds
+
+
+def run_peer(data: Path, options: argparse.Namespace, out: Path) -> dict[str, float | None]:
+    given = [data, options.tokenizer / "tokenizer.json", options.template, out, options.seq_len]
+    done = subprocess.run([options.peer_python, "-c", PEER, *map(str, given)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    seconds: dict[str, float | None] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def show_ratios(ours: dict[str, float], theirs: dict[str, float | None], options: argparse.Namespace) -> None:
+    """Conversations a second against each other, with packing and without."""
+    prepare, pack, count = theirs["prepare"], theirs["pack"], options.peer_count
+    assert prepare is not None
+    print(f"TRL's way: {count:,} in {prepare:.1f} s, {count / prepare:,.0f}/s")
+    print(f"ratio {options.count / ours['prepare'] * prepare / count:.1f} without packing")
+    if pack is not None:
+        both = prepare + pack
+        print(f"  packed in {pack:.1f} s more, {count / both:,.0f}/s")
+        print(f"ratio {options.count / (ours['prepare'] + ours['pack']) * both / count:.1f} with packing")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -100,6 +144,8 @@ def main() -> None:
     add("--template", type=Path, required=True)
     add("--count", type=int, default=200_000)
     add("--peer-count", type=int, default=10_000, help="0: milldam alone")
+    add("--peer-python", default=sys.executable, help="one that has datasets, transformers and trl")
+    add("--seq-len", type=int, default=2048, help="of packed rows")
     add("--memory", default="512MB")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -109,16 +155,12 @@ def main() -> None:
         rate = options.count / made["seconds"]
         print(f"milldam: {options.count:,} conversations in {made['seconds']:.1f} s, {rate:,.0f}/s")
         print(f"  peak {made['memory']['peak'] / 1e6:,.0f} MB of {options.memory}")
+        ours = {"prepare": made["seconds"], "pack": pack_milldam(folder / "store", options.seq_len)}
         if options.peer_count:
             grow(options.messages, options.peer_count, folder / "some.jsonl")
-            tokenizer = options.tokenizer / "tokenizer.json"
-            given = [folder / "some.jsonl", tokenizer, options.template, folder / "peer"]
-            done = subprocess.run([sys.executable, "-c", PEER, *map(str, given)], capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(done.stderr[-2000:])
-            seconds = float(done.stdout.splitlines()[-1])
-            print(f"TRL's way: {options.peer_count:,} in {seconds:.1f} s, {options.peer_count / seconds:,.0f}/s")
-            print(f"ratio {rate * seconds / options.peer_count:.1f}; {compare(folder / 'store', folder / 'peer')}")
+            theirs = run_peer(folder / "some.jsonl", options, folder / "peer")
+            show_ratios(ours, theirs, options)
+            print(compare(folder / "store", folder / "peer"))
 
 
 if __name__ == "__main__":

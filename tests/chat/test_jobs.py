@@ -60,6 +60,15 @@ def test_tokens_and_stretches_are_those_of_hf(tmp_path: Path) -> None:
     run_here("verify", tmp_path / "out")
 
 
+def test_units_are_a_quarter_of_those_of_plain_text(tmp_path: Path) -> None:
+    """So that a set of conversations, which is small and takes long, keeps all workers busy; unless told otherwise."""
+    path = write_messages(tmp_path / "chat.jsonl", make_conversations(20))
+    made = [make(tmp_path, path), make(tmp_path, path, "told", shard_size="30MB")]
+    (tmp_path / "plain.txt").write_text("Hello")
+    made.append(milldam.tokenize(tmp_path / "plain.txt", tmp_path / "plain", tokenizer=TOKENIZER))
+    assert [store.manifest.settings["shard_size"] for store in made] == [16 * 10**6, 30 * 10**6, 64 * 10**6]
+
+
 @pytest.mark.parametrize("family", first_quick(FAMILIES, 2))
 def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
     shared_data: Path, tmp_path: Path, family: str

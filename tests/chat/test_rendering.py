@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tokenizers
 from milldam.chat.forms import Conversation, Pair
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import train_on
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.chat.token_spans import TokenSpans
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -70,12 +71,42 @@ def test_a_pair_comes_whole_or_not_at_all() -> None:
 
 def test_counts_tell_what_was_there() -> None:
     """Turns by role, what is trained on, and special tokens in what is said."""
-    done = _render(_talk("Hi", "<|im_end|>"), _talk("Hi", "Hello", label=True), special_tokens=["<|im_end|>"])
-    counts = done.counts
+    talks = [_talk("Hi", "<|im_end|>"), _talk("Hi", "Hello", label=True)]
+    renderer = Renderer(TemplateSource(CHATML, "test"), train_on("assistant"), special_tokens=["<|im_end|>"])
+    counts: Counter[str] = Counter()
+    for talk in talks:
+        rendering, stretches = renderer.show(talk)
+        counts += renderer.count(talk, rendering.text, sum(end - begin for begin, end in stretches))
     assert (counts["conversations"], counts["turns"], counts["turns_user"]) == (2, 4, 2)
     assert counts["special_tokens_in_content"] == 1
     assert counts["trained_characters"] == len("<|im_end|><|im_end|>\n" + "Hello<|im_end|>\n")
-    assert [side.label for side in done.sides] == [None, True]
+    assert [side.label for side in renderer.render(talks).sides] == [None, True]
+
+
+def test_conversations_with_special_tokens_are_counted_once() -> None:
+    """However many tokens they say, in whichever turn, with texts that are empty or hold zeros between them."""
+    talks = [
+        _talk("<|a|><|a|>", "<|b|>"),
+        _talk("\0", ""),
+        _talk("", "<|a|>"),
+        _talk("<|", "a|>"),
+        _talk("é\0<|b|>", "x"),
+    ]
+    assert _render(*talks, special_tokens=["<|a|>", "<|b|>"]).with_special_tokens == 3
+    assert _render(*talks).with_special_tokens == 0
+
+
+def test_a_renderer_that_is_free_is_taken_with_what_it_has_learned() -> None:
+    """By one who asks for the same; one that is in use, or made from something else, is left alone."""
+    source, other, rule = TemplateSource(CHATML, "test"), TemplateSource("x" + CHATML, "test"), train_on("assistant")
+    with shared_renderer(source, rule, ()) as first, shared_renderer(source, rule, ()) as second:
+        assert first is not second
+    with shared_renderer(source, rule, ()) as third:
+        assert third is first
+    with shared_renderer(other, rule, ()) as fourth:
+        assert fourth.render([_talk("Hi", "Hello")]).texts[0].startswith("x<|im_start|>")
+    with shared_renderer(source, rule, ()) as fifth:
+        assert fifth is not first
 
 
 def test_the_prompt_is_what_was_said_before_the_last_answer() -> None:

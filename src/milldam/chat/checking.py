@@ -119,7 +119,7 @@ def _check_row(check: ChatCheck, renderer: Renderer, record: dict[str, Any], pla
         return
     check.proven += 1
     for side, rendering, stretches in shown:
-        check.counts += renderer.count([side], [rendering.text], sum(end - begin for begin, end in stretches))
+        check.counts += renderer.count(side, rendering.text, sum(end - begin for begin, end in stretches))
         _note_parts(check, side, rendering, stretches)
         if check.first is None:
             check.first = rendering.text, stretches

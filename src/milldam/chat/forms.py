@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ConfigError, InputError, MilldamError
@@ -53,6 +54,10 @@ _MEDIA = {
 }
 _MEDIA_NAMES = {name: reason for reason, names in _MEDIA.items() for name in names}
 _RESERVED = ("messages", "tools", "add_generation_prompt")
+_OLD_TOOLS = "functions"
+"""What OpenAI had before it had tools."""
+_PLAIN, _PLAIN_ROLES = {("role", "content")}, frozenset(("system", "developer", "user", "assistant", "tool"))
+_role, content_of = itemgetter("role"), itemgetter("content")
 
 
 class BadRowError(MilldamError):
@@ -63,8 +68,10 @@ class BadRowError(MilldamError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Conversation:
+    """Never changed. Not frozen: making one would take twice as long."""
+
     messages: list[Message]
     tools: list[Any] | None = None
     variables: dict[str, Any] = field(default_factory=dict)
@@ -72,6 +79,8 @@ class Conversation:
     label: bool | None = None
     prompt_messages: int = 0
     """So many messages at the front are a prompt, and never trained on."""
+    roles: tuple[str, ...] | None = None
+    """What `plain_roles` said of the messages, where it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,17 @@ class Form:
 
     def conversation(self, row: Row) -> Conversation | Pair:
         """BadRowError if there is none in the row."""
+        if len(row) == 1 and not self.labelled and self.name in (MESSAGES, CONVERSATIONS):
+            # Most rows have messages alone, and most messages a role and a text.
+            messages: Any = row.get(self.columns[self.name])
+            roles = plain_roles(messages)
+            if roles is not None:
+                return Conversation(messages, roles=roles)
         return _READERS[self.name](_Row(row, self.columns), self)
+
+    def reads(self, column: str) -> bool:
+        """Whether it matters what is in a column of that name."""
+        return column in self.columns.values() or column == _OLD_TOOLS or column in _MEDIA_NAMES
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.seen)})"
@@ -198,8 +217,8 @@ class _Row:
             prompt += 1 if prompt else 0
         if not messages:
             raise BadRowError("empty_conversation", "it has no messages")
-        # What OpenAI had before it had tools.
-        tools = self.get("tools") if self.get("tools") is not None else self._row.get("functions")
+        tools = self.get("tools")
+        tools = tools if tools is not None else self._row.get(_OLD_TOOLS)
         return Conversation(messages, _tools(tools), self._variables(), label, prompt)
 
     def _variables(self) -> dict[str, Any]:
@@ -317,16 +336,30 @@ def _messages(value: Any) -> list[Message]:
         raise BadRowError("no_messages", "there are no messages")
     if not value:
         raise BadRowError("empty_conversation", "it has no messages")
-    # Most are a text of a role: there is nothing to do, and no function is called for them.
+    # Most are a role and a text: there is nothing to do, and no function is called for them.
     return [
         one
-        if type(one) is dict
-        and len(one) == 2
-        and one.get("role") in ("user", "assistant", "system")
-        and type(one.get("content")) is str
+        if type(one) is dict and len(one) == 2 and one.get("role") in _PLAIN_ROLES and type(one.get("content")) is str
         else _message(one)
         for one in value
     ]
+
+
+def plain_roles(messages: Any) -> tuple[str, ...] | None:
+    """The roles, where each message is a role and a text, in that order, and nothing has to be done to any; else None.
+
+    >>> plain_roles([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}])
+    ('user', 'assistant')
+    """
+    # By functions in C alone: it is asked of every conversation.
+    try:
+        if set(map(tuple, messages)) == _PLAIN:
+            roles = tuple(map(_role, messages))
+            if _PLAIN_ROLES.issuperset(roles) and set(map(type, map(content_of, messages))) == {str}:
+                return roles
+    except TypeError:
+        pass
+    return None
 
 
 def _message(given: Any) -> Message:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow as pa
 from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -143,8 +143,8 @@ class ChatBatch:
     """What was asked, a text a record, where something goes by it."""
     bytes_read: int = 0
     """About what they took in the input, for progress."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Of what was rendered."""
+    with_special_tokens: int = 0
+    """Texts of conversations in which special tokens are said."""
 
 
 class ConversationReader:
@@ -152,44 +152,52 @@ class ConversationReader:
 
     def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None) -> None:
         self._recipe, self._rules, self._spool = recipe, rules, spool
-        self._renderer = Renderer(recipe.template, recipe.train_on, special_tokens=recipe.special_tokens)
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[ChatBatch]:
-        for slice in unit.slices:
-            yield from self._read_slice(slice, on_reject)
+        recipe = self._recipe
+        with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
+            for slice in unit.slices:
+                yield from self._read_slice(slice, renderer, on_reject)
 
-    def _read_slice(self, slice: Slice, on_reject: OnReject) -> Iterator[ChatBatch]:
+    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[ChatBatch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
         # Other formats hold rows of any size anyway: they are looked at below.
         room = _Room() if slice.format in _JSON else None
         first = 0
         for rows in files.rows([slice], on_reject, places, room):
-            batch = _Records(slice, places, first, rows, reading)
+            batch = _Records(slice, places, first, rows, reading, self._recipe.form)
             first += row_count(rows)
             del rows
-            yield self._batch(batch)
+            yield self._batch(batch, renderer)
             places.forget(first)
 
-    def _batch(self, records: _Records) -> ChatBatch:
-        conversations, numbers = [], []
-        for number, record in records:
-            try:
-                conversations.append(self._recipe.form.conversation(record))
-                numbers.append(number)
-            except BadRowError as error:
-                records.reject(number, error.reason, str(error))
-        dropped = self._clean(conversations)
-        done = self._renderer.render(conversations)
+    def _batch(self, records: _Records, renderer: Renderer) -> ChatBatch:
+        numbers: list[int] = []
+        conversations: Iterable[Conversation | Pair] = self._conversations(records, numbers)
+        dropped: dict[int, str] = {}
+        if self._cleaner is not None:
+            conversations = list(conversations)
+            dropped = self._clean(conversations, self._cleaner)
+        done = renderer.render(conversations)
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
         return _as_batch(done, dropped, self._recipe)
 
-    def _clean(self, conversations: list[Conversation | Pair]) -> dict[int, str]:
+    def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
+        """Of the records that have one; their numbers are appended."""
+        for number, record in records:
+            try:
+                found = self._recipe.form.conversation(record)
+            except BadRowError as error:
+                records.reject(number, error.reason, str(error))
+                continue
+            numbers.append(number)
+            yield found
+
+    def _clean(self, conversations: list[Conversation | Pair], cleaner: Cleaner) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
-        if self._cleaner is None:
-            return {}
         places = [
             (number, message, name)
             for number, one in enumerate(conversations)
@@ -199,7 +207,7 @@ class ConversationReader:
         ]
         verdicts = Verdicts(len(places))
         texts = pa.array([message[name] for _, message, name in places], pa.large_string())
-        cleaned = self._cleaner.clean(texts, verdicts)
+        cleaned = cleaner.clean(texts, verdicts)
         for (_, message, name), text in zip(places, cleaned.to_pylist(), strict=True):
             message[name] = text
         wrong = np.flatnonzero(~verdicts.keep).tolist()
@@ -226,20 +234,21 @@ def _too_large(size: int) -> str:
 class _Records:
     """The records of a batch, and where each is from."""
 
-    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
-        self._slice, self._places, self._first, self._reading = slice, places, first, reading
+    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading, form: Form) -> None:
+        self._slice, self._places, self._first, self._reading, self._form = slice, places, first, reading, form
         # Of JSON, several rows together are no larger than a block.
         small = isinstance(rows, dict) and row_count(rows) > 1
         self._sizes = np.zeros(row_count(rows), dtype=np.int64) if small else row_sizes(rows)
         self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        names = list(self._rows)
-        for number, values in enumerate(zip(*self._rows.values(), strict=True)):
-            if self._sizes[number] > MOST_BYTES:
+        names = [name for name in self._rows if self._form.reads(name)] or list(self._rows)
+        large = set(np.flatnonzero(self._sizes > MOST_BYTES).tolist())
+        for number, values in enumerate(zip(*[self._rows[name] for name in names], strict=True)):
+            if number in large:
                 self.reject(number, TOO_LARGE, _too_large(int(self._sizes[number])))
             else:
-                yield number, dict(zip(names, values, strict=True))
+                yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
     def reject(self, number: int, reason: str, detail: str) -> None:
         place = self._places.of(self._first + number, self._first + number + 1)[0]
@@ -269,20 +278,23 @@ def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) 
         prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
     labelled = bool(done.sides) and done.sides[0].label is not None
     labels = np.array([side.label for side in done.sides[::sides]], dtype=np.uint8) if labelled else None
-    turns = _turns([side.messages for side in done.sides])
+    turns = _turns(done.sides)
     sides_of = Sides(sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, labels)
-    return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), dict(done.counts))
+    return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), done.with_special_tokens)
 
 
-def _turns(sides: Sequence[list[Message]]) -> Int64s:
+def _turns(sides: Sequence[Conversation]) -> Int64s:
     """(sides, roles): messages of each side by role."""
-    width = len(ROLES)
-    places = [
-        number * width + _ROLE_NUMBERS.get(message["role"], width - 1)
-        for number, side in enumerate(sides)
-        for message in side
-    ]
-    return np.bincount(places, minlength=len(sides) * width).reshape(-1, width)
+    kinds: dict[tuple[str, ...], int] = {}
+    numbers = [kinds.setdefault(_roles(side), len(kinds)) for side in sides]
+    table = np.zeros((len(kinds), len(ROLES)), np.int64)
+    for row, roles in zip(table, kinds, strict=True):
+        np.add.at(row, [_ROLE_NUMBERS.get(role, len(ROLES) - 1) for role in roles], 1)
+    return table[numbers]
+
+
+def _roles(side: Conversation) -> tuple[str, ...]:
+    return side.roles or tuple([message["role"] for message in side.messages])
 
 
 def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from milldam.chat.forms import content_of, plain_roles
 from milldam.chat.masks import Masks, NotProvenError, is_tag, other_text
 from milldam.chat.template import ChatTemplate, Message, Stretch
 from milldam.chat.traced_masks import find_traced
-from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, is_object, is_role
+from milldam.chat.tracing import ASKED, Answer, Path, Trace, Tracer, Words, is_object, is_role
 from milldam.errors import MilldamError
 
 MOST_CHARACTERS = 1 << 18
@@ -49,22 +50,20 @@ class Shape:
     def __init__(self, trace: Trace, spans: Sequence[Any], proven_by: Sequence[int]) -> None:
         """`proven_by`: of a derived mask, words in each stretch, by number, that must not be white space."""
         self.uses = 0
-        self._words = trace.words
         self._pieces = [""] * (2 * len(trace.words) + 1)
         self._pieces[::2] = trace.literals
         self._spans = [(*begin, *end) for begin, end in spans]
         self._answers = [_Check(one, reworded=bool(proven_by) and not _same_reworded(one)) for one in trace.answers]
         self._proven_by = proven_by
-        contents = [one.path[1] for one in trace.words if one.path[0::2] == ("messages", "content") and not one.made]
-        self._contents = contents if len(contents) == len(trace.words) else None
-        """The messages whose contents are all that is written, as they are."""
+        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for one in trace.words]
+        """Of each of the words the message whose content it is, or how to find it otherwise."""
 
     def fill(self, messages: Sequence[Message], tools: Any) -> Done | None:
         """The text of a conversation of the form; None if it has another shape."""
-        if self._contents is not None:
-            values = [messages[number]["content"] for number in self._contents]
-        else:
-            values = [one.of(_value(messages, tools, one.path)) for one in self._words]
+        values = [
+            messages[number]["content"] if words is None else words.of(_value(messages, tools, words.path))
+            for number, words in self._values
+        ]
         if not all(values):
             return None
         for number in self._proven_by:
@@ -94,6 +93,11 @@ class _Check:
         if self._asked(self._words.of(value), self._other) != self._said:
             return False
         return not self._reworded or self._asked(self._words.of(other_text(value)), self._other) == self._said
+
+
+def _is_content(words: Words) -> bool:
+    """Whether they are what a message says, as it is."""
+    return words.path[0::2] == ("messages", "content") and not words.made
 
 
 def _same_reworded(answer: Answer) -> bool:
@@ -131,6 +135,11 @@ class Shapes:
         self._tracer: Tracer | None = None
         self._known: dict[Any, _Known] = {}
         self._words = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be learned."""
+        return len(self._known) >= _MOST_FORMS or self._words > _MOST_WORDS
 
     def fill(self, form: Any, messages: Sequence[Message], tools: Any) -> tuple[Done | None, bool]:
         """What a shape makes of a conversation, and whether it is time to compare it."""
@@ -178,22 +187,26 @@ def require_same(filled: Done | None, rendered: Done | None) -> None:
         )
 
 
-def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int) -> Any:
+def form_of(messages: Sequence[Message], tools: Any, prompt_messages: int, roles: tuple[str, ...] | None = None) -> Any:
     """What conversations of the same form have in common, to look them up by; None where it can't be told cheaply.
+
+    `roles`: what forms.plain_roles says of the messages, if it was asked.
 
     >>> form_of([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], None, 0)
     ('user', 'assistant')
     """
     try:
-        # Most are a role and a text: no function is called for them.
-        found = tuple(
-            [
-                one["role"]
-                if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
-                else _form(one, ("messages", 0))
-                for one in messages
-            ]
-        )
+        found = roles or plain_roles(messages)
+        if found is None or not all(map(content_of, messages)):
+            # Most are a role and a text: no function is called for them.
+            found = tuple(
+                [
+                    one["role"]
+                    if len(one) == 2 and type(text := one.get("content")) is str and text and next(iter(one)) == "role"
+                    else _form(one, ("messages", 0))
+                    for one in messages
+                ]
+            )
         if tools is None and not prompt_messages:
             return found
         return found, _form(tools, ("tools",)), prompt_messages
@@ -218,7 +231,14 @@ def _form(value: Any, path: Path) -> Any:
         if len(path) > _DEEPEST or len(value) > _LONGEST:
             raise _OddError
         items = value.items() if kind is dict else enumerate(value)
-        return kind, *[(key, _form(one, (*path, key))) for key, one in items]
+        # As for a text alone, without a call for each.
+        is_message = len(path) == 2 and path[0] == "messages"
+        return kind, *[
+            (key, str)
+            if type(one) is str and one and not (is_message and key == "role")
+            else (key, _form(one, (*path, key)))
+            for key, one in items
+        ]
     if kind in (int, float, bool, type(None)):
         return kind, value
     raise _OddError

@@ -31,6 +31,9 @@ _FAILURES = (
 )
 """What a template's own mistakes raise."""
 
+_JSON = json.JSONEncoder(ensure_ascii=False)
+"""`json.dumps` makes one for every call."""
+
 Message = dict[str, Any]
 Stretch = tuple[int, int]
 Position = tuple[int, int]
@@ -217,6 +220,8 @@ def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """As transformers writes it: HTML is not escaped."""
+    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+        return _JSON.encode(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from milldam.errors import InputError
 from milldam.text.arrays import text_offsets
@@ -27,6 +28,8 @@ from milldam.text.arrays import text_offsets
 Ids = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
 
+_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+"""Normalizers that leave ASCII as it is."""
 _CONTINUES, _CONTINUATION = 0xC0, 0x80
 """Of a byte that goes on with a character, the first two bits are 10."""
 
@@ -60,7 +63,8 @@ class TokenSpans:
         proven = np.zeros(len(texts), bool)
         if self._bytes_of_id is not None and len(texts):
             # ends: (ids + 1,): how many bytes lie before each token.
-            ends = np.concatenate(([0], np.cumsum(self._bytes_of_id[ids], dtype=np.int64)))
+            ends = np.zeros(len(ids) + 1, np.int64)
+            np.cumsum(self._bytes_of_id.take(ids), out=ends[1:])
             proven = self._proven(ends[id_offsets], texts, places)
             data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
             here = proven[owner]
@@ -75,13 +79,16 @@ class TokenSpans:
         """Whose tokens are their bytes, one after the other."""
         proven: npt.NDArray[np.bool_] = np.diff(begins) == np.diff(places)
         if self._normalizer is not None:
-            for number in np.flatnonzero(proven).tolist():
+            asked = proven
+            if self._normalizer in _UNICODE_FORMS:
+                asked = proven & ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
+            for number in np.flatnonzero(asked).tolist():
                 proven[number] = self._is_normal(texts[number].as_py())
         return proven
 
     def _is_normal(self, text: str) -> bool:
-        if self._normalizer in ("NFC", "NFD", "NFKC", "NFKD"):
-            return text.isascii() or unicodedata.is_normalized(self._normalizer, text)
+        if self._normalizer in _UNICODE_FORMS:
+            return unicodedata.is_normalized(self._normalizer, text)
         return bool(self._huggingface.normalizer.normalize_str(text) == text)
 
     def _by_offsets(self, text: str, count: int, stretches: Int64s) -> Int64s:
@@ -114,7 +121,7 @@ def _by_bytes(
     return spans
 
 
-def _bytes_of_ids(content: dict[str, Any]) -> Int64s | None:
+def _bytes_of_ids(content: dict[str, Any]) -> npt.NDArray[np.int32] | None:
     """How many bytes of text each id is; None for what is no byte-level BPE."""
     model = content.get("model") or {}
     vocab = model.get("vocab")
@@ -125,7 +132,8 @@ def _bytes_of_ids(content: dict[str, Any]) -> Int64s | None:
         # Some byte would be unknown, or left out.
         return None
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
-    table = np.zeros(1 + max([*vocab.values(), *added], default=0), np.int64)
+    # As narrow as may be: the table is looked into at random.
+    table = np.zeros(1 + max([*vocab.values(), *added], default=0), np.int32)
     for token, number in vocab.items():
         if number not in added:
             if not letters.issuperset(token):

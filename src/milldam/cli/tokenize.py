@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", type=click.Choice(["store", "npy"]), default="store", show_default=True, help="What to write."
 )
-@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB]")
+@click.option("--shard-size", metavar="SIZE", help="Input per shard, such as 256MB. [default: 64MB; 16MB with --chat]")
 @job_options()
 def tokenize(
     inputs: tuple[str, ...], out: Path | None, tokenizer: str, format: str, **options: Any

@@ -167,7 +167,7 @@ class Config:
     limit: AtLeastOne | None = None
     """Stop after exactly this many documents; uses one process."""
     shard_size: Annotated[str | int, SizeRange(SMALLEST_SHARD_SIZE)] | None = None
-    """Input per shard, such as 256MB. Default: 64MB."""
+    """Input per shard, such as 256MB. Default: 64MB, of conversations 16MB."""
     memory: Size | None = None
     """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
     workers: AtLeastOne | None = None

@@ -68,8 +68,8 @@ class Documents:
     """Of conversations: what is trained on."""
     prompts: pa.LargeStringArray | None = None
     """Of conversations: what was asked, where duplicates or splits go by that."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Of conversations: turns, by role, and more."""
+    with_special_tokens: int = 0
+    """Of conversations: how many have special tokens in what is said."""
 
     @property
     def bytes(self) -> bytes:
@@ -197,7 +197,8 @@ class UnitReader:
         empty = np.diff(text_offsets(batch.texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        documents = Documents(batch.texts, verdicts, row, sides=batch.sides, prompts=batch.prompts, counts=batch.counts)
+        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens")}
+        documents = Documents(batch.texts, verdicts, row, **told)
         return documents if self._reading.rows is None else documents.within(*self._reading.rows)
 
     def _part(self, batch: Batch) -> Documents:

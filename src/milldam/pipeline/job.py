@@ -41,7 +41,7 @@ from milldam.pipeline.estimating import (
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
-from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
+from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder, shard_size_of
 from milldam.pipeline.receipt import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
@@ -54,7 +54,7 @@ from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
-from milldam.sources.units import SHARD_SIZE, Unit
+from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
@@ -105,6 +105,7 @@ class TokenPlan(WorkPlan):
 
 
 WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+_CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
 
 
 class TokenJob:
@@ -141,7 +142,7 @@ class TokenJob:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(WORKER_MODULES)
+            session.pool.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -415,7 +416,7 @@ def _is_large(config: Config) -> bool:
     if config.workers == 1 or config.limit is not None:
         return False
     files = (Path(path) for one in config.sources for path in one.paths)
-    return sum(path.stat().st_size for path in files if path.is_file()) > (config.shard_bytes or SHARD_SIZE)
+    return sum(path.stat().st_size for path in files if path.is_file()) > shard_size_of(config)
 
 
 def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:

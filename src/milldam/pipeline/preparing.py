@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import SHARD_SIZE, Slice, Unit, plan_units
+from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from milldam.pipeline.evaluation_sets import Evaluation
 
 SAMPLE_BYTES = 64 << 10
+_CHAT_HEAD = 2 * SAMPLE_BYTES
 _FILES_SAMPLED = 3
 
 
@@ -156,7 +156,7 @@ class Preparation:
     def prepare(self) -> Prepared:
         self._try_rules()
         input_identity = self.list_input()
-        shard_size = self._config.shard_bytes or SHARD_SIZE
+        shard_size = shard_size_of(self._config)
         sources = self.look_up_sources()
         # Before it is loaded: a change in between makes it another state than that of the store.
         state = tokenizer_state(self._config.tokenizer_rules.path)
@@ -273,7 +273,7 @@ class Preparation:
             tokenizer_hash=tokenizer_hash,
             question=question,
             known=known,
-            sources=tuple(_with_special_tokens(one, known.json) for one in sources),
+            sources=tuple(_with_special_tokens(one, known.added) for one in sources),
             shard_size=shard_size,
             identity=Identity(settled | self._settings(sources), input_identity, text.name),
             left_out=str(self.left_out),
@@ -306,7 +306,9 @@ class Preparation:
         for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
             if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
-            head = Unit(0, (Slice(file.path, file.format, file.compression),))
+            # A batch of conversations is rendered whole: of what can be cut, no more is read than gives the samples.
+            cut = source.rules.chat is not None and file.format == "jsonl" and file.compression is None
+            head = Unit(0, (Slice(file.path, file.format, file.compression, stop=_CHAT_HEAD if cut else None),))
             rules = dataclasses.replace(source.rules, text=lenient)
             for documents in UnitReader(Reading(head, rules, None, spool=str(self._folder.folder))):
                 for text in documents.texts:
@@ -317,11 +319,10 @@ class Preparation:
         return texts
 
 
-def _with_special_tokens(source: Source, tokenizer_json: str) -> Source:
+def _with_special_tokens(source: Source, tokens: tuple[str, ...]) -> Source:
     """Of conversations: so that those which hold the text of one can be counted."""
     if source.rules.chat is None:
         return source
-    tokens = tuple(token["content"] for token in json.loads(tokenizer_json).get("added_tokens") or ())
     chat = dataclasses.replace(source.rules.chat, special_tokens=tokens)
     return dataclasses.replace(source, rules=dataclasses.replace(source.rules, chat=chat))
 
@@ -357,6 +358,11 @@ def _resolve(one: DataSet) -> list[Resolved]:
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one data set, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
+
+
+def shard_size_of(config: Config) -> int:
+    """Bytes of input per unit."""
+    return config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
 
 
 def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:

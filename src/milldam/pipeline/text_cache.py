@@ -88,7 +88,8 @@ def _describe(documents: Documents) -> dict[str, Any]:
         told["rejects"] = [asdict(reject) for reject in documents.rejects]
     if documents.sides is not None:
         prompts = None if documents.prompts is None else documents.prompts.to_pylist()
-        told |= {"sides": documents.sides.as_json(), "prompts": prompts, "counts": documents.counts}
+        special = documents.with_special_tokens
+        told |= {"sides": documents.sides.as_json(), "prompts": prompts, "with_special_tokens": special}
     if verdicts.reasons:
         told |= {"reasons": verdicts.reasons, "codes": verdicts.codes.tolist()}
     return told

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from milldam.pipeline.giants import Giants
     from milldam.pipeline.near_examples import ShownTexts
 
-_COUNTED = ("special_tokens_in_content",)
-"""Of what is known of conversations before any is dropped."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
@@ -252,7 +249,7 @@ class _UnitWork:
         started = time.perf_counter()
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
-        self._chat_counts += Counter({name: documents.counts.get(name, 0) for name in _COUNTED})
+        self._chat_counts += Counter(special_tokens_in_content=documents.with_special_tokens)
         texts = self._judge.judge(texts, verdicts, documents.first_row)
         keep = verdicts.keep
         if not keep.all():

@@ -38,6 +38,7 @@ _LINES_SEEN = 10_000
 _LONG_LINE = 1 << 10
 """Bytes from which on a search from line to line is faster than a look at every byte."""
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
+_DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
 
 
@@ -254,6 +255,16 @@ class _Records:
 
 def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
     """The object on one line; raises MalformedError with what is wrong."""
+    if line[:1] == b"{" and b"\\u" not in line and rules.invalid_utf8 != "drop":
+        # As most are: there is nothing to look for. What is wrong with others is told below.
+        try:
+            text = line.decode()
+            record: dict[str, Any]
+            record, end = _DECODER.raw_decode(text)
+            if end == len(text):
+                return record
+        except (ValueError, RecursionError):
+            pass
     return _as_record(parse_json(line, rules), rules, has_halves=_may_have_halves(line, rules))
 
 

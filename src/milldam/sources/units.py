@@ -24,6 +24,9 @@ from milldam.sources.listing import InputFile
 
 SHARD_SIZE = 64 * 10**6
 """Bytes of input per unit, unless told otherwise. It does not follow the input: a corpus that grows keeps its units."""
+CHAT_SHARD_SIZE = 16 * 10**6
+"""The same of conversations. They take five times as long as plain texts, and there are fewer of them: units are small
+enough that all workers have work to the end."""
 SAMPLED_SHARD = 16 * 10**6
 """The same where units are samples of the input."""
 FILES_PER_UNIT = 20_000

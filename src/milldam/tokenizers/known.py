@@ -55,6 +55,8 @@ class KnownTokenizer:
     """As HF tokenizers loads it: nothing in it that changes ids in silence."""
     special: SpecialTokens
     vocab_size: int
+    added: tuple[str, ...]
+    """The texts of its added tokens."""
     expected: Expected | None = None
     """What an encoder has to give; None: it was proved before."""
     texts: int = 0
@@ -71,7 +73,8 @@ def find_out(question: Question, folder: Path) -> KnownTokenizer:
     expected = Expected([], [])
     if question.encoder != HUGGINGFACE:
         expected = expected_ids(tokenizer.huggingface, question.samples, plain_specials=question.plain_specials)
-    return KnownTokenizer(tokenizer.json, special, tokenizer.vocab_size, expected, len(expected.texts))
+    added = tuple(token.content for token in tokenizer.huggingface.get_added_tokens_decoder().values())
+    return KnownTokenizer(tokenizer.json, special, tokenizer.vocab_size, added, expected, len(expected.texts))
 
 
 def settle_encoder(question: Question, known: KnownTokenizer, folder: Path) -> Choice:
@@ -87,15 +90,16 @@ def settle_encoder(question: Question, known: KnownTokenizer, folder: Path) -> C
 def _kept(question: Question, folder: Path) -> KnownTokenizer | None:
     with contextlib.suppress(OSError):
         found = unseal_line((folder / question.name).read_bytes())
-        if found is not None:
-            special = SpecialTokens(**found["special"])
-            return KnownTokenizer(question.text.json, special, found["vocab_size"], texts=found["texts"])
+        if found is not None and "added" in found:
+            special, added = SpecialTokens(**found["special"]), tuple(found["added"])
+            return KnownTokenizer(question.text.json, special, found["vocab_size"], added, texts=found["texts"])
     return None
 
 
 def _keep(question: Question, known: KnownTokenizer, folder: Path) -> None:
     """Where the folder can't be written, nothing is kept."""
     found = {"special": asdict(known.special), "vocab_size": known.vocab_size, "texts": known.texts}
+    found["added"] = known.added
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / f"{question.name}.{os.getpid()}.new"

@@ -24,13 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
-from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, pair_hashes, words_of
+from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, pair_hashes, words_of
 from milldam.decontamination.passages import MIN_LETTERS, Passages
 from milldam.decontamination.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16
 """Letters from a seed on that are compared at once; an n-gram has as many behind its seed."""
+ROOMY = SEED_LETTERS + 2 * BLOCK
+"""Letters of n-grams that can't be found without a block of letters being equal on one side of their seed."""
+LAYOUT = 2
+"""Another number whenever the file is laid out, or hashed, in another way."""
 REACH = 64 * 50
 """Letters of the longest n-gram."""
 BUILDING_FACTOR = 20
@@ -41,7 +45,7 @@ _TELLING = 10
 """A word of more letters is no rarer than one of so many."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
-_SMALLEST_TABLE, _LARGEST_TABLE = 16, 23
+_SMALLEST_TABLE, _LARGEST_TABLE = 16, 22
 """Bits of a hash that the table goes by."""
 Mask = npt.NDArray[np.bool_]
 
@@ -183,6 +187,15 @@ def _seeds(text: _Text, grams: _Grams, counted: Mask) -> Int64s:
     return np.flatnonzero(found)
 
 
+def _shortest(text: _Text, grams: _Grams) -> Int64s:
+    """Letters of the shortest n-gram of each passage."""
+    first, stop = grams.letters(text)
+    shortest = np.full(len(text.bounds) - 1, REACH)
+    passage = np.repeat(np.arange(len(shortest)), np.diff(grams.bounds))
+    np.minimum.at(shortest, passage, stop - first)
+    return shortest
+
+
 def seed_keys(low: Hashes, high: Hashes) -> Hashes:
     """A number for sixteen letters, given as two numbers."""
     keys = low * _BASE
@@ -203,13 +216,12 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
     common = _common(text, grams, np.array([one.max_items for one in sets], np.int32)[owners])
     seeds = _seeds(text, grams, ~common)
-    padded = np.concatenate((text.letters, np.zeros(SEED_LETTERS, np.uint8)))
-    blocks: Hashes = np.ndarray((len(padded) - BLOCK + 1,), "<u8", padded, strides=(1,))
+    padded = np.concatenate((text.letters, np.zeros(ROOMY, np.uint8)))
     at = text.words[seeds]
-    keys = seed_keys(blocks[at], blocks[at + BLOCK])
+    keys = seed_keys(blocks_at(padded)[at], blocks_at(padded)[at + BLOCK])
     order = np.argsort(keys, kind="stable")
     arrays: dict[str, npt.NDArray[Any]] = {
-        "letters": text.letters,
+        "letters": padded,
         "bounds": text.bounds,
         "words": text.words.astype(np.uint32),
         "word_bounds": text.word_bounds,
@@ -218,6 +230,7 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "seed_keys": keys[order],
         "seed_letters": at[order],
         "seed_pairs": text.pairs[seeds],
+        "shortest": _shortest(text, grams),
         "texts": np.frombuffer(passages.texts, np.uint8),
         "text_bounds": passages.offsets,
         "sets": owners.astype(np.uint16),
@@ -226,6 +239,35 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     }
     repeated = {str(number): count for number, count in passages.repeated.items()}
     return write_arrays(path, arrays, passages=len(passages), column_names=passages.names, repeated=repeated)
+
+
+class Tables:
+    """What can't be a seed, by some bits of two hashes of it: of its two words, and of its letters."""
+
+    def __init__(self, pairs: Hashes, keys: Hashes) -> None:
+        bits = (16 * len(pairs)).bit_length()
+        bits = min(max(bits, _SMALLEST_TABLE), _LARGEST_TABLE)
+        self._shift = np.uint64(64 - bits)
+        self._pairs, self._again, self._keys = (np.zeros(1 << bits, np.bool_) for _ in range(3))
+        self._pairs[self._first_bits(pairs)] = True
+        self._again[self._first_bits(_mixed(pairs))] = True
+        self._keys[self._first_bits(keys)] = True
+
+    def pairs(self, hashes: Hashes) -> Int64s:
+        """Where there may be one of the pairs: by two tables, the second for the few that the first leaves."""
+        at = np.flatnonzero(self._pairs.take(self._first_bits(hashes), mode="clip"))
+        return at[self._again[self._first_bits(_mixed(hashes[at]))]]
+
+    def keys(self, hashes: Hashes) -> Int64s:
+        """Where there may be one of the keys."""
+        return np.flatnonzero(self._keys[self._first_bits(hashes)])
+
+    def _first_bits(self, hashes: Hashes) -> Int64s:
+        return (hashes >> self._shift).view(np.int64)
+
+
+def _mixed(hashes: Hashes) -> Hashes:
+    return (hashes ^ hashes >> np.uint64(32)) * _BASE
 
 
 class Index:
@@ -244,6 +286,7 @@ class Index:
         self.common: Mask = arrays["common"]
         self.seed_keys: Hashes = arrays["seed_keys"]
         self.seed_letters: Int64s = arrays["seed_letters"]
+        self.shortest: Int64s = arrays["shortest"]
         self._pairs: Hashes = arrays["seed_pairs"]
         self._texts: Bytes = arrays["texts"]
         self._text_bounds: Int64s = arrays["text_bounds"]
@@ -251,15 +294,8 @@ class Index:
         self.items: Int64s = arrays["items"]
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
 
-    def tables(self) -> tuple[Mask, Mask, np.uint64]:
-        """Whether some pair of words may be a seed: by the first bits of its hash and by the last; how far to shift a
-        hash for the first."""
-        bits = (16 * len(self._pairs)).bit_length()
-        bits = min(max(bits, _SMALLEST_TABLE), _LARGEST_TABLE)
-        first, last, shift = np.zeros(1 << bits, np.bool_), np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
-        first[(self._pairs >> shift).astype(np.int64)] = True
-        last[(self._pairs & np.uint64((1 << bits) - 1)).astype(np.int64)] = True
-        return first, last, shift
+    def tables(self) -> Tables:
+        return Tables(self._pairs, self.seed_keys)
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()

@@ -1,10 +1,10 @@
 """Documents -> the stretches of them that are n-grams of a passage, letter by letter.
 
-A pair of words that may be a seed is looked up in a small table, its sixteen letters among the seeds; what is left is
+A pair of words that may be a seed is looked up in small tables, its sixteen letters among the seeds; what is left is
 compared with the passage to both sides. A match is a maximal run of n-grams of one passage in one stretch of a
 document. The matches of a document depend on its text and the index alone, not on how it comes in batches or parts.
 
-Memory: the table, and 20 bytes a byte of text for one slice of 256 KB; a larger document is one slice.
+Memory: the table, and 20 bytes a byte of text for one slice of 512 KB; a larger document is one slice.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from milldam.decontamination.index import REACH, SEED_LETTERS, Index, seed_keys
-from milldam.decontamination.letters import BLOCK, Hashes, Int64s, Words, pair_hashes, words_of
+from milldam.decontamination.index import REACH, ROOMY, SEED_LETTERS, Index, seed_keys
+from milldam.decontamination.letters import (
+    BLOCK,
+    MASKS,
+    Hashes,
+    Int64s,
+    Words,
+    blocks_at,
+    pair_hashes,
+    words_of,
+)
 from milldam.text.arrays import text_offsets
+from milldam.text.verdicts import Mask
 
-SLICE_BYTES = 1 << 18
+SLICE_BYTES = 1 << 19
 KEPT_BYTES = 1 << 16
 """Of a document that comes in parts, so much is looked at again with the next one: no n-gram is spread over more."""
-_FIRST_LOOK = 1 << 10
-_MASKS = np.array([(1 << 8 * size) - 1 for size in range(BLOCK + 1)], dtype=np.uint64)
+_FIRST_LOOK = 1 << 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,8 @@ class Scanner:
     def __init__(self, index: Index) -> None:
         self._index = index
         if index.passages:
-            self._first, self._last, self._shift = index.tables()
+            _keep_freed_memory()
+            self._tables = index.tables()
 
     def whole(self, texts: pa.LargeStringArray) -> Iterator[Match]:
         """The matches of whole documents, in order; `document` is a position among them."""
@@ -74,66 +84,98 @@ class Scanner:
                 yield match
 
     def _scan(self, words: Words, offsets: Int64s) -> Iterator[Match]:
-        at, entries, stops = self._seeds(words)
+        at, seeds = self._seeds(words)
         if not len(at):
             return
         comparing = _Comparing(self._index, words)
         documents = np.searchsorted(offsets, words.starts[at], side="right") - 1
+        letters = self._index.seed_letters[seeds]
+        passages = np.searchsorted(self._index.bounds, letters, side="right") - 1
         before, low, high = -1, 0, 0
         done: dict[tuple[int, int], int] = {}
-        for word, document, entry, stop in zip(*(one.tolist() for one in (at, documents, entries, stops)), strict=True):
+        each = (one.tolist() for one in (at, documents, letters, passages))
+        for word, document, letter, passage in zip(*each, strict=True):
             if document != before:
                 before, low, high = document, int(offsets[document]), int(offsets[document + 1])
                 done.clear()
-            for seed in range(entry, stop):
-                letter = int(self._index.seed_letters[seed])
-                passage = int(np.searchsorted(self._index.bounds, letter, side="right")) - 1
-                beside = comparing.letter(word) - letter
-                if done.get((passage, beside), 0) > words.starts[word]:
-                    continue  # inside of what was just found
-                found = comparing.at(word, letter, passage, low, high)
-                if found is not None:
-                    first, last, start, end = found
-                    done[passage, beside] = end
-                    yield Match(document, passage, first, last, start - low, end - low)
+            beside = comparing.letter(word) - letter
+            if done.get((passage, beside), 0) > words.starts[word]:
+                continue  # inside of what was just found
+            found = comparing.at(word, letter, passage, low, high)
+            if found is not None:
+                first, last, start, end = found
+                done[passage, beside] = end
+                yield Match(document, passage, first, last, start - low, end - low)
 
-    def _seeds(self, words: Words) -> tuple[Int64s, Int64s, Int64s]:
-        """Numbers of words that begin a seed, and from which to which entry of the index it has."""
-        hashes = pair_hashes(words.blocks)
-        at = np.flatnonzero(self._first.take((hashes >> self._shift).view(np.int64), mode="clip"))
-        at = at[self._last[(hashes[at] & np.uint64(len(self._last) - 1)).view(np.int64)]]
-        keys = seed_keys(*_sixteen_letters(words, at))
-        first = np.searchsorted(self._index.seed_keys, keys, side="left")
-        inside = np.flatnonzero(first < len(self._index.seed_keys))
-        inside = inside[self._index.seed_keys[first[inside]] == keys[inside]]
-        stop = np.searchsorted(self._index.seed_keys, keys[inside], side="right")
-        return at[inside], first[inside], stop
+    def _seeds(self, words: Words) -> tuple[Int64s, Int64s]:
+        """Words that begin a seed, as far as a few letters tell, and which: a word as often as it has seeds."""
+        at = self._tables.pairs(pair_hashes(words.blocks))
+        keys = seed_keys(*_letters_from(words, at, SEED_LETTERS))
+        likely = self._tables.keys(keys)
+        at, keys = at[likely], keys[likely]
+        known = self._index.seed_keys
+        first = np.searchsorted(known, keys, side="left")
+        inside = np.flatnonzero(first < len(known))
+        inside = inside[known[first[inside]] == keys[inside]]
+        at, first, stop = at[inside], first[inside], np.searchsorted(known, keys[inside], side="right")
+        counts = stop - first
+        seeds = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+        at = np.repeat(at, counts)
+        goes_on = self._goes_on(words, at, seeds)
+        return at[goes_on], seeds[goes_on]
+
+    def _goes_on(self, words: Words, at: Int64s, seeds: Int64s) -> Mask:
+        """Whether more letters than those of a seed are equal, on its left or its right. Where an n-gram may have no
+        more, they need not be."""
+        index = self._index
+        letters = index.seed_letters[seeds]
+        passages = np.searchsorted(index.bounds, letters, side="right") - 1
+        known = blocks_at(index.letters)
+        behind = np.minimum(index.bounds[passages + 1] - letters - SEED_LETTERS, BLOCK)
+        right = (_letters_from(words, at, SEED_LETTERS + BLOCK)[-1] ^ known[letters + SEED_LETTERS]) & MASKS[behind]
+        # The last letters of the word before, as many as the passage has too.
+        previous = np.maximum(at - 1, 0)
+        ends = words.starts[previous] + words.lengths[previous]
+        ahead = np.minimum(np.minimum(words.lengths[previous], letters - index.bounds[passages]), BLOCK)
+        left = blocks_at(words.folded)[np.maximum(ends - BLOCK, 0)] ^ known[np.maximum(letters - BLOCK, 0)]
+        left &= ~MASKS[BLOCK - ahead]
+        first = (ends < BLOCK) | (letters < BLOCK)
+        likely: Mask = (
+            (index.shortest[passages] < ROOMY) | ((behind > 0) & (right == 0)) | ((ahead > 0) & (left == 0)) | first
+        )
+        return likely
 
 
-def _sixteen_letters(words: Words, at: Int64s) -> tuple[Hashes, Hashes]:
-    """The letters from some words on, whatever lies between the words: two numbers of eight each."""
-    blocks: Hashes = np.ndarray((len(words.folded) - BLOCK + 1,), "<u8", words.folded, strides=(1,))
-    low, high = np.zeros(len(at), np.uint64), np.zeros(len(at), np.uint64)
-    filled, inner, word = np.zeros(len(at), np.int64), np.zeros(len(at), np.int64), at.copy()
-    active = np.arange(len(at))
-    while len(active):
-        here, skipped, have = word[active], inner[active], filled[active]
-        size = np.minimum(words.lengths[here] - skipped, BLOCK)
-        block = blocks[words.starts[here] + skipped] & _MASKS[size]
-        shift = (8 * (have % BLOCK)).astype(np.uint64)
-        shifted = block << shift
-        # What does not fit; a shift by 64 is none at all.
-        over = np.where(shift == 0, np.uint64(0), block >> (np.uint64(64) - np.maximum(shift, np.uint64(1))))
-        over[shift == 0] = 0
-        lower = have < BLOCK
-        low[active] |= np.where(lower, shifted, np.uint64(0))
-        high[active] |= np.where(lower, over, shifted)
-        filled[active] += size
-        ends = skipped + size >= words.lengths[here]
-        word[active] += ends
-        inner[active] = np.where(ends, 0, skipped + size)
-        active = active[(filled[active] < SEED_LETTERS) & (word[active] < len(words.starts))]
-    return low, high
+def _keep_freed_memory() -> None:
+    """Let this process keep what a slice takes, for the next one: giving it back and taking it anew costs more than the
+    rest of a scan. glibc keeps twice the largest array that was freed."""
+    np.empty(20 * SLICE_BYTES // 2, np.uint8)
+
+
+def _letters_from(words: Words, at: Int64s, count: int) -> list[Hashes]:
+    """The letters from some words on, whatever lies between the words: numbers of eight each."""
+    found = [np.zeros(len(at), np.uint64) for _ in range(count // BLOCK)]
+    blocks, last = blocks_at(words.folded), len(words.starts)
+    which, word, inner, filled = np.arange(len(at)), at, np.zeros(len(at), np.int64), np.zeros(len(at), np.int64)
+    while len(which):
+        left = words.lengths.take(word) - inner
+        block = blocks[words.starts.take(word) + inner]
+        block &= MASKS.take(left, mode="clip")
+        for number, numbers in enumerate(found):
+            numbers[which] |= _shifted(block, filled - BLOCK * number)
+        filled = filled + np.minimum(left, BLOCK)
+        ends = left <= BLOCK
+        word, inner = word + ends, np.where(ends, 0, inner + BLOCK)
+        more = np.flatnonzero((filled < count) & (word < last))
+        which, word, inner, filled = which[more], word[more], inner[more], filled[more]
+    return found
+
+
+def _shifted(block: Hashes, by: Int64s) -> Hashes:
+    """Blocks moved by some bytes to either side; what does not fit is gone."""
+    bits = (by * 8).view(np.uint64)
+    # A negative number of bits is a huge one here, and such a shift leaves nothing.
+    return block << bits | block >> (np.uint64(0) - bits)
 
 
 class _Comparing:
@@ -154,6 +196,8 @@ class _Comparing:
         begin, end = int(index.bounds[passage]), int(index.bounds[passage + 1])
         right = self._equal_right(place, high, letter, min(end, letter + REACH))
         left = self._equal_left(place, low, letter, max(begin, letter - REACH))
+        if left + right < index.shortest[passage]:
+            return None
         first_letter, behind = letter - left, letter + right
         if self._grams(passage, first_letter, behind) is None:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from milldam.decontamination.index import BUILDING_FACTOR, build_index
+from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, build_index
 from milldam.decontamination.passages import Passage, Passages
 from milldam.decontamination.rules import EvaluationSet
 from milldam.errors import InputError, Setting, did_you_mean
@@ -34,7 +34,7 @@ class Evaluation:
     @property
     def name(self) -> str:
         """Names the index: of these items, by these rules."""
-        return hash_bytes(f"{self.digest} {self.sets}".encode())[:16]
+        return hash_bytes(f"{LAYOUT} {self.digest} {self.sets}".encode())[:16]
 
     @property
     def building_bytes(self) -> int:

@@ -339,7 +339,7 @@ def test_text_without_a_place_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     [
         (["a.milldam", "b.milldam"], "--tokenizer: text needs one"),
         (["a.milldam", "--memory", "1GB"], "--tokenizer: text needs one"),
-        (["corpus.jsonl", "--store", "s"], "--tokenizer: what turns the text into tokens is not said"),
+        (["corpus.jsonl", "--store", "s"], "--tokenizer: missing. Text needs one"),
     ],
 )
 def test_text_needs_a_tokenizer(arguments: list[str], said: str) -> None:

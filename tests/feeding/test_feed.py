@@ -251,9 +251,9 @@ def test_what_needs_the_whole_input_is_refused(
 
 def test_what_is_missing_is_named(corpus: Path, tmp_path: Path) -> None:
     """A tokenizer, a place for the store; and options of text are refused without them."""
-    with pytest.raises(ConfigError, match="store: the folder for the tokens of the text is not said"):
+    with pytest.raises(ConfigError, match=r"store: missing\. Name the folder"):
         milldam.open(corpus, tokenizer=TOKENIZER)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="tokenizer: what turns the text into tokens is not said"):
+    with pytest.raises(ConfigError, match=r"tokenizer: missing\. Text needs one"):
         milldam.open(corpus, store=tmp_path / "store")  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="memory: only for text that becomes tokens while training runs"):
         milldam.open(corpus, memory="1GB")  # type: ignore[call-overload]

@@ -408,7 +408,7 @@ def test_a_push_or_pull_is_watched_and_locked_as_any_job(hub: HubServer, tmp_pat
         assert found["state"] == "working" and found["pid"] == process.pid and found["stage"] == command
         assert found["units"] == 4 and found["safe"]["units_done"] >= 2 and found["safe"]["files"] >= 4
         assert "Memory: " in invoke("status", asked).output
-        with pytest.raises(ConfigError, match=f"another run is at work on it. `milldam status {asked}` shows it"):
+        with pytest.raises(ConfigError, match=f"another run is using it. `milldam status {asked}` shows it"):
             push(folder, REPO) if command == "push" else pull(REPO, out)
     told = invoke("status", asked).output
     assert f"{asked}: ended before it was done" in told and "Run the same command again to resume" in told

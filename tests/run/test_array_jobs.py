@@ -254,7 +254,7 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
             first.__exit__()
         RunFolder(prepared.out, TOKENS, task=share).__enter__().__exit__()
 
-    with pytest.raises(TaskHeldError, match="another task is at work on tokenize-0-of-2"):
+    with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
         run_task(prepared.config(), share)
     run_units._patiently(second, QuietDisplay(), 0)
     assert len(tries) == 3

@@ -36,10 +36,10 @@ def push(
     message: str | None = None,
     dry_run: bool = False,
 ) -> PushSummary:
-    """Push a store of tokens, of features or a table to the Hub as a data set; what `milldam push` does.
+    """Push a token store, a feature store or a table to the Hub; what `milldam push` does.
 
-    Private unless `public`. Finds what is there already and sends the rest; the manifest comes last, so that half a
-    push is no store. The token is what huggingface_hub finds: HF_TOKEN, or `hf auth login`.
+    Private unless `public`. Files that are already there are not sent again; the manifest comes last, so that an
+    unfinished push is not a store. The access token comes from HF_TOKEN or `hf auth login`.
 
     >>> milldam.push("corpus.milldam", "user/corpus").out      # doctest: +SKIP
     'https://huggingface.co/datasets/user/corpus'

@@ -37,7 +37,7 @@ def open_data(
 
     a folder with milldam.json      a store
     X.npy                           one 1-D array of integers
-    X.bin and X.idx, or X           a pair of Megatron-LM
+    X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT (uint16, or `dtype`); llm.c, known by its header
     corpus.txt, other input         what was prepared from it and lies beside it, when it is fresh
     s3://bucket/corpus.milldam      a store at an address; `cache`, `cache_dir`, `storage_options`: see `milldam.remote`
@@ -118,7 +118,7 @@ def _refuse(given: Path, beside: list[Prepared]) -> NoReturn:
         _refuse_bare(given)
     listed = "\n".join(f"  {one.path}: {one.problem}" for one in beside)
     raise MismatchError(
-        f"{given}: what lies beside it can't be used for it:\n{listed}\n"
+        f"{given}: the data beside it can't be used for it:\n{listed}\n"
         f"Make it: {beside[0].command}\n"
         f'Or use it as it is, by its own name: milldam.open("{beside[0].path}")'
     )

@@ -455,4 +455,6 @@ def _state_of(config: Config, prepared: Prepared) -> str:
         return "there is something already: it will be replaced"
     if begin == FINISHED:
         return "up to date"
-    return "input changed: only what changed is made again" if state == FINISHED else "unfinished: the job resumes"
+    return (
+        "input changed: only the units that changed are redone" if state == FINISHED else "unfinished: the job resumes"
+    )

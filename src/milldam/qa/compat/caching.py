@@ -218,7 +218,7 @@ def _processed(
                 break
         content = new.commit()["xxh3"]
     if left_out:
-        log.warning("%s: %d records are no examples and were left out", dataset, len(left_out))
+        log.warning("%s: %d records are not examples and were left out", dataset, len(left_out))
     path = new.path.with_name(f"{name}-{content[:16]}.jsonl")
     if path.exists():
         # The older one has the date that the features know it by.

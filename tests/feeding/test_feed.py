@@ -268,7 +268,7 @@ def test_other_settings_are_refused_by_name(corpus: Path, tmp_path: Path) -> Non
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
         with pytest.raises(RunHeldError, match="another feed with other arguments"):
             milldam.open(corpus, store=tmp_path / "store", eos="none", **OPTIONS)
-        with pytest.raises(RunHeldError, match="another run is at work"):
+        with pytest.raises(RunHeldError, match="another run is using it"):
             milldam.tokenize(corpus, tmp_path / "store", **OPTIONS)
         digests(feed, 1)
     with pytest.raises(MismatchError, match="eos"):

@@ -268,7 +268,7 @@ def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: J
             run_in(prepared, "arrange", 0, 3),
         ):
             pass
-        with pytest.raises(ConfigError, match="another run is at work"):
+        with pytest.raises(ConfigError, match="another run is using it"):
             prepared.share("tokenize", 0, 3)
     prepared.share("count", 0, 3)
 
@@ -277,10 +277,10 @@ def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
     """Who has the run to himself works beside no share, and the other way round."""
     with (
         run_in(prepared, "tokenize", 0, 2),
-        pytest.raises(ConfigError, match="another run is at work"),
+        pytest.raises(ConfigError, match="another run is using it"),
     ):
         prepare_job(prepared.config())
-    with run_in(prepared), pytest.raises(ConfigError, match="another run is at work"):
+    with run_in(prepared), pytest.raises(ConfigError, match="another run is using it"):
         prepared.share("count", 0, 1)
 
 

@@ -350,7 +350,7 @@ def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
     start(tmp_path)
     with run_in(tmp_path) as first:
         assert run_in(tmp_path).presence.is_anybody_here()
-        with pytest.raises(ConfigError, match="another run is at work"), run_in(tmp_path):
+        with pytest.raises(ConfigError, match="another run is using it"), run_in(tmp_path):
             pass
         assert first.state() == UNFINISHED
     assert not run_in(tmp_path).presence.is_anybody_here()
@@ -608,10 +608,10 @@ def test_who_has_the_run_to_himself_waits_for_no_task_and_the_other_way_round(tm
     start(tmp_path)
     with task_of(tmp_path, 0), task_of(tmp_path, 1):
         for other in (run_in(tmp_path), task_of(tmp_path, 1)):
-            with pytest.raises(ConfigError, match=r"another (run|task) is at work"), other:
+            with pytest.raises(ConfigError, match=r"another (run is using it|task is running)"), other:
                 pass
         assert run_in(tmp_path).presence.is_anybody_here()
-    with run_in(tmp_path), pytest.raises(ConfigError, match="another run is at work"), task_of(tmp_path, 0):
+    with run_in(tmp_path), pytest.raises(ConfigError, match="another run is using it"), task_of(tmp_path, 0):
         pass
     assert not run_in(tmp_path).presence.is_anybody_here()
 

@@ -408,7 +408,7 @@ def _check_splits(config: Config) -> None:
         if written != name and given < 1:
             refuse(written, "a number of tokens must be at least 1.")
         if written == name and not 0 < given < 1:
-            refuse(written, f"{given} is no share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
+            refuse(written, f"{given} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
     if config.split_shares and config.split_tokens:
         refuse("", "give all of them as shares, or all in tokens.")
     if sum(config.split_shares.values()) >= 1:

@@ -53,7 +53,7 @@ class Delivery:
         for name in ("batch_size", "world_size"):
             object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if self.epochs is not None:
-            object.__setattr__(self, "epochs", at_least("epochs", self.epochs, 1, ", or None to go on without end"))
+            object.__setattr__(self, "epochs", at_least("epochs", self.epochs, 1, ", or None to continue without end"))
         object.__setattr__(self, "rank", operator.index(self.rank))
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(

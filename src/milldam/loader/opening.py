@@ -129,7 +129,9 @@ def _refuse_bare(given: Path) -> NoReturn:
     if given.is_dir() and next(files_below(given), None) is None:
         Manifest.read(given)  # raises: it is neither a store nor input
     looked = places(given)
-    missing = f"nothing prepared from it lies beside it (looked for {', '.join(path.name for path in looked)})."
+    missing = (
+        f"there is nothing beside it that was prepared from it (looked for {', '.join(path.name for path in looked)})."
+    )
     if given.is_file() and kind_of(given.name) is None:
         raise InputError(f"{given}: neither a store nor .npy, .bin or .idx, and {missing}")
     raise InputError(f"{given}: {missing}\nMake it: {command_for(given, looked[0])}")

@@ -121,7 +121,7 @@ def open(
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are used, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
     text, with `tokenizer=` and `store=`  a `Feed`: batches come while the store is written in the background; files,
-                                    folders, globs, addresses, data sets as for `tokenize`, with its options
+                                    folders, globs, addresses, datasets as for `tokenize`, with its options
     config.yaml, or a dict          the same, with the settings of `preprocess`, such as cleaning and filters
 
     `kind`: what the path must be; anything else is refused. It also tells type checkers, which otherwise expect a
@@ -299,7 +299,7 @@ def preprocess(
     address: str | None = None,
     overwrite: bool | None = None,
 ) -> Store:
-    """Turn raw data sets into a store and open it; what `milldam preprocess` does.
+    """Turn raw datasets into a store and open it; what `milldam preprocess` does.
 
     `config`: a YAML file, or the same as a dict. The other arguments override it; `overrides` sets single keys:
     `["dedup.near.rows=8"]`. Resumes unfinished work; `memory` as in `tokenize`.

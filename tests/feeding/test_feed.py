@@ -164,7 +164,7 @@ def as_address(folder: Path, texts: list[str]) -> Any:
 
 @pytest.mark.parametrize("form", [as_list, as_glob, as_parquet, as_data_set, as_address])
 def test_inputs_are_those_of_tokenize(tmp_path: Path, form: Any) -> None:
-    """Several files, globs, Parquet, data sets of HF, addresses: documents are those that `tokenize` takes."""
+    """Several files, globs, Parquet, datasets of HF, addresses: documents are those that `tokenize` takes."""
     inputs = form(tmp_path, [f"document {number}: " + "word " * number for number in range(200)])
     with milldam.open(inputs, store=tmp_path / "fed", **OPTIONS) as feed:
         found = digests(feed)

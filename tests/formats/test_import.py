@@ -210,7 +210,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leaves the folder; refused"):
         import_tokens(tmp_path / "hf", tmp_path / "made")
     (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(InputError, match=r"test: no data set in it, though dataset_dict\.json names it"):
+    with pytest.raises(InputError, match=r"test: no dataset in it, though dataset_dict\.json names it"):
         import_tokens(tmp_path / "hf", tmp_path / "made")
     with pytest.raises(ConfigError, match="no name for files"):
         import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")

@@ -762,7 +762,7 @@ def test_a_manifest_that_leaves_the_folder_is_refused(hub: HubServer, tmp_path: 
 
 
 def test_what_is_no_store_is_not_pulled(hub: HubServer, tmp_path: Path) -> None:
-    """A data set of others, two manifests, and nothing at all."""
+    """A dataset of others, two manifests, and nothing at all."""
     hub.add_repo(REPO, files={"data.csv": b"a,b\n"})
     with pytest.raises(StoreError, match="anna/corpus: not a store"):
         pull(REPO, tmp_path / "back")

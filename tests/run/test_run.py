@@ -45,7 +45,7 @@ def units(count: int) -> list[Unit]:
 
 
 def listed(*files: File) -> list[tuple[int, File]]:
-    """Files of the only data set."""
+    """Files of the only dataset."""
     return [(0, file) for file in files]
 
 
@@ -562,7 +562,7 @@ def test_the_order_of_files_is_part_of_the_identity(tmp_path: Path) -> None:
 
 
 def test_the_data_set_of_a_file_is_part_of_the_identity(tmp_path: Path) -> None:
-    """The same files divided otherwise among data sets are another input; each is listed with its data set."""
+    """The same files divided otherwise among datasets are another input; each is listed with its dataset."""
     with run_in(tmp_path) as run:
         together = run.inputs.write([(0, A), (0, B)])
         apart = run.inputs.write([(0, A), (1, B)])

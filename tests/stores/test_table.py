@@ -122,7 +122,7 @@ def test_a_table_pickles_as_its_path(table: Table) -> None:
 
 
 def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
-    """Every file of the data set is one of the table's."""
+    """Every file of the dataset is one of the table's."""
     pytest.importorskip("datasets")
     data = table.to_hf()
     assert list(data) == rows_of(0, 50)

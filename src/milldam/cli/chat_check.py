@@ -56,7 +56,7 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     Shows the first conversation of DATA as TEMPLATE renders it, marks what would be trained on, and counts the
     conversations that would be refused.
 
-    TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or data sets. Nothing is
+    TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or datasets. Nothing is
     written. Exits with 1 if no conversation can be used.
 
     \b

@@ -165,7 +165,9 @@ def _feeding(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[_Feedin
     with contextlib.ExitStack() as stack:
         if not is_raw(inputs, text):
             if len(data) > 1 or text:
-                raise ConfigError("--tokenizer: missing. Text needs one; a store takes no other inputs.")
+                raise ConfigError(
+                    "--tokenizer: missing. Text needs one; a store is one path, without options for text."
+                )
             from milldam.loader.opening import open_data
 
             asked = {name: options[name] for name in ("split", "dtype", "cache")}

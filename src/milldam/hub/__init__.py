@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: a store as a data set repository, and back.
+"""The Hugging Face Hub: a store as a dataset repository, and back.
 
     contents    which files make a store, from its manifest alone
     client      calls of huggingface_hub, and what a repository has; the token is in no error
-    card        the data set card, of which one marked section is ours
+    card        the dataset card, of which one marked section is ours
     groups      groups of files, the units of both jobs
     pushing     the job of push: a folder -> a repository, the manifest in the last commit
     pulling     the job of pull: a repository -> a folder, every file checked, the manifest last

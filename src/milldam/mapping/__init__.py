@@ -33,7 +33,7 @@ __all__ = ["map", "run_map"]
 Row: TypeAlias = Mapping[str, object]
 Path: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = "Path | Sequence[Path] | Iterable[Row] | Callable[[], Iterable[Row]] | Table | pa.Table"
-"""Files, folders, globs, addresses, names on the Hub; data sets; lists of dicts; functions that yield dicts; tables."""
+"""Files, folders, globs, addresses, names on the Hub; datasets; lists of dicts; functions that yield dicts; tables."""
 
 
 def map(

@@ -196,13 +196,13 @@ def evaluate(
 ) -> Scores:
     """Score predictions as the official scripts do.
 
-    references   a SQuAD JSON file, flat records (jsonl, parquet, a data set; or a list of dicts), or a feature store
+    references   a SQuAD JSON file, flat records (jsonl, parquet, a dataset; or a list of dicts), or a feature store
     predictions  {id: text}, a JSON file of that, or what `answers` gives
     null_odds    {id: number} or a JSON file of that: the higher, the more the model thinks that there is no answer
     threshold    with null odds, count a prediction as empty if its odds are above this: 1.0 as in v2's script;
                  None: keep all as predicted
     version      whose rules; None: v2 if a question has no answer, else v1.1 (they differ only for empty texts)
-    split        split of the references, if they are a folder or data set
+    split        split of the references, if they are a folder or dataset
 
     A question that comes twice counts once, with its last answers. A feature store has only examples with windows:
     `left_out` says how many others there were. To count them, score against the original file.

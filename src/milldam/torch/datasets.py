@@ -1,4 +1,4 @@
-"""Data sets for torch's DataLoader: samples one by one, and whole batches whose workers take turns."""
+"""Datasets for torch's DataLoader: samples one by one, and whole batches whose workers take turns."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self._before_load = before
 
     def _undo_load(self) -> None:
-        """StatefulDataLoader loads the data set, then the loop over it: where other loops begin is not its business."""
+        """StatefulDataLoader loads the dataset, then the loop over it: where other loops begin is not its business."""
         if self._before_load is not None:
             self._begin_at(self._before_load)
 

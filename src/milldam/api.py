@@ -113,7 +113,7 @@ def open(
 
     a folder with milldam.json      a store
     a folder with milldam-table.json  a table that `milldam.map` made
-    a folder with milldam-qa.json   a store of features that `milldam qa` made
+    a folder with milldam-qa.json   a feature store that `milldam qa` made
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, recognised by its header
@@ -223,7 +223,7 @@ def _as_feed(opened: object) -> Feed:
     from milldam.loader.parts import FinishedParts
 
     if not isinstance(opened, Store):
-        raise ConfigError(f"{opened!r}: only stores of tokens have units. Leave units out.")
+        raise ConfigError(f"{opened!r}: only token stores have units. Leave units out.")
     return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 

@@ -500,7 +500,7 @@ def test_files_of_others_are_left_alone(hub: HubServer, tmp_path: Path) -> None:
     push(folder, REPO)
     push(token_store(tmp_path / "new", [[1]]), REPO)
     assert hub.contents(REPO)["notes.md"] == b"theirs"
-    with pytest.raises(MismatchError, match="holds a store of tokens; this is a table"):
+    with pytest.raises(MismatchError, match="holds a token store; this is a table"):
         push(table_store(tmp_path / "table"), REPO)
 
 

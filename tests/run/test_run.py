@@ -544,7 +544,7 @@ def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, fini
 def test_an_unfinished_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     """Tokens are not made where features are being made."""
     start(tmp_path)
-    with pytest.raises(ConfigError, match="holds a store of tokens"), RunFolder(tmp_path, FEATURES):
+    with pytest.raises(ConfigError, match="holds a token store"), RunFolder(tmp_path, FEATURES):
         pass
 
 

@@ -225,7 +225,7 @@ def test_what_is_no_table_is_said(tmp_path: Path) -> None:
     """No folder, another kind of store, an unfinished run, something else."""
     with pytest.raises(StoreError, match="no such folder"):
         Table(tmp_path / "none")
-    for name, told in (("milldam.json", "store of tokens"), ("milldam-qa.json", "question-answering")):
+    for name, told in (("milldam.json", "token store"), ("milldam-qa.json", "question-answering")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("{}")

@@ -384,8 +384,8 @@ def test_another_format_version_is_refused_with_both_numbers(store: Store) -> No
     ("content", "said"),
     [
         (b"{", "can't be read"),
-        (b"[]", "not the manifest of a store of tokens"),
-        (b'{"format": "other"}', "not the manifest of a store of tokens"),
+        (b"[]", "not the manifest of a token store"),
+        (b'{"format": "other"}', "not the manifest of a token store"),
         (b'{"format": "milldam store", "format_version": 1}', "damaged: it is not as it was written"),
         (b'{"format": "milldam store", "format_version": 2}', "its format_version is 2"),
     ],

@@ -1,4 +1,4 @@
-"""The job of `milldam qa` in the frame of run/job.py: examples to a store of features.
+"""The job of `milldam qa` in the frame of run/job.py: examples to a feature store.
 
 prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
 plan        read: files once, in order, into chunks of examples in the run folder; then units and workers follow

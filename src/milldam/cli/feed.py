@@ -89,7 +89,7 @@ def feed(
 ) -> None:
     """Measure what a loader delivers on this machine.
 
-        Shows the time to the first batch, tokens/s and memory.
+    Shows the time to the first batch, tokens/s and memory.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
     tokenized while batches are delivered. Ends after --seconds or --epochs; Ctrl-C shows the figures so far.

@@ -502,7 +502,7 @@ def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not a token store \(no milldam\.json in it\)"):
         milldam.open(tmp_path)
     write_store(tmp_path / "one.milldam", [[5]])
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         milldam.open(tmp_path)
     (tmp_path / "half.milldam" / "run").mkdir(parents=True)
     with pytest.raises(StoreError, match="unfinished"):
@@ -600,7 +600,7 @@ def test_compressed_input_finds_its_store(tmp_path: Path, store: str) -> None:
 def test_an_input_of_unknown_ending_finds_its_store(tmp_path: Path) -> None:
     """What was read with --input-format is found too; without a store the message says what is known."""
     (tmp_path / "c.log").write_text("Some text.")
-    with pytest.raises(InputError, match=r"neither a store nor \.npy, \.bin or \.idx, and nothing prepared"):
+    with pytest.raises(InputError, match=r"neither a store nor \.npy, \.bin or \.idx, and there is nothing beside it"):
         milldam.open(tmp_path / "c.log")
     milldam.tokenize(tmp_path / "c.log", tmp_path / "c.log.milldam", tokenizer=TOKENIZER, input_format="txt", workers=1)
     assert milldam.open(tmp_path / "c.log").tokens > 0

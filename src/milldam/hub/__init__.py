@@ -55,8 +55,8 @@ def pull(
 ) -> Store | FeatureStore | Table:
     """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
 
-    `out`: a folder; default, one of the repository's name. Every file is compared with the manifest, which is written
-    last. What is there and whole is kept.
+    `out`: a folder; default: the name of the repository. Every file is compared with the manifest, which is written
+    last. Files that are already there and complete are kept.
 
     >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)

@@ -62,11 +62,11 @@ def mix(sources: Mapping[SourceT, Weight], *, stop: Stop = "first_exhausted") ->
 def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples[Any, Any]:
     """Sources by weight: {source: weight}, where a source is a store, a part or a feed of one, its path, or samples.
 
-    Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
-    `.packed(seq_len)`. Weights are any numbers above 0; what counts is their share of the sum.
+    If the sources are samples, the result is samples; otherwise it is a `Mixture`, which `.windows(seq_len)` or
+    `.packed(seq_len)` cuts into samples. Weights are any numbers above 0; only their share of the sum matters.
 
     stop   where an epoch of the mixture ends. first_exhausted: before any source would repeat a sample;
-           all_exhausted: when every source was seen whole; a number: after so many samples.
+           all_exhausted: when every source has been seen whole; a number: after that many samples.
 
     >>> books = milldam.tokenize("books/", "books.milldam", tokenizer="tokenizer/")
     >>> x, y = next(milldam.mix({"corpus.milldam": 0.7, books: 0.3}).windows(64).batches(16, seed=0))

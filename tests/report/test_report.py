@@ -663,7 +663,7 @@ def test_the_command_prints_the_path(full: Path) -> None:
 
 def test_no_store_is_an_error(tmp_path: Path) -> None:
     """A folder that is no store is refused, and nothing is made in it."""
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         write_report(tmp_path)
     with pytest.raises(StoreError, match="no such folder"):
         write_report(tmp_path / "nowhere")

@@ -428,7 +428,7 @@ def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
     """A missing folder, any other folder and an unfinished run each get a message of their own."""
     with pytest.raises(StoreError, match="no such file or folder"):
         milldam.open(tmp_path / "missing")
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         milldam.open(tmp_path)
     (tmp_path / "run").mkdir()
     with pytest.raises(StoreError, match=r"unfinished: a run was interrupted here\. `milldam status"):

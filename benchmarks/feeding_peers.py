@@ -7,7 +7,7 @@ In: a contender's name, a JSON-lines file (for nanochat the same as Parquet), a 
 
 - milldam: `milldam.open(text, tokenizer=..., store=...)` on a store that is not begun; two workers.
 - tokenize: `milldam tokenize` of the same text, which delivers no batch: what there is to reach.
-- titan: torchtitan's text data set and data loader, from the JSON lines by HF datasets, its own HuggingFaceTokenizer.
+- titan: torchtitan's text dataset and data loader, from the JSON lines by HF datasets, its own HuggingFaceTokenizer.
 - datasets: HF datasets streaming, tokenized in `map`, packed end to end, in a torch DataLoader with two workers.
 - nanochat: its loader from Parquet, with tiktoken on two threads (`--nanochat` names a checkout).
 """

@@ -127,7 +127,7 @@ def milldam_loader(task: Task) -> Batches:
 
 
 def milldam_data(task: Task, epochs: int | None) -> Any:
-    """Whole batches, as a data set of torch's."""
+    """Whole batches, as a dataset of torch's."""
     import milldam
     from milldam.torch import BatchDataset
 
@@ -194,7 +194,7 @@ def nanogpt(task: Task) -> Batches:
 
 
 class MegatronTokenizer:
-    """All that its data set asks of a tokenizer."""
+    """All that its dataset asks of a tokenizer."""
 
     vocab_size = VOCABULARY
     eod = END

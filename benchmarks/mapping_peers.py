@@ -3,7 +3,7 @@
 In: a folder of .jsonl files (text, label, file), a tokenizer.json, a folder for the cache. Out: on stdout one JSON line
 with the anonymous memory after loading and after each of 16 shards, the seconds, the tokens and the versions.
 
-The program of seed 000 in SHARD mode: the data set in 16 parts, each mapped (`tokenizer(batch["text"])`, batches of
+The program of seed 000 in SHARD mode: the dataset in 16 parts, each mapped (`tokenizer(batch["text"])`, batches of
 one, writer_batch_size=1, in this process), all kept and put together at the end. A second run finds them cached.
 """
 

@@ -102,7 +102,7 @@ def run_text_dedup(job: Job) -> list[int]:
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     from datasets import load_dataset, load_from_disk
 
-    # Its own reader knows a hub's data sets and saved ones.
+    # Its own reader knows a hub's datasets and saved ones.
     files = [str(path) for path in sorted(corpus.glob(PARTS))]
     load_dataset("json", data_files=files, split="train").save_to_disk(str(folder / "saved"))
     shape = ["--ngram", NGRAM, "--threshold", THRESHOLD, "--num_perm", BANDS * ROWS, "--b", BANDS, "--r", ROWS]

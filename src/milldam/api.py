@@ -109,29 +109,29 @@ def open(
     storage_options: Mapping[str, object] | None = None,
     **text: Any,
 ) -> Store | Feed | Table | FeatureStore | ForeignFile:
-    """Open a store, or what else can be trained on, in milliseconds and a few megabytes whatever its size.
+    """Open a store, or anything else that can be trained on, in milliseconds and a few megabytes at any size.
 
     a folder with milldam.json      a store
     a folder with milldam-table.json  a table that `milldam.map` made
-    a folder with milldam-qa.json   a store of features that `milldam qa` made
+    a folder with milldam-qa.json   a feature store that `milldam qa` made
     X.npy                           a 1-D array of integers
-    X.bin and X.idx, or X           a pair of Megatron-LM
-    X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, known by its header
-    corpus.txt, other input         what was prepared from it and lies beside it: corpus.milldam, corpus.npy
-    s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are touched, into at most
+    X.bin and X.idx, or X           a file pair of Megatron-LM
+    X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, recognised by its header
+    corpus.txt, other input         the store or array made from it that lies beside it: corpus.milldam, corpus.npy
+    s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are used, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
-    text, with `tokenizer=` and `store=`  a `Feed`: batches at once, while the store makes itself in the background;
-                                    files, folders, globs, addresses, data sets as for `tokenize`, with its options
-    config.yaml, or a dict          the same, as `preprocess` takes it: with cleaning and filters
+    text, with `tokenizer=` and `store=`  a `Feed`: batches come while the store is written in the background; files,
+                                    folders, globs, addresses, datasets as for `tokenize`, with its options
+    config.yaml, or a dict          the same, with the settings of `preprocess`, such as cleaning and filters
 
-    `kind`: what it must be, else it is refused; for type checkers too, which take anything for a store that is not said
-    to be a "table", "features", a "file" of another tool, or a "feed" that a configuration describes.
+    `kind`: what the path must be; anything else is refused. It also tells type checkers, which otherwise expect a
+    store: "table", "features", a "file" of another tool, or a "feed" that a configuration describes.
 
-    `units`: a store as a `Feed`, which brings the batches that training straight from its text brings: units in random
-    order, and the samples of some of them at a time.
+    `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
+    the samples of a group of units shuffled together.
 
-    What is prepared must be fresh, that is, made from the input as it is now; what is used is logged, what is stale is
-    refused. Nothing is tokenized.
+    If the path is an input file, the store must have been made from the file as it is now: a stale one is refused, and
+    the one that is used is logged. Only a `Feed` tokenizes.
 
     >>> milldam.open("corpus.milldam")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
@@ -188,9 +188,9 @@ def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, 
     from milldam.pipeline.receipt import Asked
 
     if tokenizer is None:
-        raise ConfigError(Setting("tokenizer"), ": what turns the text into tokens is not said.")
+        raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
     if store is None:
-        raise ConfigError(Setting("store"), ": the folder for the tokens of the text is not said.")
+        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
     given = (inputs, Path(store), tokenizer, options)
     settings = tokenize_settings(*given)
     return Order.of(Path(store), partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
@@ -207,7 +207,7 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
     read = read_config(config, (), chosen)
     settings, out = read.given.data, read.given.data.get("out")
     if not isinstance(out, str):
-        raise ConfigError(Setting("store"), ": the folder for the tokens is not said; in the file it is called out.")
+        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
     asked = Asked.of(settings, read.said)
     return Order.of(Path(out), partial(_checked_config, config, chosen), asked, settings, read.said[0])
 
@@ -223,7 +223,7 @@ def _as_feed(opened: object) -> Feed:
     from milldam.loader.parts import FinishedParts
 
     if not isinstance(opened, Store):
-        raise ConfigError(f"{opened!r}: only stores of tokens have units. Leave units out.")
+        raise ConfigError(f"{opened!r}: only token stores have units. Leave units out.")
     return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 
@@ -270,9 +270,9 @@ def tokenize(
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
-    Resumes what was begun; a store that is up to date is opened as it is. `memory` limits what the job takes on top of
-    what the program holds already. `chat`: records are conversations; a dict says more, as `chat` of a configuration.
-    `decontaminate`: evaluation sets whose items are kept out, as in a configuration.
+    Resumes unfinished work; a store that is up to date is opened as it is. `memory` limits what the job uses beyond
+    what your program already holds. `chat`: records are conversations; a dict has the keys of `chat` in a
+    configuration. `decontaminate`: evaluation sets whose items are kept out, as in a configuration.
 
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
@@ -299,10 +299,10 @@ def preprocess(
     address: str | None = None,
     overwrite: bool | None = None,
 ) -> Store:
-    """Raw data sets to a ready store, opened; what `milldam preprocess` does.
+    """Turn raw datasets into a store and open it; what `milldam preprocess` does.
 
-    `config`: a YAML file, or the same as a dict. The other arguments take the place of what it says; `overrides` of
-    single keys: `["dedup.near.rows=8"]`. Resumes what was begun; `memory` as in `tokenize`.
+    `config`: a YAML file, or the same as a dict. The other arguments override it; `overrides` sets single keys:
+    `["dedup.near.rows=8"]`. Resumes unfinished work; `memory` as in `tokenize`.
 
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "tokenizer/", "out": "books.milldam"})
     Store('books.milldam': 16 documents, 3,128 tokens, uint16)
@@ -330,10 +330,10 @@ def contamination(
     min_share: float = 0.5,
     findings: str | Path | None = None,
 ) -> dict[str, Any]:
-    """What a finished store holds of evaluation sets, by decoding it; what `milldam contamination` does.
+    """Look for items of evaluation sets in a finished store, by decoding it; what `milldam contamination` does.
 
-    `columns`: fields to look for; None: every one that holds text. `findings`: a file for all that is found, a JSON
-    object a line. Of each set how many items are found, in how many documents, and the worst of them.
+    `columns`: fields of the evaluation set; None: every field with text. `findings`: a file for all findings, one JSON
+    object per line. Returns for each set how many items were found, in how many documents, and the worst findings.
 
     >>> found = milldam.contamination("corpus.milldam", "eval.jsonl")
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]

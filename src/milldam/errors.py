@@ -79,7 +79,7 @@ class ConfigError(MilldamError):
 
 
 class MismatchError(ConfigError):
-    """The folder, or a state, was made from other settings or input.
+    """The folder or state was made with other settings or input.
 
     >>> batches = store.windows(128).batches(8, seed=0)
     >>> store.windows(64).batches(8, seed=0).load_state_dict(batches.state_dict())
@@ -89,7 +89,7 @@ class MismatchError(ConfigError):
 
 
 class NotReadyError(ConfigError):
-    """What comes before an array task is not done.
+    """An earlier stage that an array task needs is not done.
 
     >>> issubclass(milldam.NotReadyError, milldam.ConfigError)
     True
@@ -97,7 +97,7 @@ class NotReadyError(ConfigError):
 
 
 class RunHeldError(ConfigError):
-    """Another run is at work on the folder: try again when it has ended.
+    """Another run is using the folder: try again when it has ended.
 
     >>> issubclass(milldam.RunHeldError, milldam.ConfigError)
     True
@@ -105,7 +105,7 @@ class RunHeldError(ConfigError):
 
 
 class TaskHeldError(ConfigError):
-    """The same array task is running already.
+    """The same array task is already running.
 
     >>> issubclass(milldam.TaskHeldError, milldam.ConfigError)
     True
@@ -124,7 +124,7 @@ class InputError(MilldamError):
 
 
 class StoreError(MilldamError):
-    """The folder is no store, or it is damaged.
+    """The folder is not a store, or it is damaged.
 
     >>> milldam.Store("books/")
     Traceback (most recent call last):

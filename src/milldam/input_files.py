@@ -46,7 +46,7 @@ _BOOKKEEPING = {
     "tokenizer_config.json",
     "vocab.json",
 }
-"""What lies beside the data in our folders, and in those of HF data sets and models: no input, unless it is named."""
+"""What lies beside the data in our folders, and in those of HF datasets and models: no input, unless it is named."""
 _OUR_RECORDS = (".npy.json", "milldam-export.json")
 """How the names of our files end that tell what an .npy file or an export was made from."""
 RUN_FOLDER = "run"

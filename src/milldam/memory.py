@@ -69,9 +69,9 @@ class Budget:
 
     @classmethod
     def of(cls, memory: str | int | None, held_bytes: int = 0) -> Budget:
-        """The budget from a user's setting; None means half of what is available here.
+        """The budget from a user's setting; None means half of the free memory.
 
-        `held_bytes`: what the calling program held before, which comes on top of a given limit.
+        `held_bytes`: what the calling program already holds, which is added to a given limit.
         """
         if memory is not None:
             beside = f", beside {format_size(held_bytes)} that this program holds" if held_bytes else ""

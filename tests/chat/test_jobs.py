@@ -149,9 +149,9 @@ def _said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-@pytest.mark.parametrize("kind", first_quick(["json", "parquet", "gz", "data set"], 2))
+@pytest.mark.parametrize("kind", first_quick(["json", "parquet", "gz", "dataset"], 2))
 def test_every_format_gives_the_same_conversations(tmp_path: Path, kind: str) -> None:
-    """A JSON array, Parquet, compressed lines, a data set of HF: the same as JSON lines."""
+    """A JSON array, Parquet, compressed lines, a dataset of HF: the same as JSON lines."""
     conversations = make_conversations(60, seed=3)
     rows = [{"messages": one} for one in conversations]
     path = tmp_path / {"json": "chat.json", "parquet": "chat.parquet", "gz": "chat.jsonl.gz"}.get(kind, "saved")

@@ -338,9 +338,9 @@ def test_text_without_a_place_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a.milldam", "b.milldam"], "--tokenizer: text needs one"),
-        (["a.milldam", "--memory", "1GB"], "--tokenizer: text needs one"),
-        (["corpus.jsonl", "--store", "s"], "--tokenizer: what turns the text into tokens is not said"),
+        (["a.milldam", "b.milldam"], "--tokenizer: missing. Text needs one"),
+        (["a.milldam", "--memory", "1GB"], "--tokenizer: missing. Text needs one"),
+        (["corpus.jsonl", "--store", "s"], "--tokenizer: missing. Text needs one"),
     ],
 )
 def test_text_needs_a_tokenizer(arguments: list[str], said: str) -> None:

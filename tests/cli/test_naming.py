@@ -165,4 +165,4 @@ def test_a_mistyped_input_names_its_neighbour_and_the_hub_is_asked_once(tmp_path
     refused = run_milldam(command, *arguments[command], code=3, cwd=tmp_path, env=environment)
     first, second = refused.stderr.splitlines()
     assert first == 'milldam: bookz: no such file or folder. Did you mean "books"?'
-    assert second.startswith("Nor can a data set of that name be opened on the Hub: the Hub does not answer (")
+    assert second.startswith("Nor can a dataset of that name be opened on the Hub: the Hub does not answer (")

@@ -197,7 +197,7 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         ("filters:\n  c4: {max_word_length: 0}", "config.yaml:5: filters.c4.max_word_length: must be more than 0."),
         ("filters:\n  c4: maybe", 'config.yaml:5: filters.c4: must be true or false or a block of keys, not "maybe".'),
         # What Config itself finds out.
-        ("splits: {val: 3}", "config.yaml:4: splits.val: 3.0 is no share"),
+        ("splits: {val: 3}", "config.yaml:4: splits.val: 3.0 is not a share"),
         ("limit: 0", "config.yaml:4: limit: must be at least 1."),
         ("validation: {path: x, weight: 0}", "config.yaml:4: validation.weight: must be at least 1e-09."),
         ("seed: 1\nmemory: 5XB", 'config.yaml:5: memory: "5XB" is not a size.'),

@@ -164,7 +164,7 @@ def as_address(folder: Path, texts: list[str]) -> Any:
 
 @pytest.mark.parametrize("form", first_quick([as_parquet, as_list, as_glob, as_data_set, as_address], 2))
 def test_inputs_are_those_of_tokenize(tmp_path: Path, form: Any) -> None:
-    """Several files, globs, Parquet, data sets of HF, addresses: documents are those that `tokenize` takes."""
+    """Several files, globs, Parquet, datasets of HF, addresses: documents are those that `tokenize` takes."""
     inputs = form(tmp_path, [f"document {number}: " + "word " * number for number in range(200)])
     with milldam.open(inputs, store=tmp_path / "fed", **OPTIONS) as feed:
         found = digests(feed)
@@ -251,9 +251,9 @@ def test_what_needs_the_whole_input_is_refused(
 
 def test_what_is_missing_is_named(corpus: Path, tmp_path: Path) -> None:
     """A tokenizer, a place for the store; and options of text are refused without them."""
-    with pytest.raises(ConfigError, match="store: the folder for the tokens of the text is not said"):
+    with pytest.raises(ConfigError, match=r"store: missing\. Name the folder"):
         milldam.open(corpus, tokenizer=TOKENIZER)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="tokenizer: what turns the text into tokens is not said"):
+    with pytest.raises(ConfigError, match=r"tokenizer: missing\. Text needs one"):
         milldam.open(corpus, store=tmp_path / "store")  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="memory: only for text that becomes tokens while training runs"):
         milldam.open(corpus, memory="1GB")  # type: ignore[call-overload]
@@ -268,7 +268,7 @@ def test_other_settings_are_refused_by_name(corpus: Path, tmp_path: Path) -> Non
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
         with pytest.raises(RunHeldError, match="another feed with other arguments"):
             milldam.open(corpus, store=tmp_path / "store", eos="none", **OPTIONS)
-        with pytest.raises(RunHeldError, match="another run is at work"):
+        with pytest.raises(RunHeldError, match="another run is using it"):
             milldam.tokenize(corpus, tmp_path / "store", **OPTIONS)
         digests(feed, 1)
     with pytest.raises(MismatchError, match="eos"):

@@ -320,7 +320,7 @@ def test_two_exports_never_work_on_the_same_output(store: Store, tmp_path: Path)
     """The second says so and goes."""
     run = tmp_path / ".train.bin.milldam-export" / "run"
     run.mkdir(parents=True)
-    with FileLock(run / "lock"), pytest.raises(ConfigError, match="another run is at work"):
+    with FileLock(run / "lock"), pytest.raises(ConfigError, match="another run is using it"):
         export(store, "nanogpt", tmp_path / "train.bin")
 
 

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 MDS_READER = """
 import importlib.machinery, json, sys, types
-# Its image data sets, which nobody here needs, want torchvision.
+# Its image datasets, which nobody here needs, want torchvision.
 names = {"torchvision": [], "torchvision.transforms": []}
 names |= {"torchvision.datasets": ["VisionDataset"], "torchvision.transforms.functional": ["to_tensor"]}
 try:

@@ -180,7 +180,7 @@ def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
     assert documents_of(mixed / "made") == [[1], [2]]
     assert import_tokens(mixed, mixed / "made").tokens == 2  # what we made is no input
     write_rows(mixed / "sub" / "deep" / "c.parquet", 3)
-    with pytest.raises(InputError, match=r"sub/deep/c\.parquet lies deeper than one folder, and would be left out"):
+    with pytest.raises(InputError, match=r"sub/deep/c\.parquet is more than one folder deep and would be left out"):
         import_tokens(mixed, tmp_path / "none")
     folders = tmp_path / "folders"
     export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "mds", folders / "train")
@@ -210,7 +210,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leaves the folder; refused"):
         import_tokens(tmp_path / "hf", tmp_path / "made")
     (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(InputError, match=r"test: no data set in it, though dataset_dict\.json names it"):
+    with pytest.raises(InputError, match=r"test: no dataset in it, though dataset_dict\.json names it"):
         import_tokens(tmp_path / "hf", tmp_path / "made")
     with pytest.raises(ConfigError, match="no name for files"):
         import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
@@ -326,7 +326,7 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     export(store, "mds", tmp_path / "mds")
     shard = tmp_path / "mds" / "shard.00000.mds"
     shard.write_bytes(shard.read_bytes()[:-10])
-    refused("mds", "Is it cut short")
+    refused("mds", "Is the file truncated")
     index = json.loads((tmp_path / "mds" / "index.json").read_bytes())
     index["shards"][0]["raw_data"]["basename"] = "../secret.mds"
     (tmp_path / "mds" / "index.json").write_text(json.dumps(index))

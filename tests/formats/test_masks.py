@@ -1,4 +1,4 @@
-"""Conversations go to HF data sets and Parquet with what is trained on, and come back."""
+"""Conversations go to HF datasets and Parquet with what is trained on, and come back."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ def test_a_push_or_pull_is_watched_and_locked_as_any_job(hub: HubServer, tmp_pat
         assert found["state"] == "working" and found["pid"] == process.pid and found["stage"] == command
         assert found["units"] == 4 and found["safe"]["units_done"] >= 2 and found["safe"]["files"] >= 4
         assert "Memory: " in invoke("status", asked).output
-        with pytest.raises(ConfigError, match=f"another run is at work on it. `milldam status {asked}` shows it"):
+        with pytest.raises(ConfigError, match=f"another run is using it. `milldam status {asked}` shows it"):
             push(folder, REPO) if command == "push" else pull(REPO, out)
     told = invoke("status", asked).output
     assert f"{asked}: ended before it was done" in told and "Run the same command again to resume" in told
@@ -502,7 +502,7 @@ def test_files_of_others_are_left_alone(hub: HubServer, tmp_path: Path) -> None:
     push(folder, REPO)
     push(token_store(tmp_path / "new", [[1]]), REPO)
     assert hub.contents(REPO)["notes.md"] == b"theirs"
-    with pytest.raises(MismatchError, match="holds a store of tokens; this is a table"):
+    with pytest.raises(MismatchError, match="holds a token store; this is a table"):
         push(table_store(tmp_path / "table"), REPO)
 
 
@@ -764,7 +764,7 @@ def test_a_manifest_that_leaves_the_folder_is_refused(hub: HubServer, tmp_path: 
 
 
 def test_what_is_no_store_is_not_pulled(hub: HubServer, tmp_path: Path) -> None:
-    """A data set of others, two manifests, and nothing at all."""
+    """A dataset of others, two manifests, and nothing at all."""
     hub.add_repo(REPO, files={"data.csv": b"a,b\n"})
     with pytest.raises(StoreError, match="anna/corpus: not a store"):
         pull(REPO, tmp_path / "back")

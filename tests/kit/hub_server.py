@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub: its HTTP API for data sets, as huggingface_hub calls it, on this machine alone.
+"""A stand-in for the Hugging Face Hub: its HTTP API for datasets, as huggingface_hub calls it, on this machine alone.
 
 Repositories with branches and commits, LFS uploads in one part or several (checked by sha256), files served with
 redirects, ranges and etags, tokens that may read or write. It can be told to fail, to hang up or to stall at chosen

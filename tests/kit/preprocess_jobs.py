@@ -138,7 +138,7 @@ def ids_of(text: str) -> tuple[int, ...]:
 
 
 def preprocess(out: Path, datasets: Any, **settings: Any) -> milldam.Store:
-    """The job in this process; a path or a list of paths and data sets."""
+    """The job in this process; a path or a list of paths and datasets."""
     return run_preprocess(config_of(out, datasets, **settings))
 
 

@@ -376,7 +376,7 @@ def test_stores_without_units_have_a_unit_a_shard(tmp_path: Path) -> None:
     """Such as packed rows, and those of other writers."""
     store = write_store(tmp_path / "b.milldam", [[40, 20], [50], [33]])
     assert len(finished(store).windows(8)) == 59 // 8 + 49 // 8 + 32 // 8
-    with pytest.raises(ConfigError, match="only stores of tokens have units"):
+    with pytest.raises(ConfigError, match="only token stores have units"):
         np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
         milldam.open(tmp_path / "a.npy", units=True)
 

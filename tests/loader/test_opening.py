@@ -499,10 +499,10 @@ def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) 
 
 def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
     """Empty ones, unfinished ones, and ones that hold a store: none is guessed."""
-    with pytest.raises(StoreError, match=r"not a store of tokens \(no milldam\.json in it\)"):
+    with pytest.raises(StoreError, match=r"not a token store \(no milldam\.json in it\)"):
         milldam.open(tmp_path)
     write_store(tmp_path / "one.milldam", [[5]])
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         milldam.open(tmp_path)
     (tmp_path / "half.milldam" / "run").mkdir(parents=True)
     with pytest.raises(StoreError, match="unfinished"):
@@ -600,7 +600,7 @@ def test_compressed_input_finds_its_store(tmp_path: Path, store: str) -> None:
 def test_an_input_of_unknown_ending_finds_its_store(tmp_path: Path) -> None:
     """What was read with --input-format is found too; without a store the message says what is known."""
     (tmp_path / "c.log").write_text("Some text.")
-    with pytest.raises(InputError, match=r"neither a store nor \.npy, \.bin or \.idx, and nothing prepared"):
+    with pytest.raises(InputError, match=r"neither a store nor \.npy, \.bin or \.idx, and there is nothing beside it"):
         milldam.open(tmp_path / "c.log")
     milldam.tokenize(tmp_path / "c.log", tmp_path / "c.log.milldam", tokenizer=TOKENIZER, input_format="txt", workers=1)
     assert milldam.open(tmp_path / "c.log").tokens > 0
@@ -773,7 +773,7 @@ def test_stats_and_verify_take_whatever_opens(tmp_path: Path) -> None:
         done = invoke("verify", path)
         assert done.exit_code in (1, 3) and str(path) in done.output
     refused = invoke("inspect", tmp_path / "train.bin")
-    assert refused.exit_code == 3 and "not a store of tokens" in refused.output
+    assert refused.exit_code == 3 and "not a token store" in refused.output
 
 
 def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) -> None:
@@ -788,7 +788,7 @@ def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) 
         assert invoke("verify", tmp_path / "table").exit_code == 0
         with pytest.raises(ConfigError, match="has no split to choose"):
             milldam.open(tmp_path / name, split="train")
-        with pytest.raises(StoreError, match="not a store of tokens"):
+        with pytest.raises(StoreError, match="not a token store"):
             milldam.mix({tmp_path / name: 1.0})
 
 

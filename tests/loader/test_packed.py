@@ -286,7 +286,7 @@ def test_data_without_documents_can_not_be_packed(tmp_path: Path, strategy: Any)
     ("damage", "message"),
     [
         (lambda path: path.unlink(), "can't be read as an index"),
-        (lambda path: path.write_bytes(b""), "0 bytes are no index"),
+        (lambda path: path.write_bytes(b""), "0 bytes are not an index"),
         (lambda path: path.write_bytes(path.read_bytes()[:-8]), "Make it again"),
         (
             lambda path: path.write_bytes(shard_file(path.parent, 1, "idx").read_bytes()),

@@ -1,4 +1,4 @@
-"""`milldam.map` without a folder: tables in the user's cache, by key; and data sets with splits, a table for each."""
+"""`milldam.map` without a folder: tables in the user's cache, by key; and datasets with splits, a table for each."""
 
 from __future__ import annotations
 

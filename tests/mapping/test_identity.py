@@ -464,7 +464,7 @@ def test_equal_values_have_equal_hashes(value: Any) -> None:
     assert holding([value, value]).hash == holding([copy.deepcopy(value), copy.deepcopy(value)]).hash
 
 
-# ---- tokenizers and data sets ----
+# ---- tokenizers and datasets ----
 
 
 @pytest.mark.slow

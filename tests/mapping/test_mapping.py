@@ -147,7 +147,7 @@ def test_row_numbers_are_those_of_the_whole_input(corpus: Path, tmp_path: Path) 
 
 
 def test_sources_of_all_kinds(tmp_path: Path) -> None:
-    """Text files, CSV, parquet, a data set of HF, a streamed one, a generator."""
+    """Text files, CSV, parquet, a dataset of HF, a streamed one, a generator."""
     datasets = pytest.importorskip("datasets")
     values = [f"row {number}" for number in range(50)]
     (tmp_path / "a.txt").write_text("\n".join(values) + "\n")
@@ -162,7 +162,7 @@ def test_sources_of_all_kinds(tmp_path: Path) -> None:
         "text": (tmp_path / "a.txt", {"documents": "line"}),
         "csv": (tmp_path / "a.csv", {}),
         "parquet": (tmp_path / "a.parquet", {}),
-        "data set": (saved, {}),
+        "dataset": (saved, {}),
         "turned": (saved.select(range(49, -1, -1)), {}),
         "streamed": (saved.to_iterable_dataset(), {"source_key": "v1"}),
         "generator": (rows, {}),
@@ -375,7 +375,7 @@ def test_what_cant_be_hashed_is_said_and_not_reused(
 
 
 def test_a_source_that_cant_be_identified_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A streamed data set without a key: the run works, nothing is reused."""
+    """A streamed dataset without a key: the run works, nothing is reused."""
     datasets = pytest.importorskip("datasets")
     streamed = datasets.Dataset.from_dict({"text": ["a", "bb"]}).to_iterable_dataset()
     for _ in range(2):
@@ -532,7 +532,7 @@ def test_a_function_that_leaves_no_rows_makes_an_empty_table(source: str, worker
 
 
 def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus: Path, tmp_path: Path) -> None:
-    """An empty table, data set or parquet file; empty JSON lines name no columns, and are refused."""
+    """An empty table, dataset or parquet file; empty JSON lines name no columns, and are refused."""
     datasets = pytest.importorskip("datasets")
     empty = map_rows(corpus, lambda row: [], tmp_path / "empty", batched=False)
     pq.write_table(empty.to_arrow(), tmp_path / "empty.parquet")
@@ -890,7 +890,7 @@ def test_a_cache_that_the_probe_filled_is_no_edit(corpus: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("how", ["table", "data set", "file of it", "link to it"])
+@pytest.mark.parametrize("how", ["table", "dataset", "file of it", "link to it"])
 def test_a_table_is_not_mapped_over_itself(how: str, overwrite: bool, corpus: Path, tmp_path: Path) -> None:
     """Its shards would be removed while they are read, or at the end."""
     out = tmp_path / "out"
@@ -899,9 +899,9 @@ def test_a_table_is_not_mapped_over_itself(how: str, overwrite: bool, corpus: Pa
     shard = next(out.glob("rows-*.arrow"))
     link = tmp_path / "link.arrow"
     link.symlink_to(shard)
-    source = {"table": table, "data set": None, "file of it": f"file://{shard}", "link to it": link}[how]
+    source = {"table": table, "dataset": None, "file of it": f"file://{shard}", "link to it": link}[how]
     with pytest.raises(ConfigError, match="Choose another folder"):
-        map_rows(table.to_hf() if how == "data set" else source, lengths, out, overwrite=overwrite)
+        map_rows(table.to_hf() if how == "dataset" else source, lengths, out, overwrite=overwrite)
     assert leftovers(out) == before
     assert [row["n"] for row in Table(out)] == expected()
 
@@ -999,7 +999,7 @@ def test_a_table_tells_what_the_run_did(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:
-    """They may hold a signature; nor row numbers of data sets that are no longer its source."""
+    """They may hold a signature; nor row numbers of datasets that are no longer its source."""
     from datasets import Dataset
 
     out = tmp_path / "out"

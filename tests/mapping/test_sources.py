@@ -384,12 +384,12 @@ def test_hashes_of_large_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert [unit.key for unit in made.units()] == before
 
 
-# ---- data sets ----
+# ---- datasets ----
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Any:
-    """A data set in several Arrow files."""
+    """A dataset in several Arrow files."""
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"n": list(range(100)), "text": ["x" * k for k in range(100)]})
     data.save_to_disk(str(tmp_path / "saved"), num_shards=3)
@@ -397,7 +397,7 @@ def saved(tmp_path: Path) -> Any:
 
 
 def test_a_data_set_gives_its_rows_in_its_order(tmp_path: Path, saved: Any) -> None:
-    """Chosen, shuffled, filtered and renamed rows are those of the data set; columns of its format count."""
+    """Chosen, shuffled, filtered and renamed rows are those of the dataset; columns of its format count."""
     kinds = [
         saved,
         saved.shuffle(seed=1),
@@ -430,7 +430,7 @@ def test_a_data_set_is_known_by_its_fingerprint_and_files(tmp_path: Path, saved:
 
 
 def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
-    """Named, sliced, or summed; a data set without splits refuses one, as it does a transform."""
+    """Named, sliced, or summed; a dataset without splits refuses one, as it does a transform."""
     import datasets
 
     both = datasets.DatasetDict({"train": saved, "test": saved.select(range(3))})

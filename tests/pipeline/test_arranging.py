@@ -176,7 +176,7 @@ def test_splits_are_taken_from_what_a_cap_leaves(documents: list[Document], cap:
 
 
 def test_a_cap_of_no_documents_gives_no_shard(tmp_path: Path) -> None:
-    """A data set that is full before a unit leaves nothing of it."""
+    """A dataset that is full before a unit leaves nothing of it."""
     (staged,) = stage(tmp_path, [[(5, 1), (6, 2)]])
     assert find_cap(tmp_path, staged, 0) == (Cap(0), 0)
     assert arrange(tmp_path, [replace(staged, cap=Cap(0))], {}) == {}
@@ -268,7 +268,7 @@ def _lenient(store: milldam.Store, split: str) -> list[str]:
 
 @pytest.mark.parametrize("shard_size", ["100KB", "1MB"])
 def test_max_tokens_is_exact_for_each_data_set(tmp_path: Path, shard_size: str) -> None:
-    """The first documents of a data set until it has its tokens; others stay; a large limit changes nothing."""
+    """The first documents of a dataset until it has its tokens; others stay; a large limit changes nothing."""
     sets = [fresh_texts(1200, seed) for seed in range(3)]
     limits = [7000, None, 10**9]
     given_sets = [

@@ -1,4 +1,4 @@
-"""Slices, limits in documents, and weights: which documents of a data set a job takes."""
+"""Slices, limits in documents, and weights: which documents of a dataset a job takes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from milldam.stores.kinds import TOKENS
 def counts_for(
     folder: Path, datasets: list[int], sources: list[tuple[RowSlice | None, int | None]]
 ) -> Iterator[RowCounts]:
-    """The counts of a plan whose units are of some data sets, in a run folder."""
+    """The counts of a plan whose units are of some datasets, in a run folder."""
     made = tuple(Source(SetRules(TextRules()), rows, most) for rows, most in sources)
     with RunFolder(folder, TOKENS) as run:
         run.stage(
@@ -216,7 +216,7 @@ def test_a_saved_hf_data_set_is_read_in_its_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weight", "low", "high"), [(2, 2, 2), (0.5, 0, 1), (1.5, 1, 2)])
 def test_a_weight_takes_documents_so_often(tmp_path: Path, weight: float, low: int, high: int) -> None:
-    """Whole repetitions, and a seeded share for the rest; dedup does not undo them; another data set stays."""
+    """Whole repetitions, and a seeded share for the rest; dedup does not undo them; another dataset stays."""
     texts, others = fresh_texts(1000), fresh_texts(50, 8)
     path, other = write_lines(tmp_path / "a.jsonl", [*texts, *texts[:100]]), write_lines(tmp_path / "b.jsonl", others)
     sets = [{"path": path, "weight": weight}, other]

@@ -24,7 +24,7 @@ from milldam.stores.tokens.manifest import Tally, total
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Data sets that share documents, with blank, short and unreadable records among them."""
+    """Datasets that share documents, with blank, short and unreadable records among them."""
     folder = tmp_path_factory.mktemp("counts")
     texts = fresh_texts(900, seed=1)
     first = write_lines(folder / "first.jsonl", [*texts[:500], "", "tiny", *texts[:60]])
@@ -39,7 +39,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def jobs(sets: dict[str, Path]) -> dict[str, tuple[list[Any], dict[str, Any]]]:
-    """Data sets and settings, by name."""
+    """Datasets and settings, by name."""
     first, second, third = sets["first"], sets["second"], sets["third"]
     weighted = [{"path": first, "weight": 2.5}, {"path": second, "weight": 0.5}, third]
     limited = [{"path": first, "max_documents": 300}, {"path": second, "max_tokens": 5000}, third]

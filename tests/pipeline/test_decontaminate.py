@@ -218,7 +218,7 @@ def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:
 
 
 def test_evaluation_sets_of_every_kind_are_read(tmp_path: Path) -> None:
-    """JSON lines, Parquet, CSV, saved data sets, nested fields; all of them together."""
+    """JSON lines, Parquet, CSV, saved datasets, nested fields; all of them together."""
     table = pa.table({"id": range(5), "qa": [{"question": one, "choices": ["a", "b"]} for one in QUESTIONS[5:10]]})
     pq.write_table(table, tmp_path / "evals.parquet")
     (tmp_path / "evals.csv").write_text("q,a\n" + "".join(f'"{one}",x\n' for one in QUESTIONS[10:15]))

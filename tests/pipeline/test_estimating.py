@@ -86,7 +86,7 @@ def test_the_plan_agrees_with_the_result(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_plan_does_not_take_one_data_set_for_another(tmp_path: Path) -> None:
-    """Long and short documents, packed and not, in one file or many: each data set is judged by its own."""
+    """Long and short documents, packed and not, in one file or many: each dataset is judged by its own."""
     long = ["A long document. " * 3000 + str(k) for k in range(40)]
     short = [f"short line {k}" for k in range(30_000)]
     (tmp_path / "few").mkdir()

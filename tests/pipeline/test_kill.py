@@ -284,7 +284,7 @@ def test_a_second_run_in_the_same_folder_is_kept_out(plain: Job, tmp_path: Path)
         process.send_signal(signal.SIGSTOP)
         refused = run_milldam(*plain.command(out), code=2)
         process.send_signal(signal.SIGCONT)
-        assert "another run is at work" in refused.stderr
+        assert "another run is using it" in refused.stderr
         process.communicate(timeout=60)
     assert process.returncode == 0
     plain.assert_finished(out)

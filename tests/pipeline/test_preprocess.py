@@ -45,7 +45,7 @@ from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[str]]:
-    """Several data sets in several formats with copies across them, giants among them; and their texts in order."""
+    """Several datasets in several formats with copies across them, giants among them; and their texts in order."""
     folder = tmp_path_factory.mktemp("mixture")
     giant = giant_text(5_000_000)
     sets = [texts_with_copies(1500, seed) for seed in range(4)]
@@ -70,7 +70,7 @@ def mixture_store(mixture: tuple[list[Any], list[str]], tmp_path_factory: pytest
 
 
 def test_exact_dedup_keeps_what_a_set_keeps(mixture: tuple[list[Any], list[str]], mixture_store: milldam.Store) -> None:
-    """Across data sets and formats, the first of equal texts stays, in the order of the input."""
+    """Across datasets and formats, the first of equal texts stays, in the order of the input."""
     _, texts = mixture
     expected = kept_of(texts)
     assert len(expected) < len(texts) - 1000
@@ -894,7 +894,7 @@ def test_a_run_that_fails_is_not_in_the_index(tmp_path: Path) -> None:
 
 
 def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
-    """A document that is left out of one data set is not missed in another."""
+    """A document that is left out of one dataset is not missed in another."""
     texts = fresh_texts(200)
     all_of_them = write_lines(tmp_path / "a.jsonl", texts)
     some = write_lines(tmp_path / "b.jsonl", texts[:50])

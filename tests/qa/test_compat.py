@@ -276,7 +276,7 @@ def test_records_that_are_no_examples_are_told(
     with caplog.at_level(logging.WARNING, "milldam"):
         processor.process_dataset_streaming(path, cache_manager=type("Cache", (), {"cache_dir": str(tmp_path / "c")}))
     assert processor.dataset.examples == 1
-    assert "1 records are no examples" in caplog.text
+    assert "1 records are not examples" in caplog.text
 
 
 def test_every_loop_is_an_epoch(squad: Path, cache: Path, tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""From examples to a store of features: the job, its command, and what survives a kill."""
+"""From examples to a feature store: the job, its command, and what survives a kill."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
     ]
     assert "question-answering features" in run_here(*tokens, tmp_path / "features", code=2).stderr
     run_here(*tokens, tmp_path / "tokens")
-    assert "a store of tokens" in run_here(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
+    assert "a token store" in run_here(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
     assert len(FeatureStore(tmp_path / "features"))
 
 

@@ -408,7 +408,7 @@ def test_what_is_wrong_with_an_address_is_said_in_a_few_lines(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="nosuch"):
         milldam.open("nosuch://bucket/x")
     write_even(tmp_path / "s", 1)
-    with pytest.raises(ConfigError, match="lies on this machine; leave it out"):
+    with pytest.raises(ConfigError, match="is on this machine; leave it out"):
         milldam.open(tmp_path / "s", cache="1GB")
     with pytest.raises(ConfigError, match="knows its dtype"):
         milldam.open(f"file://{tmp_path}/s", dtype="uint16")

@@ -193,7 +193,7 @@ def full_summary() -> dict[str, Any]:
 
 
 def two_sources() -> tuple[Tally, ...]:
-    """What became of the records of two data sets."""
+    """What became of the records of two datasets."""
     filtered = {"too_short": 61_404, "repeated_lines": 22_911, "symbol_ratio": 9_760, "stop_words": 3_106}
     duplicates = {"duplicate": 214_009, "near_duplicate": 66_902}
     books = Tally("books", 1_150_000, {"bad_json": 688}, {"dedup": duplicates, "filter": filtered}, 771_220, 600_000)
@@ -663,7 +663,7 @@ def test_the_command_prints_the_path(full: Path) -> None:
 
 def test_no_store_is_an_error(tmp_path: Path) -> None:
     """A folder that is no store is refused, and nothing is made in it."""
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         write_report(tmp_path)
     with pytest.raises(StoreError, match="no such folder"):
         write_report(tmp_path / "nowhere")

@@ -254,7 +254,7 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
             first.__exit__()
         RunFolder(prepared.out, TOKENS, task=share).__enter__().__exit__()
 
-    with pytest.raises(TaskHeldError, match="another task is at work on tokenize-0-of-2"):
+    with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
         run_task(prepared.config(), share)
     run_units._patiently(second, QuietDisplay(), 0)
     assert len(tries) == 3
@@ -268,7 +268,7 @@ def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: J
             run_in(prepared, "arrange", 0, 3),
         ):
             pass
-        with pytest.raises(ConfigError, match="another run is at work"):
+        with pytest.raises(ConfigError, match="another run is using it"):
             prepared.share("tokenize", 0, 3)
     prepared.share("count", 0, 3)
 
@@ -277,10 +277,10 @@ def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
     """Who has the run to himself works beside no share, and the other way round."""
     with (
         run_in(prepared, "tokenize", 0, 2),
-        pytest.raises(ConfigError, match="another run is at work"),
+        pytest.raises(ConfigError, match="another run is using it"),
     ):
         prepare_job(prepared.config())
-    with run_in(prepared), pytest.raises(ConfigError, match="another run is at work"):
+    with run_in(prepared), pytest.raises(ConfigError, match="another run is using it"):
         prepared.share("count", 0, 1)
 
 

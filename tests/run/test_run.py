@@ -45,7 +45,7 @@ def units(count: int) -> list[Unit]:
 
 
 def listed(*files: File) -> list[tuple[int, File]]:
-    """Files of the only data set."""
+    """Files of the only dataset."""
     return [(0, file) for file in files]
 
 
@@ -350,7 +350,7 @@ def test_the_lock_keeps_a_second_run_out(tmp_path: Path) -> None:
     start(tmp_path)
     with run_in(tmp_path) as first:
         assert run_in(tmp_path).presence.is_anybody_here()
-        with pytest.raises(ConfigError, match="another run is at work"), run_in(tmp_path):
+        with pytest.raises(ConfigError, match="another run is using it"), run_in(tmp_path):
             pass
         assert first.state() == UNFINISHED
     assert not run_in(tmp_path).presence.is_anybody_here()
@@ -544,7 +544,7 @@ def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, fini
 def test_an_unfinished_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
     """Tokens are not made where features are being made."""
     start(tmp_path)
-    with pytest.raises(ConfigError, match="holds a store of tokens"), RunFolder(tmp_path, FEATURES):
+    with pytest.raises(ConfigError, match="holds a token store"), RunFolder(tmp_path, FEATURES):
         pass
 
 
@@ -562,7 +562,7 @@ def test_the_order_of_files_is_part_of_the_identity(tmp_path: Path) -> None:
 
 
 def test_the_data_set_of_a_file_is_part_of_the_identity(tmp_path: Path) -> None:
-    """The same files divided otherwise among data sets are another input; each is listed with its data set."""
+    """The same files divided otherwise among datasets are another input; each is listed with its dataset."""
     with run_in(tmp_path) as run:
         together = run.inputs.write([(0, A), (0, B)])
         apart = run.inputs.write([(0, A), (1, B)])
@@ -608,10 +608,10 @@ def test_who_has_the_run_to_himself_waits_for_no_task_and_the_other_way_round(tm
     start(tmp_path)
     with task_of(tmp_path, 0), task_of(tmp_path, 1):
         for other in (run_in(tmp_path), task_of(tmp_path, 1)):
-            with pytest.raises(ConfigError, match=r"another (run|task) is at work"), other:
+            with pytest.raises(ConfigError, match=r"another (run is using it|task is running)"), other:
                 pass
         assert run_in(tmp_path).presence.is_anybody_here()
-    with run_in(tmp_path), pytest.raises(ConfigError, match="another run is at work"), task_of(tmp_path, 0):
+    with run_in(tmp_path), pytest.raises(ConfigError, match="another run is using it"), task_of(tmp_path, 0):
         pass
     assert not run_in(tmp_path).presence.is_anybody_here()
 

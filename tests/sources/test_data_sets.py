@@ -1,4 +1,4 @@
-"""A data set by name, split and slice becomes the files and documents that HF `datasets` would take.
+"""A dataset by name, split and slice becomes the files and documents that HF `datasets` would take.
 
 There is no network here: the Hub is played by a stand-in for `datasets.load_dataset_builder`.
 """
@@ -47,7 +47,7 @@ def names(folder: Path, split: str | None, path: Path | str | None = None) -> li
 
 
 def texts(resolved: Resolved) -> list[str]:
-    """The documents of a data set, read as a run does."""
+    """The documents of a dataset, read as a run does."""
     files = list_inputs(resolved.inputs, resolved.input_format)
     units = plan_units(files, 1 << 30, lambda file, size: slice_file(file, size, TEXT))
     return [
@@ -112,7 +112,7 @@ EDGES = st.none() | st.integers(-150, 150)
 
 @given(start=EDGES, stop=EDGES, total=st.integers(0, 120))
 def test_rows_are_those_of_a_python_slice(start: int | None, stop: int | None, total: int) -> None:
-    """Edges outside of the data set are its edges."""
+    """Edges outside of the dataset are its edges."""
     first, last = RowSlice(start, stop).bounds(total)
     assert list(range(first, last)) == list(range(total))[start:stop]
 
@@ -289,7 +289,7 @@ def test_an_address_with_a_split_takes_the_files_that_carry_it(bucket: Any) -> N
 
 
 def save(folder: Path, shards: list[list[str]], **state: Any) -> Path:
-    """A data set as `save_to_disk` lays it down: Arrow streams of small record batches, and state.json."""
+    """A dataset as `save_to_disk` lays it down: Arrow streams of small record batches, and state.json."""
     folder.mkdir(parents=True)
     files = [f"data-{n:05}-of-{len(shards):05}.arrow" for n in range(len(shards))]
     schema = pa.schema([("text", pa.string()), ("n", pa.int64())], metadata={"huggingface": "{}"})
@@ -370,7 +370,7 @@ def test_rows_chosen_by_an_index_are_refused(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "..", "a\\b"])
 def test_files_outside_of_a_saved_data_set_are_refused(tmp_path: Path, name: str) -> None:
-    """A data set from elsewhere can't lead out of its folder."""
+    """A dataset from elsewhere can't lead out of its folder."""
     folder = save(tmp_path / "d", [["a"]], _data_files=[{"filename": name}])
     with pytest.raises(InputError, match="which is not a file in it"):
         resolve_data_set(str(folder), None, None)
@@ -489,6 +489,6 @@ def test_what_is_here_is_not_looked_up_on_the_hub(
     make(tmp_path, "user/name/a.jsonl")
     monkeypatch.chdir(tmp_path)
     assert resolve_data_set("user/name", None, None) == Resolved(("user/name",))
-    with pytest.raises(ConfigError, match="subset is for data sets on the Hub"):
+    with pytest.raises(ConfigError, match="subset is for datasets on the Hub"):
         resolve_data_set("user/name", None, "en")
     assert not hub

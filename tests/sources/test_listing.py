@@ -264,7 +264,7 @@ def test_columns_are_read_from_an_address(memory: fsspec.AbstractFileSystem) -> 
 
 
 def test_files_of_other_kinds_are_counted_by_ending(tmp_path: Path) -> None:
-    """And the first are named; the bookkeeping of HF data sets and hidden files are not worth a word."""
+    """And the first are named; the bookkeeping of HF datasets and hidden files are not worth a word."""
     for name in ("a.jsonl", "docs/b.md", "docs/c.MD", "setup.py", "Makefile", "dataset_info.json", ".git/config"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")

@@ -135,7 +135,7 @@ def test_a_unit_survives_the_way_through_json() -> None:
 
 @pytest.mark.parametrize("original", [0, 2])
 def test_a_unit_remembers_its_data_set_and_copy_through_json(original: int) -> None:
-    """The first copy of the first data set says nothing of it, so that its plan is as it always was."""
+    """The first copy of the first dataset says nothing of it, so that its plan is as it always was."""
     unit = Unit(3, (Slice("a", "jsonl", None),), dataset=2, copy=1, original=original)
     assert Unit.from_json(json.loads(json.dumps(unit.as_json()))) == unit
     assert set(Unit(0, ()).as_json()) == {"index", "slices"}

@@ -624,12 +624,12 @@ def test_a_manifest_that_lies_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_feature_store_is_told(tmp_path: Path) -> None:
-    """A folder that is not there, an empty one, an unfinished one and a store of tokens."""
+    """A folder that is not there, an empty one, an unfinished one and a token store."""
     for name, there, message in [
         ("missing", None, "no such folder"),
         ("empty", "x", "not a store of question-answering features"),
         ("begun", "run", "unfinished"),
-        ("tokens", "milldam.json", "a store of tokens"),
+        ("tokens", "milldam.json", "a token store"),
     ]:
         if there:
             (tmp_path / name).mkdir()

@@ -96,17 +96,17 @@ def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
 
 @pytest.mark.parametrize("command", ["feed --seq-len 8 --batch-size 2", "inspect", "export --to npy -o x.npy"])
 def test_a_table_is_not_called_an_unfinished_store(table: Path, command: str) -> None:
-    """Commands for stores of tokens say what it is, and what opens it."""
+    """Commands for token stores say what it is, and what opens it."""
     done = invoke(*command.split(), table)
     assert done.exit_code == 3
-    assert "a table that milldam.map made, not a store of tokens" in done.output and "to_hf" in done.output
+    assert "a table that milldam.map made, not a token store" in done.output and "to_hf" in done.output
 
 
 def test_features_are_not_called_an_unfinished_store(tmp_path: Path) -> None:
     """The same of what `milldam qa` made; and of a table where features are asked for."""
     (tmp_path / "run").mkdir()
     (tmp_path / "milldam-qa.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"question-answering features, not a store of tokens\. .*FeatureStore"):
+    with pytest.raises(StoreError, match=r"question-answering features, not a token store\. .*FeatureStore"):
         Manifest.read(tmp_path)
     (tmp_path / "milldam-qa.json").rename(tmp_path / "milldam-table.json")
     with pytest.raises(StoreError, match=r"a table that milldam\.map made"):

@@ -122,7 +122,7 @@ def test_a_table_pickles_as_its_path(table: Table) -> None:
 
 
 def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
-    """Every file of the data set is one of the table's."""
+    """Every file of the dataset is one of the table's."""
     pytest.importorskip("datasets")
     data = table.to_hf()
     assert list(data) == rows_of(0, 50)
@@ -225,7 +225,7 @@ def test_what_is_no_table_is_said(tmp_path: Path) -> None:
     """No folder, another kind of store, an unfinished run, something else."""
     with pytest.raises(StoreError, match="no such folder"):
         Table(tmp_path / "none")
-    for name, told in (("milldam.json", "store of tokens"), ("milldam-qa.json", "question-answering")):
+    for name, told in (("milldam.json", "token store"), ("milldam-qa.json", "question-answering")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("{}")

@@ -385,8 +385,8 @@ def test_another_format_version_is_refused_with_both_numbers(store: Store) -> No
     ("content", "said"),
     [
         (b"{", "can't be read"),
-        (b"[]", "not the manifest of a store of tokens"),
-        (b'{"format": "other"}', "not the manifest of a store of tokens"),
+        (b"[]", "not the manifest of a token store"),
+        (b'{"format": "other"}', "not the manifest of a token store"),
         (b'{"format": "milldam store", "format_version": 1}', "damaged: it is not as it was written"),
         (b'{"format": "milldam store", "format_version": 2}', "its format_version is 2"),
     ],
@@ -429,7 +429,7 @@ def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
     """A missing folder, any other folder and an unfinished run each get a message of their own."""
     with pytest.raises(StoreError, match="no such file or folder"):
         milldam.open(tmp_path / "missing")
-    with pytest.raises(StoreError, match="not a store"):
+    with pytest.raises(StoreError, match="not a token store"):
         milldam.open(tmp_path)
     (tmp_path / "run").mkdir()
     with pytest.raises(StoreError, match=r"unfinished: a run was interrupted here\. `milldam status"):

@@ -88,7 +88,7 @@ def test_a_sample_for_hf_is_a_dict(store: Store) -> None:
 
 @pytest.mark.parametrize("number", [53, -54])
 def test_a_sample_that_is_not_there_is_an_index_error(store: Store, number: int) -> None:
-    """So that a `for` over the data set ends."""
+    """So that a `for` over the dataset ends."""
     dataset = MapDataset(store.windows(SEQ_LEN))
     with pytest.raises(IndexError, match=f"sample {number} of 53"):
         dataset[number]
@@ -171,7 +171,7 @@ def test_spawned_workers_that_persist_are_reached_by_set_epoch(store: Store) -> 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_forked_workers_are_reached_by_set_epoch(store: Store, persistent: bool) -> None:
-    """Epochs with workers are the epochs without, also of a copy of the data set."""
+    """Epochs with workers are the epochs without, also of a copy of the dataset."""
     dataset = copy.deepcopy(BatchDataset(store.windows(SEQ_LEN), 8))
     with_workers = loader_of(dataset, 2, persistent_workers=persistent)
     alone = BatchDataset(store.windows(SEQ_LEN), 8)
@@ -203,7 +203,7 @@ def test_an_epoch_begins_anew_unless_told_otherwise(store: Store) -> None:
 
 
 def test_batches_without_end_have_no_length(store: Store) -> None:
-    """An endless data set says so, and begins as one that ends."""
+    """An endless dataset says so, and begins as one that ends."""
     dataset = BatchDataset(store.windows(SEQ_LEN), 6, epochs=None)
     with pytest.raises(TypeError, match="no end"):
         len(dataset)
@@ -361,7 +361,7 @@ def test_the_state_after_some_batches_goes_on_with_other_workers(store: Store) -
 
 
 def test_the_state_is_the_one_of_plain_batches(store: Store) -> None:
-    """States go back and forth between a data set and `samples.batches`."""
+    """States go back and forth between a dataset and `samples.batches`."""
     batches = store.windows(SEQ_LEN).batches(6)
     head = taken(batches, 4)
     dataset = BatchDataset(store.windows(SEQ_LEN), 6)
@@ -406,7 +406,7 @@ def test_the_rest_of_an_epoch_is_not_taken_for_the_next(store: Store, workers: i
 
 
 def test_what_workers_made_is_not_taken_for_what_was_used(store: Store) -> None:
-    """The data set can't know what the loop took of its workers, and says so rather than something wrong."""
+    """The dataset can't know what the loop took of its workers, and says so rather than something wrong."""
     dataset = BatchDataset(store.windows(SEQ_LEN), 6)
     begin = dataset.state_dict()
     taken(loader_of(dataset, 1), 2)
@@ -651,7 +651,7 @@ def test_samples_go_into_a_data_loader_as_they_are(tmp_path: Path, verb: str, fo
 
 @pytest.mark.slow
 def test_a_trainer_of_transformers_takes_windows_and_rows(tmp_path: Path) -> None:
-    """`form="hf"`, without a data set around them."""
+    """`form="hf"`, without a dataset around them."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     store = write_store(tmp_path / "s", [[40] * 9, [300]])

@@ -79,7 +79,7 @@ def test_set_epoch_brings_an_epoch_of_a_finished_store(finished: Feed, late: Fee
 
 
 def test_a_store_in_the_making_has_no_length_and_all_batches(finished: Feed, late: Feed) -> None:
-    """`len` is refused as trainers expect it, tensors and data sets bring everything."""
+    """`len` is refused as trainers expect it, tensors and datasets bring everything."""
     dataset = BatchDataset(late.windows(SEQ_LEN), 7, seed=3)
     with pytest.raises(TypeError):
         len(dataset)

@@ -164,7 +164,7 @@ def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF data sets; the same answers,
+    """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF datasets; the same answers,
     each with a label; a tokenizer of their ids."""
     from tests.kit.chat_stores import Chat, chat_store, random_chat
 

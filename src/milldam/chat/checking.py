@@ -86,7 +86,7 @@ class CheckRules:
 def check_chat(
     inputs: Sequence[str], source: TemplateSource, rules: CheckRules, *, special_tokens: Sequence[str] = ()
 ) -> ChatCheck:
-    """Render the conversations of files, folders or data sets, and say what would be trained on."""
+    """Render the conversations of files, folders or datasets, and say what would be trained on."""
     renderer = Renderer(source, rules.train_on, special_tokens=special_tokens)
     check: ChatCheck | None = None
     with tempfile.TemporaryDirectory(prefix="milldam-chat-") as spool:

@@ -1,4 +1,4 @@
-"""Rows of a data set -> conversations, whatever form they have.
+"""Rows of a dataset -> conversations, whatever form they have.
 
     messages       {"messages": [{"role", "content", "tool_calls", ...}], "tools": [...]}          OpenAI
     conversations  {"conversations": [{"from", "value"}], "system", "tools"}                      ShareGPT

@@ -48,7 +48,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ChatRecipe:
-    """What makes texts of the records of a data set; it pickles."""
+    """What makes texts of the records of a dataset; it pickles."""
 
     form: Form
     template: TemplateSource
@@ -298,7 +298,7 @@ def _roles(side: Conversation) -> tuple[str, ...]:
 
 
 def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:
-    """The form of the first rows of a data set; InputError if it is none of ours."""
+    """The form of the first rows of a dataset; InputError if it is none of ours."""
     path = ""
     for slice in slices:
         path = slice.path

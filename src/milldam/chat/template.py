@@ -146,7 +146,7 @@ class Track:
         for begin, written in self._generated:
             if not text.startswith(written, begin):
                 raise TemplateRefusedError(
-                    "a {% generation %} block lies within a macro or a {% set %} block, where its place is unknown"
+                    "a {% generation %} block is inside a macro or a {% set %} block, where its place is unknown"
                 )
         return [(begin, begin + len(written)) for begin, written in self._generated]
 

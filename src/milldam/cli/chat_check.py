@@ -56,7 +56,7 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     Shows the first conversation of DATA as TEMPLATE renders it, marks what would be trained on, and counts the
     conversations that would be refused.
 
-    TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or data sets. Nothing is
+    TEMPLATE: a Jinja file, a tokenizer's folder or its name on the Hub. DATA: files, folders or datasets. Nothing is
     written. Exits with 1 if no conversation can be used.
 
     \b
@@ -138,7 +138,7 @@ def _lines(check: ChatCheck) -> list[str]:
         else "derived, and proven for each conversation"
     )
     lines = [
-        "── in sum ──",
+        "── summary ──",
         f"form             {check.form}",
         f"rows             {check.rows:,}",
         f"usable           {check.proven:,} ({check.proven / max(1, check.rows):.1%})",
@@ -147,7 +147,7 @@ def _lines(check: ChatCheck) -> list[str]:
         f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
         *_parts("not trained      ", "header of a trained turn", check.headers),
         *_parts("trained, before  ", "content of a message", check.leads),
-        *_parts("trained, behind  ", "content of a message", check.ends),
+        *_parts("trained, after   ", "content of a message", check.ends),
     ]
     if counts["special_tokens_in_content"]:
         said = counted(counts["special_tokens_in_content"], "conversation")

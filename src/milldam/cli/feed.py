@@ -89,7 +89,7 @@ def feed(
 ) -> None:
     """Measure what a loader delivers on this machine.
 
-        Shows the time to the first batch, tokens/s and memory.
+    Shows the time to the first batch, tokens/s and memory.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
     tokenized while batches are delivered. Ends after --seconds or --epochs; Ctrl-C shows the figures so far.
@@ -165,7 +165,9 @@ def _feeding(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[_Feedin
     with contextlib.ExitStack() as stack:
         if not is_raw(inputs, text):
             if len(data) > 1 or text:
-                raise ConfigError("--tokenizer: text needs one. A store is named alone.")
+                raise ConfigError(
+                    "--tokenizer: missing. Text needs one; a store is one path, without options for text."
+                )
             from milldam.loader.opening import open_data
 
             asked = {name: options[name] for name in ("split", "dtype", "cache")}

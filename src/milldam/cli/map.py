@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 @click.option("--shard-size", metavar="SIZE", help="Approximate input per unit. [default: 64MB]")
 @click.option("--shards", type=int, metavar="N", help="Instead of --shard-size: N units of even size.")
 @text_options
-@click.option("--split", metavar="NAME", help="Read only this split of a data set.")
-@click.option("--subset", metavar="NAME", help="Configuration of a data set on the Hub.")
+@click.option("--split", metavar="NAME", help="Read only this split of a dataset.")
+@click.option("--subset", metavar="NAME", help="Configuration of a dataset on the Hub.")
 @job_options()
 def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
     """Apply a Python function to every row; make a table.
@@ -72,7 +72,7 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
     milldam map tokens.py:tokenize corpus.jsonl -o tokens.table --remove-columns all --memory 512MB
     milldam map clean.py:clean books/ -o clean.table --args limit=500 --rows
 
-    Without -o the table goes to the cache (`milldam cache`). A data set with several splits becomes one table per
+    Without -o the table goes to the cache (`milldam cache`). A dataset with several splits becomes one table per
     split, in folders of OUT, unless --split names one.
     """
     from milldam.mapping.settings import settings_of

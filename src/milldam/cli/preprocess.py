@@ -1,4 +1,4 @@
-"""`milldam preprocess` and `milldam plan`: raw data sets to a ready store, by a YAML file."""
+"""`milldam preprocess` and `milldam plan`: raw datasets to a ready store, by a YAML file."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if len(plan.stages) > 2:
         lines.append(f"Stages: {', '.join(plan.stages)}")
     if plan.left_out:
-        how = "name it with --input-format txt. In a configuration: input_format: txt for that data set."
+        how = "name it with --input-format txt. In a configuration: input_format: txt for that dataset."
         lines.append(f"Not read: {plan.left_out}. To read text among them, {how}")
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"

@@ -102,7 +102,7 @@ _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"
     help="With --null-odds: count answers with odds above X as empty, like v2's script; inf: keep all as predicted.",
 )
 @click.option(
-    "--split", default="validation", show_default=True, help="Split of REFERENCES, if it is a folder or data set."
+    "--split", default="validation", show_default=True, help="Split of REFERENCES, if it is a folder or dataset."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON, with the official names.")
 def qa_eval(
@@ -112,7 +112,7 @@ def qa_eval(
 
     Overall and by type of answer, as SQuAD's own scripts compute them.
 
-    REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a data set on disk), or what `milldam qa` made.
+    REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer.
 
     \b

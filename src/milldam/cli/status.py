@@ -139,7 +139,7 @@ def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
     return [
         f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
         f"{amount(worker)}, {format_size(worker.get('anonymous_bytes', 0))}, "
-        f"heard {time.time() - worker['time']:.0f} s ago"
+        f"last seen {time.time() - worker['time']:.0f} s ago"
         for number, worker in sorted(workers.items())
     ]
 

@@ -152,7 +152,7 @@ def _packing_lines(summary: TextSummary) -> list[str]:
 
 
 def column_lines(columns: Mapping[str, str | None]) -> list[str]:
-    """The field that the text comes from, and where there are several the data sets of each; none for plain text.
+    """The field that the text comes from, and where there are several the datasets of each; none for plain text.
 
     >>> column_lines({"datasets.0": "text", "datasets.1": "body"})
     ['Text:   field "text" of datasets.0; field "body" of datasets.1']
@@ -168,7 +168,7 @@ def column_lines(columns: Mapping[str, str | None]) -> list[str]:
 
 
 def source_lines(sources: Sequence[Tally]) -> list[str]:
-    """What each data set brought, a line for each; nothing where there is but one, of which the totals tell all."""
+    """What each dataset brought, a line for each; nothing where there is but one, of which the totals tell all."""
     if len(sources) < 2:
         return []
     rows = [

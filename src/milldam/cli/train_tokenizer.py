@@ -1,4 +1,4 @@
-"""`milldam train-tokenizer`: a tokenizer from a sample of the data sets of a configuration."""
+"""`milldam train-tokenizer`: a tokenizer from a sample of the datasets of a configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from milldam.cli.preprocess import load
 @click.option("--overwrite", is_flag=True, help="Replace an existing tokenizer.")
 @json_option
 def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
-    """Train a tokenizer on a sample of the data sets.
+    """Train a tokenizer on a sample of the datasets.
 
     The settings are under tokenizer.train in CONFIG. The tokenizer is saved to tokenizer.path, from where
     `milldam preprocess` with the same file uses it.

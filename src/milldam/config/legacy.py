@@ -135,7 +135,7 @@ def _move(made: Conversion, old: KeyPath, new: KeyPath, value: Any) -> None:
         here[part] = {} if here.get(part) is None else spelled_out(str(part), here[part])
         here = here[part]
         if not isinstance(here, dict):
-            made.problems.append((old, f"contradicts {part}, which is no block of keys here."))
+            made.problems.append((old, f"contradicts {part}, which is not a block of keys here."))
             return
     if here.get(new[-1], value) != value:
         other = made.origins.get(new, new)

@@ -47,11 +47,11 @@ class DataSet:
     """One source of documents."""
 
     path: str | tuple[str, ...]
-    """File, folder, glob or address; a data set saved by HF `save_to_disk`; or the name of one on the Hub."""
+    """File, folder, glob or address; a dataset saved by HF `save_to_disk`; or the name of one on the Hub."""
     split: str | None = None
-    """Split of an HF data set, with an optional slice of its documents: train, train[:100_000], train[10%:20%]."""
+    """Split of an HF dataset, with an optional slice of its documents: train, train[:100_000], train[10%:20%]."""
     subset: str | None = None
-    """Configuration of a data set on the Hub."""
+    """Configuration of a dataset on the Hub."""
     text_column: str | None = None
     """Field with the text; dots for nested fields. Default: the obvious one."""
     documents: Documents = "file"
@@ -127,16 +127,16 @@ class TokenizerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Raw data sets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
+    """Raw datasets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
 
     datasets: str | DataSet | tuple[str | DataSet, ...]
-    """What to read: a path, or a list of paths and data sets."""
+    """What to read: a path, or a list of paths and datasets."""
     tokenizer: str | TokenizerRules
     """Folder, file or Hub name of the tokenizer, or a block of keys."""
     out: str
     """Folder for the store."""
     validation: str | DataSet | tuple[str | DataSet, ...] = ()
-    """Data sets that become the split val: cleaned, but neither filtered nor deduplicated. Dedup drops training
+    """Datasets that become the split val: cleaned, but neither filtered nor deduplicated. Dedup drops training
     documents that equal one of theirs."""
     chat: ChatRules | None = None
     """Records are conversations: how to render them, and what to train on."""
@@ -188,7 +188,7 @@ class Config:
 
     @property
     def sources(self) -> tuple[DataSet, ...]:
-        """Every data set in plan order: validation first, so that its documents are the ones that stay."""
+        """Every dataset in plan order: validation first, so that its documents are the ones that stay."""
         return self.validation_sets + _data_sets(self.datasets)
 
     @property
@@ -290,7 +290,7 @@ def _set_settings(one: DataSet) -> dict[str, Any]:
 
 
 def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
-    """The text column of every data set, by its place in the configuration, out of settings that are settled.
+    """The text column of every dataset, by its place in the configuration, out of settings that are settled.
 
     >>> text_columns({"datasets": [{"text_column": "body"}, {"text_column": None}], "validation": []})
     {'datasets.0': 'body', 'datasets.1': None}
@@ -350,9 +350,9 @@ def _check_limit(config: Config) -> None:
     if config.limit is None:
         return
     if config.validation_sets:
-        raise ConfigError(Setting("limit"), ": would count validation too. Use max_documents of the data sets instead.")
+        raise ConfigError(Setting("limit"), ": would count validation too. Use max_documents of the datasets instead.")
     if config.dedup_rules is not None and config.dedup_rules.index is not None:
-        said = ": leaves documents out that dedup.index would know as seen. Use max_documents of the data sets instead."
+        said = ": leaves documents out that dedup.index would know as seen. Use max_documents of the datasets instead."
         raise ConfigError(Setting("limit"), said)
 
 
@@ -404,11 +404,11 @@ def _check_splits(config: Config) -> None:
         if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
             refuse(written, "can't be the name of a split: use letters and digits.")
         if name == VAL and config.validation_sets:
-            refuse(written, "val is made from the data sets under validation; give this split another name.")
+            refuse(written, "val is made from the datasets under validation; give this split another name.")
         if written != name and given < 1:
             refuse(written, "a number of tokens must be at least 1.")
         if written == name and not 0 < given < 1:
-            refuse(written, f"{given} is no share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
+            refuse(written, f"{given} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
     if config.split_shares and config.split_tokens:
         refuse("", "give all of them as shares, or all in tokens.")
     if sum(config.split_shares.values()) >= 1:

@@ -45,5 +45,5 @@ def map_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
             arrays[name] = np.asarray(flat[at : at + size]).view(dtype)
             at += size + -size % _ALIGNED
     except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"{path}: can't be read ({error}). Run the same command again to make it anew.") from None
+        raise StoreError(f"{path}: can't be read ({error}). Run the same command again to rebuild it.") from None
     return arrays, told["facts"]

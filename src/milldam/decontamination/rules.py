@@ -16,13 +16,13 @@ class EvaluationSet:
     """An evaluation set whose items must not be trained on."""
 
     path: str
-    """File, folder, glob or address; a data set saved by HF `save_to_disk`; or the name of one on the Hub."""
+    """File, folder, glob or address; a dataset saved by HF `save_to_disk`; or the name of one on the Hub."""
     columns: str | tuple[str, ...] = ()
     """Fields to look for; dots for nested fields, also through lists. Default: every field that holds text."""
     split: str | None = None
-    """Split of an HF data set, with an optional slice of its rows."""
+    """Split of an HF dataset, with an optional slice of its rows."""
     subset: str | None = None
-    """Configuration of a data set on the Hub."""
+    """Configuration of a dataset on the Hub."""
     input_format: Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None = None
     """Format of the files, if their names do not say."""
     ngram: Annotated[int, Ge(3), Le(50)] = 13

@@ -278,6 +278,6 @@ def _row_count(path: Path, size: int) -> int:
     if rest:
         raise InputError(
             f"{path}: not made of signatures of {size} values; it was made with other bands or rows, or is damaged.\n"
-            "Remove it, so that it is made again."
+            "Remove it, so that it is computed again."
         )
     return rows

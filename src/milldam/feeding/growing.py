@@ -47,7 +47,7 @@ class GrowingParts:
         units = UnitList(run_folder, "units")
         keys = units.keys().mixed(np.zeros(planned.units, np.uint64)) if len(units) == planned.units else None
         if keys is None:
-            raise MismatchError(f"{order.out}: is being made anew. Open the data again.")
+            raise MismatchError(f"{order.out}: is being redone. Open the data again.")
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)

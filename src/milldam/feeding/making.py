@@ -116,8 +116,8 @@ class Making:
         plan = read_sealed(self._run / "plan.json")
         if plan is not None and Identity(plan["settings"], plan["input"]).run_id != identity:
             raise MismatchError(
-                f"{self._order.out}: its input or settings changed, and it is being made anew from them. "
-                "Open the data again; a state from before does not fit it any more."
+                f"{self._order.out}: its input or settings changed, and another process is now redoing it. "
+                "Open the data again; earlier states no longer fit it."
             )
 
     def _look(self, made: int | None) -> None:
@@ -157,7 +157,7 @@ class Making:
             self._stranger_since = time.monotonic()
         elif time.monotonic() - self._stranger_since > _STRANGER_SECONDS:
             out = self._order.out
-            raise RunHeldError(f"{out}: another run is at work on it. `milldam status {out}` shows it.")
+            raise RunHeldError(f"{out}: another run is using it. `milldam status {out}` shows it.")
 
     def _may_begin(self) -> bool:
         """Of several ranks the first one begins; the others when it does not: it is gone, or can't be seen."""
@@ -168,8 +168,8 @@ class Making:
         if not self._told_alone and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") > 0:
             self._told_alone = True
             log.warning(
-                "%s: nobody else makes it, though ranks run on several machines. Unless all of them see this folder, "
-                "each machine makes its own: the batches are the same, the work is done on every machine.",
+                "%s: only this machine writes it, though ranks run on several machines. Unless all of them see this "
+                "folder, each machine writes its own: the batches are the same, but the work is done on every machine.",
                 self._order.out,
             )
         return True

@@ -1,7 +1,7 @@
 """The rules of C4 for whole documents: a group of documents -> which are at fault, by reason.
 
 Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2.2, as printed
-in JMLR and as in the code that made the data set: lines of at least 5 words, pages of at least 3 sentences. (The first
+in JMLR and as in the code that made the dataset: lines of at least 5 words, pages of at least 3 sentences. (The first
 preprint, and datatrove after it, has it the other way round: 3 words and 5 sentences.)
 
 C4 edits text: it keeps only lines that end in a terminal punctuation mark, have enough words, no word of more than 1000

@@ -100,16 +100,16 @@ def export(
 
     store        a store, its folder, or its address such as s3://bucket/corpus.milldam
     to           npy, nanogpt, megatron, hf, parquet, mds or litdata
-    split        one of the store's splits; needed where a format holds one and the store has several
-    seq_len      rows of exactly so many tokens, end to end over documents; default: a document a row
-    dtype        of the tokens; default: that of the store where the format has it
-    shard_size   of the files in formats of several files
+    split        one of the store's splits; needed if the store has several and the format holds one
+    seq_len      rows of exactly this many tokens, across documents; default: one document per row
+    dtype        type of the tokens; default: that of the store, if the format has it
+    shard_size   size of the files, in formats of several files
     memory       limit for the whole process tree; default: half of what is free
     workers      cores to use; default all
-    executor     local, or ray: where files are made; `address` of the Ray cluster
-    overwrite    replace what was made from another store or with other options
+    executor     where to run: local or ray; `address`: the Ray cluster
+    overwrite    replace an export of another store or with other options
 
-    Finds finished work and goes on from there; an export that is up to date is left alone.
+    Resumes unfinished work; an export that is up to date is left as it is.
 
     >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").counts["tokens"] == store.tokens
     True
@@ -142,27 +142,27 @@ def import_tokens(
     address: str | None = None,
     overwrite: bool = False,
 ) -> Store:
-    """Make a store of tokens that are there already, and open it; what `milldam import` does.
+    """Make a store from tokens of another tool and open it; what `milldam import` does.
 
     source       files or folders: .npy, nanoGPT or llm.c .bin, a Megatron pair, a folder of `save_to_disk`, Arrow,
-                 Parquet, MDS, litdata; the kind shows in the files, or say it with format="hf"
-    tokenizer    what made the tokens; it is copied into the store, and ids are checked against it
+                 Parquet, MDS, litdata; the format is recognised from the files, or set it: format="hf"
+    tokenizer    the tokenizer that made the tokens; it is copied into the store, and ids are checked against it
     column       the column with the ids; default input_ids or tokens
-    masks        the column that says what is trained on: labels that are -100 elsewhere, or a mask of zeros and ones;
-                 default labels, assistant_masks or completion_mask, when there is one; "none": leave it out
-    eos          an id that ends documents: all rows are joined and cut behind each; default: a row is a document
-    bos          an id that begins documents, as end-of-text does in files of llm.c: the same, cut before each
-    dtype        of a .bin file that does not say it, or of MDS columns of bytes; default uint16
-    split        which one of a source that has several, and what it is called; default: all of them, or train
-    vocab_size   where there is no tokenizer; default: the largest id and one
-    shard_size   of the store's files
+    masks        the column with the loss mask: labels with -100 for tokens that are not trained on, or zeros and ones;
+                 default labels, assistant_masks or completion_mask, if there is one; "none": ignore it
+    eos          an id that ends documents: all rows are joined and cut after each; default: one document per row
+    bos          an id that begins documents, like end-of-text in llm.c's files: the same, but cut before each
+    dtype        type of the tokens in a .bin file without a header, or in MDS columns of bytes; default uint16
+    split        split to read, and its name in the store; default: all of them, or train
+    vocab_size   size of the vocabulary, if there is no tokenizer; default: the largest id + 1
+    shard_size   size of the store's files
     memory       limit for the whole process tree; default: half of what is free
     workers      cores to use; default all
-    executor     local, or ray: where files are worked on; `address` of the Ray cluster
-    overwrite    replace what was made with other options
+    executor     where to run: local or ray; `address`: the Ray cluster
+    overwrite    replace a store that was made with other options
 
-    Finds finished work and goes on from there; of a source that changed, the files that changed are imported again. A
-    store that is up to date is opened as it is.
+    Resumes unfinished work; if the source has changed, only the files that changed are imported again. A store that is
+    up to date is opened as it is.
 
     >>> summary = milldam.export("corpus.milldam", "nanogpt", "train.bin")
     >>> milldam.import_tokens("train.bin", "imported.milldam", eos=0, tokenizer="tokenizer/")

@@ -98,7 +98,7 @@ def _refuse_deeper(source: Path, folder: Path) -> None:
         deeper = next((path for path in below if path.suffix in _suffixes() and path.is_file()), None)
         if deeper is not None:
             raise InputError(
-                f"{source}: {deeper.relative_to(source)} lies deeper than one folder, and would be left out.\n"
+                f"{source}: {deeper.relative_to(source)} is more than one folder deep and would be left out.\n"
                 f"Name the folders to read: milldam import {inner} ..."
             )
 

@@ -27,7 +27,7 @@ _BLOCKS, _BLOCK_BYTES = 64, 4096
 
 
 class ForeignFile(Trainable):
-    """Tokens end to end in one file, and what training needs of them.
+    """A file of another tool with tokens end to end, which can be trained on.
 
     file.windows(seq_len), .streams(batch_size, seq_len), .split(train=0.9, val=...)
 

@@ -1,7 +1,7 @@
 """HF datasets: rows of `input_ids` as `datasets.Dataset.save_to_disk` writes them; `datasets.load_from_disk` maps them.
 
     data-00000-of-00012.arrow ...   Arrow IPC stream, record batches of about a million tokens
-    state.json, dataset_info.json   written last: they make the folder a data set
+    state.json, dataset_info.json   written last: they make the folder a dataset
 
 A store of several splits becomes a DatasetDict: a folder for each and `dataset_dict.json`. The column is a plain list
 of int32, as tokenizing with HF gives it, also where all rows are of one length. Of conversations also columns for what
@@ -33,7 +33,7 @@ _DICT, _STATE = "dataset_dict.json", "state.json"
 
 
 def indexed(folder: Path, split: str | None) -> list[SourceFile] | None:
-    """The files of a data set or a DatasetDict; what an index names must be there. None: it is neither."""
+    """The files of a dataset or a DatasetDict; what an index names must be there. None: it is neither."""
     whole = read_index(folder / _DICT)
     if whole is None:
         return _saved(folder, split)
@@ -42,7 +42,7 @@ def indexed(folder: Path, split: str | None) -> list[SourceFile] | None:
         inner = inside(folder, name)
         files = _saved(inner, name)
         if files is None:
-            raise InputError(f"{inner}: no data set in it, though {_DICT} names it. Is the folder whole?")
+            raise InputError(f"{inner}: no dataset in it, though {_DICT} names it. Is the folder whole?")
         found += files
     return found
 

@@ -103,7 +103,7 @@ def choose_masks(schema: pa.Schema, asked: str | None, path: Path) -> str | None
             told = f'{path}: no column "{asked}"; it has {", ".join(schema.names)}. Say which one with '
             raise InputError(told, Setting("masks"), ".")
         return asked
-    # `labels` of another data set may be classes.
+    # `labels` of another dataset may be classes.
     lists = (name for name in MASK_COLUMNS if name in schema.names and pa.types.is_nested(schema.field(name).type))
     return next(lists, None)
 

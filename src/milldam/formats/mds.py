@@ -1,7 +1,7 @@
 """MosaicML's MDS: `shard.00000.mds` ... and `index.json`, which `streaming.StreamingDataset(local=OUT)` reads.
 
 A sample is {"tokens": array}. Rows of `seq_len` tokens have a fixed shape ("ndarray:int32:2048": no bytes besides the
-tokens), documents each their own ("ndarray:int32"). llm-foundry's text data set trains on rows of `seq_len`. Of a store
+tokens), documents each their own ("ndarray:int32"). llm-foundry's text dataset trains on rows of `seq_len`. Of a store
 of several splits each has its folder: `StreamingDataset(local=OUT, split="train")`. Uncompressed, so that samples are
 read in place; the index has the xxh3 of each shard, for `validate_hash="xxh3_128"`.
 

@@ -68,7 +68,7 @@ def read_samples(
             if len(ends) and int(ends.max()) > len(data):
                 raise IndexError
         except IndexError:
-            raise InputError(f"{path}: its samples lie beyond its end. Is it cut short?") from None
+            raise InputError(f"{path}: its index points beyond its end. Is the file truncated?") from None
         for first, stop in cut_blocks(places.lengths, _GATHERED):
             begins, lengths = places.begins[first:stop], places.lengths[first:stop]
             yield Tokens(_taken(data, begins, lengths * places.dtype.itemsize).view(places.dtype), lengths)

@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: a store as a data set repository, and back.
+"""The Hugging Face Hub: a store as a dataset repository, and back.
 
     contents    which files make a store, from its manifest alone
     client      calls of huggingface_hub, and what a repository has; the token is in no error
-    card        the data set card, of which one marked section is ours
+    card        the dataset card, of which one marked section is ours
     groups      groups of files, the units of both jobs
     pushing     the job of push: a folder -> a repository, the manifest in the last commit
     pulling     the job of pull: a repository -> a folder, every file checked, the manifest last
@@ -36,10 +36,10 @@ def push(
     message: str | None = None,
     dry_run: bool = False,
 ) -> PushSummary:
-    """Push a store of tokens, of features or a table to the Hub as a data set; what `milldam push` does.
+    """Push a token store, a feature store or a table to the Hub; what `milldam push` does.
 
-    Private unless `public`. Finds what is there already and sends the rest; the manifest comes last, so that half a
-    push is no store. The token is what huggingface_hub finds: HF_TOKEN, or `hf auth login`.
+    Private unless `public`. Files that are already there are not sent again; the manifest comes last, so that an
+    unfinished push is not a store. The access token comes from HF_TOKEN or `hf auth login`.
 
     >>> milldam.push("corpus.milldam", "user/corpus").out      # doctest: +SKIP
     'https://huggingface.co/datasets/user/corpus'
@@ -55,8 +55,8 @@ def pull(
 ) -> Store | FeatureStore | Table:
     """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
 
-    `out`: a folder; default, one of the repository's name. Every file is compared with the manifest, which is written
-    last. What is there and whole is kept.
+    `out`: a folder; default: the name of the repository. Every file is compared with the manifest, which is written
+    last. Files that are already there and complete are kept.
 
     >>> milldam.pull("user/corpus", "corpus.milldam")          # doctest: +SKIP
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)

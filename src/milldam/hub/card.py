@@ -1,4 +1,4 @@
-"""The data set card, README.md: the figures of a store, and how to open it.
+"""The dataset card, README.md: the figures of a store, and how to open it.
 
 One marked section is ours and is replaced by each push; what people write around it is kept, byte by byte. The YAML
 header is ours too until someone edits it: the mark carries its hash. The card tells no path of the machine that made

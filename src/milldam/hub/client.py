@@ -62,7 +62,7 @@ def repo_name(repo: str) -> str:
     """
     name = repo.removeprefix("hf://").removeprefix("datasets/").strip("/")
     if not _REPO_NAME.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git") or len(name) > 96:
-        raise ConfigError(f'"{repo}" is not the name of a data set on the Hub. It is USER/NAME, such as anna/corpus.')
+        raise ConfigError(f'"{repo}" is not the name of a dataset on the Hub. It is USER/NAME, such as anna/corpus.')
     return name
 
 

@@ -53,7 +53,7 @@ class Delivery:
         for name in ("batch_size", "world_size"):
             object.__setattr__(self, name, at_least(name, getattr(self, name)))
         if self.epochs is not None:
-            object.__setattr__(self, "epochs", at_least("epochs", self.epochs, 1, ", or None to go on without end"))
+            object.__setattr__(self, "epochs", at_least("epochs", self.epochs, 1, ", or None to continue without end"))
         object.__setattr__(self, "rank", operator.index(self.rank))
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
@@ -84,10 +84,10 @@ class Delivery:
 
 
 class Batches(Generic[BatchT]):
-    """Iterate to get batches; `state_dict()` says where it stands, `load_state_dict()` goes on from there.
+    """Iterate to get batches; `state_dict()` saves the position, `load_state_dict()` continues from it.
 
-    A `for` loop goes on where the last one left off; when all epochs are through, the next loop brings the epochs
-    that follow, in another order.
+    A `for` loop continues where the last one stopped; after all epochs, the next loop gives the following epochs, in
+    another order.
 
     >>> batches = store.windows(128).batches(16, seed=0)
     >>> x, y = next(batches)
@@ -131,17 +131,17 @@ class Batches(Generic[BatchT]):
 
     @property
     def epoch(self) -> int:
-        """How many epochs are through; where a mixture took new weights, counted from there."""
+        """Number of finished epochs; after a mixture took new weights, counted from there."""
         return self.samples._loops(self._order).epoch_at(self.samples_seen)
 
     @property
     def samples_seen(self) -> int:
-        """Samples that all ranks together were given, from the very first epoch on."""
+        """Samples delivered to all ranks together since the very first epoch."""
         return self._loop.place
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What tokens are delivered as; it can be changed on the way."""
+        """Type of the delivered tokens; it can be changed at any time."""
         return self._dtype
 
     @dtype.setter
@@ -196,7 +196,7 @@ class Batches(Generic[BatchT]):
         return prefetched(made, ahead) if ahead else made
 
     def state_dict(self) -> State:
-        """Where it stands, as small JSON: the samples that were delivered, not those made ahead."""
+        """The position, as small JSON: the samples that were delivered, not those prepared ahead."""
         return {
             "version": STATE_VERSION,
             "samples_seen": self.samples_seen,
@@ -208,10 +208,10 @@ class Batches(Generic[BatchT]):
         }
 
     def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
-        """Go on from a state, on any number of ranks and with any batch size.
+        """Continue from a state, on any number of ranks and with any batch size.
 
-        A state of other data, another seed or another length of samples is refused. `new_weights`: take the weights
-        of this mixture from here on, though the state was made with others.
+        A state of other data, another seed or another sample length is refused. `new_weights`: use the weights of this
+        mixture from here on, even if the state was made with others.
         """
         found = _checked_state(state, self.state_dict())
         self._order = self._order.restored(found["order"], found["samples_seen"], new_weights=new_weights)
@@ -219,7 +219,7 @@ class Batches(Generic[BatchT]):
         self._began = None
 
     def stats(self) -> dict[str, float]:
-        """What was delivered since the first batch was asked for, to all ranks together; of a feed, what making took.
+        """What was delivered to all ranks together since the first batch; for a feed, also what tokenizing took.
 
         >>> batches = store.windows(128).batches(16, seed=0)
         >>> x, y = next(batches)

@@ -179,5 +179,5 @@ def as_bytes(path: Path, what: str = "index", least: int = HEADER.size) -> Token
     except OSError as error:
         raise StoreError(f"{path}: can't be read as an {what} ({error.strerror}).") from None
     if size < least:
-        raise StoreError(f"{path}: {size:,} bytes are no {what}. Make it again.")
+        raise StoreError(f"{path}: {size:,} bytes are not an {what}. Make it again.")
     return TokenFile(path, size)

@@ -150,7 +150,7 @@ class PartGroups:
         with self._lock:
             if key not in self._serials:
                 if len(self._keys) >> _GROUP_BITS:
-                    raise ResourceError(f"{self.name}: more than {len(self._keys):,} groups of parts. Open it anew.")
+                    raise ResourceError(f"{self.name}: more than {len(self._keys):,} groups of units. Open it again.")
                 self._serials[key] = len(self._keys)
                 self._keys.append(key)
             return self._serials[key] << _INDEX_BITS
@@ -209,7 +209,7 @@ class PartGroups:
 
 
 class FeedSamples(Samples[SampleT, BatchT]):
-    """Samples of a feed: `samples.batches(16)`. How many there are is known once all of it is made.
+    """Samples of a feed: `samples.batches(16)`. Their number is known once all units are tokenized.
 
     >>> samples = milldam.open("corpus.milldam", units=True).windows(128)
     >>> next(samples.batches(16, seed=0))[0].shape
@@ -231,7 +231,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     @property
     def sample_tokens(self) -> int:
-        """Where samples differ, on average of the group that was opened last."""
+        """If samples differ in length, the mean of the group that was opened last."""
         group = self.groups.last_opened if self.cut.whole_documents else None
         return group.samples[0].sample_tokens if group is not None and group.samples else self.cut.sample_tokens
 
@@ -245,7 +245,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch; TypeError while that is not known."""
+        """Samples per epoch; TypeError while the number is unknown."""
         if self._counted is None:
             if self.parts.finished() is None:
                 raise TypeError(
@@ -275,10 +275,10 @@ class FeedSamples(Samples[SampleT, BatchT]):
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def batches(self, batch_size: int, *, shuffle: Shuffle | str = True, **options: Any) -> Batches[BatchT]:
-        """Batches in the order of units; options as those of `Samples.batches`.
+        """Batches in the order of units; options as for `Samples.batches`.
 
-        shuffle   True: units in random order, and the samples of some parts at a time; False: as the input has it;
-                  "full": any sample from anywhere, as `milldam.open(store)` has it; once the store is finished
+        shuffle   True: units in random order, with the samples of a group of units shuffled together; False: input
+                  order; "full": all samples shuffled, as for `milldam.open(store)`; only once the store is finished
         """
         if shuffle == "full":
             return _of_finished(self).batches(batch_size, shuffle=True, **options)
@@ -362,8 +362,8 @@ class _UnitLoops:
     def epoch_begin(self, epoch: int) -> State:
         if epoch and self.samples.parts.finished() is None:
             raise ConfigError(
-                f"{self.samples.name}: where epoch {epoch} begins is known once all of it is made. Go over several "
-                "epochs in one loop (epochs=...), or go on from a state."
+                f"{self.samples.name}: the start of epoch {epoch} is unknown until all units are tokenized. Go over "
+                "several epochs in one loop (epochs=...), or continue from a state."
             )
         place = epoch * self.samples.epoch_samples if epoch else 0
         return {"samples_seen": place, "order": epoch_begin(epoch, place)}

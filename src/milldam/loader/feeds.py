@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Data to train on that may still be in the making; a context manager, which stops making at its end.
+    """Data to train on while it is still being tokenized; a context manager, which stops tokenizing at its end.
 
     feed.windows(1024), .packed(1024), .streams(16, 128), .conversations(), .pairs()
 
@@ -64,15 +64,15 @@ class Feed:
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is made: then it is a store like any other."""
+        """Whether all units are tokenized: then it is a store like any other."""
         return self._parts.finished() is not None
 
     def stats(self) -> dict[str, float]:
-        """What making took and how far ahead it is; empty: nothing is made."""
+        """What tokenizing took and how far ahead it is; empty for a finished store."""
         return self._parts.stats()
 
     def close(self) -> None:
-        """Stop making; what was made stays, and is taken up when the same is opened again."""
+        """Stop tokenizing; finished units stay, and are used when the same feed is opened again."""
         self._parts.close()
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class Feed:
         tail: bool = False,
         read: Way = "auto",
     ) -> FeedSamples[Any, Any]:
-        """Windows of seq_len tokens, none over the end of a part; options as those of `Store.windows`."""
+        """Windows of seq_len tokens, none across the end of a unit; options as for `Store.windows`."""
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
         facts: State = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "form": form, "tail": tail}
         self._warn_unmasked("windows")
@@ -113,9 +113,9 @@ class Feed:
         too_long: TooLong | None = None,
         read: Way = "auto",
     ) -> FeedSamples[PackedRow, PackedBatch]:
-        """Rows of documents that are kept apart, each packed from one part; options as those of `Store.packed`.
+        """Packed rows with document boundaries, each from one unit; options as for `Store.packed`.
 
-        `document_ids` count the documents of a part.
+        `document_ids` count the documents of a unit.
         """
         from milldam.loader.packed import PackedRows, RowRules
         from milldam.loader.row_index import ALGORITHM
@@ -146,7 +146,7 @@ class Feed:
         length_groups: int | None = None,
         read: Way = "auto",
     ) -> FeedSamples[Conversation, ConversationBatch]:
-        """Documents one by one; options as those of `Store.conversations`. `document_ids` count those of a group."""
+        """Documents one by one; options as for `Store.conversations`. `document_ids` count the documents of a group."""
         from milldam.loader.conversations import ConversationRules, Conversations
 
         rules = ConversationRules(
@@ -164,7 +164,7 @@ class Feed:
         length_groups: int | None = None,
         read: Way = "auto",
     ) -> FeedSamples[TokenizedPair, PairBatch]:
-        """Preference pairs; options as those of `Store.pairs`."""
+        """Preference pairs; options as for `Store.pairs`."""
         from milldam.loader.conversations import ConversationRules, Pairs
 
         if not self._parts.facts.pairs:
@@ -173,9 +173,9 @@ class Feed:
         return self._samples(_whole_documents("pairs", Pairs, rules, read), split)
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> FeedStreams:
-        """batch_size contiguous streams, in the order of the input: each part is cut into that many stretches.
+        """batch_size contiguous streams, in the order of the input: each unit is cut into that many.
 
-        Row b of a batch goes on where row b of the batch before ended, up to the end of the part.
+        Row b of a batch continues where row b of the previous batch ended, up to the end of the unit.
         """
         self._warn_unmasked("streams")
         return FeedStreams(self, batch_size, seq_len, self._chosen(split), read)
@@ -237,7 +237,7 @@ class FeedStreams:
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[TokenPair]:
-        """The batches in order, with a state that can be saved; options as those of `Samples.batches`."""
+        """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
         from milldam.loader.batches import Batches, Delivery
 
         feed, batch_size, seq_len, split, way = self._made_from

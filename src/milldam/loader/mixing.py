@@ -62,11 +62,11 @@ def mix(sources: Mapping[SourceT, Weight], *, stop: Stop = "first_exhausted") ->
 def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mixture | MixedSamples[Any, Any]:
     """Sources by weight: {source: weight}, where a source is a store, a part or a feed of one, its path, or samples.
 
-    Of samples it makes samples; of anything else a `Mixture`, which is cut into samples by `.windows(seq_len)` or
-    `.packed(seq_len)`. Weights are any numbers above 0; what counts is their share of the sum.
+    If the sources are samples, the result is samples; otherwise it is a `Mixture`, which `.windows(seq_len)` or
+    `.packed(seq_len)` cuts into samples. Weights are any numbers above 0; only their share of the sum matters.
 
     stop   where an epoch of the mixture ends. first_exhausted: before any source would repeat a sample;
-           all_exhausted: when every source was seen whole; a number: after so many samples.
+           all_exhausted: when every source has been seen whole; a number: after that many samples.
 
     >>> books = milldam.tokenize("books/", "books.milldam", tokenizer="tokenizer/")
     >>> x, y = next(milldam.mix({"corpus.milldam": 0.7, books: 0.3}).windows(64).batches(16, seed=0))
@@ -116,11 +116,11 @@ class Mixture:
         self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]
     ) -> MixedSamples[Labelled, Labelled]: ...
     def windows(self, seq_len: int, *, form: Form = "xy", **options: Unpack[WindowOptions]) -> MixedSamples[Any, Any]:
-        """Windows of every source; options as those of `store.windows`."""
+        """Windows of every source; options as for `store.windows`."""
         return self._cut("windows", seq_len, {"form": form, **options})
 
     def packed(self, seq_len: int, **options: Unpack[RowOptions]) -> MixedSamples[PackedRow, PackedBatch]:
-        """Rows of documents of every source; options as those of `store.packed`."""
+        """Packed rows of every source; options as for `store.packed`."""
         return self._cut("packed", seq_len, {**options})
 
     def _cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples[Any, Any]:
@@ -150,9 +150,9 @@ class Mixture:
 class MixedSamples(Samples[SampleT, BatchT]):
     """Samples of several sources by weight.
 
-    `len()` is how many samples make an epoch, as `stop` says, and `mixed[k]` is sample k of the first one, in sequence.
-    When there are several epochs, the schedule goes on: each source continues in its own epochs, and nothing begins
-    anew. The numbers that `read` takes count through the sources end to end.
+    `len()` is the number of samples per epoch, as set by `stop`, and `mixed[k]` is sample k of the first epoch, in
+    sequence. With several epochs the schedule continues: each source goes through its own epochs, and nothing starts
+    over. The numbers that `read` takes count through the sources end to end.
 
     >>> parts = store.split(web=0.5, code=...)
     >>> mixed = milldam.mix({parts["web"].windows(32): 3, parts["code"].windows(32): 1})
@@ -174,7 +174,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @property
     def identity(self) -> State:
-        """That of every source in turn. Not the weights: those may change, when that is asked for."""
+        """The identity of every source in turn. Not the weights: those may change, if asked for."""
         sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
         return {"kind": "mixture", **sources}
 
@@ -197,11 +197,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return self._epochs.end(np.zeros(len(self.sources), np.int64))
 
     def drawn(self, samples: int) -> tuple[int, ...]:
-        """How many samples of each source are among the first so many of the mixture."""
+        """How many samples of each source are among the first samples of the mixture."""
         return tuple(self.schedule.drawn(samples).tolist())
 
     def epochs_of(self, samples: int) -> tuple[float, ...]:
-        """How many epochs of each source the first so many samples of the mixture are.
+        """How many epochs of each source are in the first samples of the mixture.
 
         >>> parts = store.split(web=0.8, code=...)
         >>> web, code = milldam.mix({parts["web"]: 0.5, parts["code"]: 0.5}).windows(32).epochs_of(400)

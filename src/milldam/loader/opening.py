@@ -37,7 +37,7 @@ def open_data(
 
     a folder with milldam.json      a store
     X.npy                           one 1-D array of integers
-    X.bin and X.idx, or X           a pair of Megatron-LM
+    X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT (uint16, or `dtype`); llm.c, known by its header
     corpus.txt, other input         what was prepared from it and lies beside it, when it is fresh
     s3://bucket/corpus.milldam      a store at an address; `cache`, `cache_dir`, `storage_options`: see `milldam.remote`
@@ -118,7 +118,7 @@ def _refuse(given: Path, beside: list[Prepared]) -> NoReturn:
         _refuse_bare(given)
     listed = "\n".join(f"  {one.path}: {one.problem}" for one in beside)
     raise MismatchError(
-        f"{given}: what lies beside it can't be used for it:\n{listed}\n"
+        f"{given}: the data beside it can't be used for it:\n{listed}\n"
         f"Make it: {beside[0].command}\n"
         f'Or use it as it is, by its own name: milldam.open("{beside[0].path}")'
     )
@@ -129,7 +129,9 @@ def _refuse_bare(given: Path) -> NoReturn:
     if given.is_dir() and next(files_below(given), None) is None:
         Manifest.read(given)  # raises: it is neither a store nor input
     looked = places(given)
-    missing = f"nothing prepared from it lies beside it (looked for {', '.join(path.name for path in looked)})."
+    missing = (
+        f"there is nothing beside it that was prepared from it (looked for {', '.join(path.name for path in looked)})."
+    )
     if given.is_file() and kind_of(given.name) is None:
         raise InputError(f"{given}: neither a store nor .npy, .bin or .idx, and {missing}")
     raise InputError(f"{given}: {missing}\nMake it: {command_for(given, looked[0])}")

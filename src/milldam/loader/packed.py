@@ -125,7 +125,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
             raise NoSamplesError(f"{self._stream.name}: {self.told_too_long()}")
 
     def told_too_long(self) -> str:
-        """How many documents are too long, and what to do."""
+        """How many documents are too long, and what to do about it."""
         found, rules = self.too_long, self.rules
         became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[rules.too_long]
         return (

@@ -77,7 +77,7 @@ class Parts(Protocol):
         """The store, once all units are made."""
 
     def stats(self) -> dict[str, float]:
-        """What making took and how far ahead it is; empty: nothing is made."""
+        """What tokenizing took and how far ahead it is; empty for a finished store."""
 
     def close(self) -> None:
         """Stop making. What was made stays."""

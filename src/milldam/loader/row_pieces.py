@@ -248,7 +248,7 @@ class BestFitRows(StreamRows):
             raise self._damaged()
 
     def _damaged(self) -> StoreError:
-        return StoreError(f"{self._index.path}: is damaged. Remove it, and it is made again.")
+        return StoreError(f"{self._index.path}: is damaged. Remove it, and it is rebuilt.")
 
     def _documents_of(self, begins: Int64s, lengths: Int64s) -> tuple[Int64s, Bools]:
         """The document of each piece, and whether it goes on behind it: only one that fills its row can."""

@@ -107,13 +107,13 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[BatchT]:
-        """Batches of samples, each sample once an epoch; see `Batches`.
+        """Batches of samples, each sample once per epoch; see `Batches`.
 
         rank, world_size   sample i of the global order goes to rank i mod world_size
-        epochs             how many times over the data; None: without end
-        prefetch           batches that a thread makes ahead; worth it where making one takes a part of a step
-        drop_last          leave out the samples at the very end that give no full batch on every rank
-        copy               False: arrays are used again, and a batch is valid until the next one is asked for
+        epochs             passes over the data; None: without end
+        prefetch           batches that a thread prepares ahead; worth it if preparing one takes part of a step
+        drop_last          leave out the last samples if they do not fill a batch on every rank
+        copy               False: arrays are reused, and a batch is valid until you ask for the next one
         """
         from milldam.loader.batches import Batches, Delivery
 

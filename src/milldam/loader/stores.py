@@ -16,7 +16,7 @@ from milldam.stores.tokens.manifest import Shard
 
 
 class Store(reader.Store, Trainable):
-    """Documents of tokens, by number, and what training needs of them.
+    """A token store: its documents by number, and the ways to train on them.
 
     store[i], len(store), for document in store        documents, as views into the mapped files
     store.windows(seq_len), .packed(seq_len), .streams(batch_size, seq_len), .conversations(), .pairs()

@@ -66,7 +66,7 @@ class Streams:
         copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[TokenPair]:
-        """The batches in order, with a state that can be saved; options as those of `Samples.batches`."""
+        """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
         from milldam.loader.batches import Batches, Delivery
 
         data, batch_size, seq_len, way = self._made_from

@@ -28,7 +28,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Labelled(TypedDict):
-    """What models of HF transformers take.
+    """A sample in the form of HF transformers.
 
     >>> sorted(store.windows(128, form="hf")[0])
     ['input_ids', 'labels']
@@ -39,7 +39,7 @@ class Labelled(TypedDict):
 
 
 class PackedRow(Labelled):
-    """A row of documents, or pieces of them, that attention and loss keep apart.
+    """A row of documents or pieces of documents, which attention and loss keep apart.
 
     >>> sorted(store.packed(128)[0])
     ['document_ids', 'input_ids', 'labels', 'loss_mask', 'position_ids']
@@ -51,7 +51,7 @@ class PackedRow(Labelled):
 
 
 class PackedBatch(PackedRow):
-    """Rows of documents, and where pieces begin when all rows lie end to end.
+    """Packed rows, and where their pieces begin when all rows are put end to end.
 
     >>> batch = next(iter(store.packed(128).batches(8, seed=0)))
     >>> batch["input_ids"].shape, int(batch["cu_seqlens"][-1])

@@ -92,14 +92,14 @@ class Trainable(ABC):
         tail: bool = False,
         read: Way = "auto",
     ) -> Windows[Any]:
-        """Windows of seq_len tokens, over the borders of documents.
+        """Windows of seq_len tokens, across document boundaries.
 
-        stride   tokens from one window's begin to the next one's; default seq_len
-        split    a part that was given a name when the store was made
-        form     xy: (x, y), y one token on; hf: {"input_ids", "labels"}, both the same tokens
-        tokens   use so many tokens; more than there are is an error, or with `repeat` goes over them again
-        tail     one more window, which ends with the last token, when the stride leaves some over
-        read     map or pread the files; auto: map while they fit in half of the free memory
+        stride   tokens from the start of one window to the start of the next; default seq_len
+        split    name of a split of the store
+        form     xy: (x, y), y shifted by one token; hf: {"input_ids", "labels"}, both the same tokens
+        tokens   use only this many tokens; asking for more than there are is an error, or with `repeat` repeats them
+        tail     add a window that ends with the last token, if the stride leaves tokens over
+        read     map or pread the files; auto: map them if they fit in half of the free memory
 
         >>> store.windows(4)[0]
         (array([  33, 1655,  547, 1745]), array([1655,  547, 1745,  296]))
@@ -119,17 +119,17 @@ class Trainable(ABC):
         too_long: TooLong | None = None,
         read: Way = "auto",
     ) -> PackedRows:
-        """Rows of seq_len tokens whose documents are kept apart, with all that attention and loss need for it.
+        """Packed rows of seq_len tokens, with everything that attention and loss need to keep their documents apart.
 
         strategy   wrapped (default for text): documents end to end, cut wherever a row is full;
                    best_fit (default for conversations): each document in one row, padded; its index is made once and
                    kept
-        form       shifted: labels[t] is the token behind input_ids[t]; hf: the same tokens, for models that shift
+        form       shifted: labels[t] is the token after input_ids[t]; hf: the same tokens, for models that shift
         pad_last   wrapped: pad the last row instead of leaving its tokens out
-        buffer     best_fit: how many documents are looked at together
-        too_long   best_fit: what becomes of documents longer than a row. drop (default for conversations, with a
-                   warning): left out; cut: their begin fills a row; split (default for text): pieces in several rows;
-                   refuse: an error. How many there are: `rows.too_long`
+        buffer     best_fit: number of documents to choose from
+        too_long   best_fit: what to do with documents longer than a row. drop (default for conversations, with a
+                   warning): leave them out; cut: keep their first row; split (default for text): pieces in several
+                   rows; refuse: an error. How many there are: `rows.too_long`
 
         >>> batch = store.packed(128).read(np.arange(16))
         >>> batch["position_ids"].shape, batch["cu_seqlens"]
@@ -166,13 +166,13 @@ class Trainable(ABC):
     ) -> Conversations:
         """Documents one by one, batches padded to the longest in them, with an attention mask.
 
-        max_tokens      the longest document there may be
-        too_long        what becomes of longer ones. drop: left out, with a warning; cut: cut there; refuse: an error.
+        max_tokens      most tokens of a document
+        too_long        what to do with longer ones. drop: with a warning; cut: cut them; refuse: an error.
                         How many there are: `conversations.too_long`
-        form            hf: labels[t] is input_ids[t] where that is trained on, else -100, for models that shift;
-                        shifted: the token behind
-        pad_to          pad batches to a multiple of so many tokens
-        length_groups   put so many samples of like length together, such as 8 times batch_size * world_size
+        form            hf: labels[t] is input_ids[t] if that is trained on, else -100, for models that shift;
+                        shifted: the next token
+        pad_to          pad batches to a multiple of this many tokens
+        length_groups   put this many samples of similar length together, such as 8 times batch_size * world_size
 
         >>> chat = milldam.tokenize("chat.jsonl", "chat.milldam", tokenizer="model/", chat=True)
         >>> batch = next(chat.conversations(length_groups=32).batches(4))
@@ -196,7 +196,7 @@ class Trainable(ABC):
         length_groups: int | None = None,
         read: Way = "auto",
     ) -> Pairs:
-        """Preference pairs as TRL's DPOTrainer takes them; options as those of `conversations`, see `Pairs`.
+        """Preference pairs in the form of TRL's DPOTrainer; options as for `conversations`, see `Pairs`.
 
         >>> pairs = milldam.tokenize("pairs.jsonl", "pairs.milldam", tokenizer="model/", chat=True)
         >>> batch = next(pairs.pairs().batches(8))
@@ -215,7 +215,7 @@ class Trainable(ABC):
         return _warned(Pairs(data, rules, read))
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
-        """batch_size contiguous streams for models that carry state: row b goes on from batch to batch.
+        """batch_size contiguous streams for models that carry state: row b continues from batch to batch.
 
         >>> for x, y in store.streams(4, 32):
         ...     assert x.shape == y.shape == (4, 32)

@@ -33,7 +33,7 @@ __all__ = ["map", "run_map"]
 Row: TypeAlias = Mapping[str, object]
 Path: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = "Path | Sequence[Path] | Iterable[Row] | Callable[[], Iterable[Row]] | Table | pa.Table"
-"""Files, folders, globs, addresses, names on the Hub; data sets; lists of dicts; functions that yield dicts; tables."""
+"""Files, folders, globs, addresses, names on the Hub; datasets; lists of dicts; functions that yield dicts; tables."""
 
 
 def map(
@@ -70,17 +70,17 @@ def map(
     overwrite: bool = False,
     **theirs: Unpack[HuggingFaceNames],
 ) -> Table:
-    """Apply a function to every row of a source and open the table that comes out; what `milldam map` does.
+    """Apply a function to every row of a source and open the resulting table; what `milldam map` does.
 
     `source`: files, folders, globs, addresses, names on the Hub, a `datasets.Dataset` or `IterableDataset`, or a
     generator function. The function takes and returns a dict of columns (batched=False: a row) as in HF's `map`.
-    Resumes after the last finished unit: a unit is made again when the function's code, a value that it holds, an
-    argument, a setting or its own input has changed, and never otherwise. `memory` limits what the job takes on top of
-    what the program holds already. `theirs`: names of HF's `map` that mean the same: num_proc, features,
-    new_fingerprint, load_from_cache_file.
+    Resumes after the last finished unit. A unit is redone if the function's code, a value that it holds, an argument, a
+    setting or its own input has changed, and never otherwise. `memory` limits what the job uses beyond what your
+    program already holds. `theirs`: names of HF's `map` with the same meaning: num_proc, features, new_fingerprint,
+    load_from_cache_file.
 
-    Without `out` the table is in the user's cache (`milldam cache`), and the same call finds it again. A `DatasetDict`,
-    saved or on the Hub or in memory, becomes a dict of tables, one a split, each in a folder of `out`.
+    Without `out` the table goes to the user's cache (`milldam cache`), where the same call finds it again. A
+    `DatasetDict`, saved, on the Hub or in memory, becomes a dict of tables, one per split, each in a folder of `out`.
 
     >>> lengths = lambda rows: {"length": [len(text) for text in rows["text"]]}
     >>> table = milldam.map("corpus.jsonl", lengths, "lengths.table")

@@ -58,7 +58,7 @@ class Inputs:
 
 
 def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
-    """Look up the names of data sets and tables."""
+    """Look up the names of datasets and tables."""
     listed: list[tuple[tuple[str, ...], str | None] | Path] = []
     rows = None
     for path in paths:
@@ -71,7 +71,7 @@ def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
         listed.append((found.inputs, found.input_format))
         rows = found.rows
     if rows is not None and len(listed) > 1:
-        raise ConfigError(f'split "{options.split}": a slice is of one data set; {len(listed)} are given. Give one.')
+        raise ConfigError(f'split "{options.split}": a slice is of one dataset; {len(listed)} are given. Give one.')
     return Inputs(tuple(listed), rows)
 
 

@@ -263,7 +263,7 @@ class MapJob:
             forget_unchecked(folder, plan.records, plan.pending or range(plan.units))
             raise InputError(
                 "The input changed while it was mapped. Run the same call again: finished units of files that did not "
-                "change are reused; what came from an address or a data set meanwhile is made again."
+                "change are reused; units from an address or a dataset are redone."
             )
         records = [record for _, record in plan.records.in_plan_order()]
         table = TableManifest(

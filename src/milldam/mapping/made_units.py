@@ -2,7 +2,7 @@
 
 records.jsonl   a line per finished unit, by key (run/records.py)
 rejects-*.jsonl the records of a unit that were set aside
-rows/           what could be read only once, hashes of large files, row numbers of a data set
+rows/           what could be read only once, hashes of large files, row numbers of a dataset
 
 Batches of rows to one file: an Arrow IPC stream, of record batches of about 4 MB, as `datasets` maps it too.
 
@@ -160,7 +160,7 @@ def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -
 
 def clear_up(folder: RunFolder, table: TableManifest) -> None:
     """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
-    needs again stays: hashes of large files, and row numbers of the data set."""
+    needs again stays: hashes of large files, and row numbers of the dataset."""
     folder.tidy()
     sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)

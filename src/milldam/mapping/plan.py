@@ -20,7 +20,7 @@ HASHES = "pieces.jsonl"
 
 
 def indices_name(fingerprint: str) -> str:
-    """In the spool: the row numbers of a data set."""
+    """In the spool: the row numbers of a dataset."""
     return f"indices-{fingerprint[:16]}.npy"
 
 

@@ -147,7 +147,7 @@ def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inpu
             inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
         if inside and path != STDIN:
             raise ConfigError(
-                f"{path} is read, and lies in {out}, which is written: its rows would be lost. "
+                f"{path} is input and is inside the output folder {out}: its rows would be lost. "
                 "Choose another folder for the table."
             )
         yield file

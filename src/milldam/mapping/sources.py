@@ -1,7 +1,7 @@
 """Anything that has rows -> a plan: units, and a reader of their rows.
 
     files        paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
-    data sets    datasets.Dataset: row ranges over its Arrow files                              mapping/sources.py
+    datasets    datasets.Dataset: row ranges over its Arrow files                              mapping/sources.py
     the rest     IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
 
 Reads no data but what the cuts and the identity take.
@@ -95,7 +95,7 @@ class DataSetPlan:
         self._dataset, self._options, self._spool = dataset, options, spool
         shown = dataset.format
         there = list(dataset.column_names if shown["output_all_columns"] else shown["columns"])
-        require_columns(options.columns, there, "the data set")
+        require_columns(options.columns, there, "the dataset")
         self.columns: list[str] | None = list(options.columns) if options.columns is not None else there
         self._table = dataset.data.select(self.columns)
         self.schema: pa.Schema | None = self._table.schema
@@ -159,8 +159,8 @@ class DataSetPlan:
 def _refuse_transform(dataset: Any) -> None:
     if dataset.format["type"] == "custom":
         raise ConfigError(
-            "The data set has a transform (with_transform, set_transform), which is applied to rows as they are read.\n"
-            "Give the function to milldam.map instead, and the data set without it: dataset.with_format(None)"
+            "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are read.\n"
+            "Give the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
         )
 
 
@@ -199,14 +199,12 @@ def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
     if type(source).__module__.split(".")[0] == "datasets":
         return _plan_data_set(source, options, spool)
     if options.split is not None or options.subset is not None:
-        raise ConfigError(
-            "split and subset are for files, the Hub and data sets; this source has none. Leave them out."
-        )
+        raise ConfigError("split and subset are for files, the Hub and datasets; this source has none. Leave them out.")
     return SpooledPlan(_stream(source, options), options, spool)
 
 
 def each_split(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """What is said to `map`, for each split of a data set that is named whole; None: there is one table to make."""
+    """What is said to `map`, for each split of a dataset that is named whole; None: there is one table to make."""
     source = given["source"]
     if given.get("split") is not None:
         return None
@@ -298,14 +296,14 @@ def _hash_table(table: pa.Table | pa.RecordBatch) -> str:
     return digest.hexdigest()
 
 
-# ---- data sets ----
+# ---- datasets ----
 
 
 def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
     from datasets import Dataset, IterableDataset
 
     if options.subset is not None:
-        raise ConfigError("subset is for names on the Hub; this data set is loaded already. Leave it out.")
+        raise ConfigError("subset is for names on the Hub; this dataset is loaded already. Leave it out.")
     source = _choose_split(source, options.split)
     if isinstance(source, IterableDataset):
         return SpooledPlan(_iterable_stream(source, options), options, spool)
@@ -321,21 +319,21 @@ def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePl
         return plan.reader.read(everything, lambda reject: None)
 
     fingerprint = hash_bytes(repr([plan.identity["fingerprint"], columns]).encode())
-    return SpooledPlan(Stream("the data set", rows, fingerprint, columns=tuple(columns)), options, spool)
+    return SpooledPlan(Stream("the dataset", rows, fingerprint, columns=tuple(columns)), options, spool)
 
 
 def _choose_split(source: Any, split: str | None) -> Any:
-    """A data set of a dict of them, or of the one there is, with the slice that is asked for."""
+    """A dataset of a dict of them, or of the one there is, with the slice that is asked for."""
     asked = None if split is None else parse_split(split)
     if isinstance(source, dict):
-        chosen = [source[name] for name in choose_splits(asked, source, "the data set")]
+        chosen = [source[name] for name in choose_splits(asked, source, "the dataset")]
         source = chosen[0] if len(chosen) == 1 else _concatenated(chosen)
     elif asked is not None and asked.names not in ((ALL,), (str(source.split),)):
-        raise ConfigError(f'split "{split}": the data set is split "{source.split}" alone. Leave split out.')
+        raise ConfigError(f'split "{split}": the dataset is split "{source.split}" alone. Leave split out.')
     if asked is None or asked.rows is None:
         return source
     if not hasattr(source, "__len__"):
-        raise ConfigError(f'split "{split}": a streamed data set has no slices. Use .skip() and .take() on it.')
+        raise ConfigError(f'split "{split}": a streamed dataset has no slices. Use .skip() and .take() on it.')
     return source.select(range(*asked.rows.bounds(len(source))))
 
 
@@ -346,12 +344,12 @@ def _concatenated(chosen: list[Any]) -> Any:
 
 
 def _iterable_stream(source: Any, options: SourceOptions) -> Stream:
-    """A streamed data set carries no fingerprint, and what it streams from may change: only a key names it."""
+    """A streamed dataset carries no fingerprint, and what it streams from may change: only a key names it."""
     columns = tuple(source.column_names) if source.column_names is not None else None
     fingerprint = hash_bytes(options.source_key.encode()) if options.source_key is not None else None
     why = None if fingerprint is not None else f"an IterableDataset has no fingerprint. {_NO_KEY}"
     rows = functools.partial(_iterable_rows, source)
-    return Stream("the streamed data set", rows, fingerprint, why, columns)
+    return Stream("the streamed dataset", rows, fingerprint, why, columns)
 
 
 def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:

@@ -51,8 +51,8 @@ class TextEncoder:
     [4, 3]
 
     `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
-    "auto" (what the tokenizer has), or a token. `special_text`: "special" takes the text of a special token as that
-    token, "plain" as text like any other. `encoder`: "auto" is the fast one where it gives the ids of HF tokenizers.
+    "auto" (what the tokenizer has), or a token. `special_text`: "special" encodes the text of a special token as that
+    token, "plain" like any other text. `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
     """
 
     def __init__(

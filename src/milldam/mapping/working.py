@@ -224,10 +224,10 @@ class UnitCalls:
         return (self.places.of(row, row + 1) or [self._unit_place(row, row + 1)])[0]
 
     def _unit_place(self, first: int, last: int) -> Place:
-        """Rows of a unit that comes from no files: of the data set, or of the source."""
+        """Rows of a unit that comes from no files: of the dataset, or of the source."""
         if "range" in self.unit.place:
             start = self.unit.place["range"][0]
-            return Place("the data set", start + first, start + last - 1)
+            return Place("the dataset", start + first, start + last - 1)
         return Place(f"unit {self.unit.index} of the source", first, last - 1)
 
 

@@ -4,7 +4,7 @@ stages              the job, stage by stage: the map of all that follows
 in_shares           the same job, as tasks of a job array on several machines
 preparing           what a job has to know before it works; what can be wrong is found here
 estimating, needs   what it will take: documents, tokens, disk, time
-counting            which documents a slice of a data set is
+counting            which documents a slice of a dataset is
 deduplicating       the stages of dedup
 resolving           fingerprints of all units -> what to drop; hashes of a finished run -> the index
 arranging           splits and limits that are exact in tokens
@@ -12,7 +12,7 @@ rejects             unreadable records of all units -> rejects.jsonl
 receipt             the same request again, answered without a look at all this
 finishing           the manifest, then rows, summary and report
 npy                 the same job, to one .npy file
-tokenizer_training  a sample of the data sets -> a tokenizer
+tokenizer_training  a sample of the datasets -> a tokenizer
 
 What a worker does with one unit:
 

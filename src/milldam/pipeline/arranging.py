@@ -1,7 +1,7 @@
 """Splits and limits that are exact in tokens: staged shards -> the shards of the splits.
 
 Documents are taken for a split in the order of their keys (the hash of the text, see splitting.py) until it has its
-tokens, the last one cut to make the number exact; a data set with `max_tokens` gives its first documents in plan
+tokens, the last one cut to make the number exact; a dataset with `max_tokens` gives its first documents in plan
 order. Both are settled by streaming over lengths and keys twice, in bounded memory; then each unit's staged shard is
 copied, unit by unit in parallel. Disk: the tokens twice, until the manifest is written.
 """
@@ -52,7 +52,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """Where a data set's tokens are full, in one of its staged shards."""
+    """Where a dataset's tokens are full, in one of its staged shards."""
 
     documents: int
     """Documents that stay."""
@@ -113,7 +113,7 @@ def chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
 
 
 def find_cap(out: Path, staged: Staged, room: int) -> tuple[Cap | None, int]:
-    """What stays of a shard whose data set has `room` tokens left, and the room behind it."""
+    """What stays of a shard whose dataset has `room` tokens left, and the room behind it."""
     for chunk in chunks(out, staged):
         total = int(chunk.lengths.sum())
         if total > room:
@@ -232,7 +232,7 @@ class ArrangeTask:
     shares: dict[str, float] = field(default_factory=dict)
     """Splits by share of the documents; there are no boundaries then."""
     validation: frozenset[int] = field(default_factory=frozenset)
-    """Data sets that are the split val."""
+    """Datasets that are the split val."""
     dtype: str = "uint16"
 
     @property

@@ -4,7 +4,7 @@ A document's row is its position among the readable documents of its unit, from 
 passes. Holds one batch; a document larger than a batch comes in parts. A conversation is a document that comes whole,
 with what is trained on beside its text.
 
-What a worker is given: a unit, and what both passes need to know of its data set.
+What a worker is given: a unit, and what both passes need to know of its dataset.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class SetRules:
-    """What the passes need to know of one data set."""
+    """What the passes need to know of one dataset."""
 
     text: TextRules
     weight: float = 1.0

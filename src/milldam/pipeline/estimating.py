@@ -1,14 +1,14 @@
 """What a job will take, before it begins: documents, tokens, disk, time.
 
-From a small sample of each data set (the heads of some sixteen slices of files spread over the input, at most a
+From a small sample of each dataset (the heads of some sixteen slices of files spread over the input, at most a
 quarter of a megabyte of each), or, for the check of the disk that every job begins with, from typical text. What fits
 into the sample is counted exactly; else the figures are estimates and are called so. What follows from them is in
 needs.py.
 
-Which rows of which units a data set gives, when not all of its documents are wanted.
+Which rows of which units a dataset gives, when not all of its documents are wanted.
 
 Documents are counted by reading them, unit by unit in plan order, no further than needed: the first hundred thousand
-of a terabyte are found in the first units; a share of all (10%:20%) reads the data set once more.
+of a terabyte are found in the first units; a share of all (10%:20%) reads the dataset once more.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Sample:
 TYPICAL_WORK = {"read": 5.8, "hash": 1.1, "signatures": 16.2, "encode": 9.7, "write": 1.4}
 TYPICAL = Sample(1.02e9, 1e9, 453_500, 1e9 / 4.4, defaultdict(float, TYPICAL_WORK))
 Kind = tuple[int, str, str | None]
-"""Files that are alike: the number of their data set, their format, their compression."""
+"""Files that are alike: the number of their dataset, their format, their compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What is known of the input, by kind: what is true of one data set need not be of another."""
+    """What is known of the input, by kind: what is true of one dataset need not be of another."""
 
     other: Sample
     """For what has no sample of its own; by bytes without compression."""
@@ -110,7 +110,7 @@ def _ratio(kind: Kind) -> float:
 def estimate(
     config: Config, prepared: Prepared, survey: Survey, samples: Samples, stages: tuple[str, ...], machines: Machines
 ) -> Needs:
-    """What so much input will take when each data set is like its sample."""
+    """What so much input will take when each dataset is like its sample."""
     job = _expected(prepared, survey, samples)
     width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
     load = Load(
@@ -128,7 +128,7 @@ def estimate(
 
 
 def _expected(prepared: Prepared, survey: Survey, samples: Samples) -> Sample:
-    """What is taken of all data sets."""
+    """What is taken of all datasets."""
     job = Sample()
     for number, source in enumerate(prepared.sources):
         held = Sample()
@@ -140,7 +140,7 @@ def _expected(prepared: Prepared, survey: Survey, samples: Samples) -> Sample:
 
 
 def _wanted(source: Source, documents: float) -> float:
-    """How many of a data set's documents are taken: slice, limit, weight."""
+    """How many of a dataset's documents are taken: slice, limit, weight."""
     first, stop = wanted_rows(source, round(documents))
     return (stop - first) * source.rules.weight
 
@@ -171,7 +171,7 @@ def free_bytes(out: str) -> int:
 
 
 class Survey:
-    """The size of every data set by compression, and some slices of each, spread evenly; holds few of however many."""
+    """The size of every dataset by compression, and some slices of each, spread evenly; holds few of however many."""
 
     def __init__(self) -> None:
         self.units = 0
@@ -180,7 +180,7 @@ class Survey:
         self.slices: Counter[Kind] = Counter()
         """By kind of file."""
         self.dearest: tuple[int, Slice] | None = None
-        """The slice that takes most memory to unpack, and its data set; None: none takes more than batches do."""
+        """The slice that takes most memory to unpack, and its dataset; None: none takes more than batches do."""
 
     @classmethod
     def of(cls, units: Iterable[Unit]) -> Survey:
@@ -209,7 +209,7 @@ class Survey:
 
     @property
     def some(self) -> list[Unit]:
-        """For a sample: units of one slice each, of every data set; repetitions are none of them."""
+        """For a sample: units of one slice each, of every dataset; repetitions are none of them."""
         each = max(1, 2 * UNITS_SAMPLED // max(1, len(self._spread)))
         return [unit for spread in self._spread.values() for unit in spread.some[:: -(-len(spread.some) // each)]]
 
@@ -373,12 +373,12 @@ class CountTask:
 
 
 class RowCounts:
-    """What has been counted, and what follows from it. Holds a number per unit of the data sets that are counted."""
+    """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
 
     def __init__(self, folder: RunFolder, sources: tuple[Source, ...]) -> None:
         self._folder, self._sources = folder, sources
         self._units: dict[int, list[int]] = {k: [] for k, source in enumerate(sources) if source.counted}
-        """Data set -> its units in order."""
+        """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
@@ -389,7 +389,7 @@ class RowCounts:
         self._learn(self._records.all())
         self._heard = time.monotonic()
         self._reached = dict.fromkeys(self._units, (0, 0))
-        """Data set -> how many of its units are counted without a gap, and their documents."""
+        """Dataset -> how many of its units are counted without a gap, and their documents."""
 
     def _learn(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -399,7 +399,7 @@ class RowCounts:
 
     @property
     def units(self) -> int:
-        """Units of the data sets that are counted."""
+        """Units of the datasets that are counted."""
         return sum(map(len, self._units.values()))
 
     def add(self, record: Record) -> None:
@@ -433,7 +433,7 @@ class RowCounts:
         return stop is not None and documents >= stop
 
     def ranges(self) -> dict[int, Rows]:
-        """Unit -> the rows wanted of it, for every unit of the data sets that are counted."""
+        """Unit -> the rows wanted of it, for every unit of the datasets that are counted."""
         found: dict[int, Rows] = {}
         for dataset, units in self._units.items():
             total = sum(self._counts.get(unit, 0) for unit in units)

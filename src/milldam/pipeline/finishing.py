@@ -67,11 +67,11 @@ class TextFacts(TypedDict, total=False):
     flow: list[dict[str, Any]]
     """Records into and out of each stage, with the reasons of what was lost there."""
     sources: tuple[Tally, ...]
-    """The same figures by data set."""
+    """The same figures by dataset."""
     splits: dict[str, dict[str, int]]
     """Documents and tokens of each."""
     text_columns: dict[str, str | None]
-    """The field that was read, by data set; None: plain text."""
+    """The field that was read, by dataset; None: plain text."""
     chat: dict[str, Any]
     """Of conversations: pairs or not, turns, tokens that are trained on."""
     packing: dict[str, Any]
@@ -369,7 +369,7 @@ def _gather_dropped(folder: RunFolder, parts: Iterator[Path]) -> None:
 
 
 class Counts:
-    """What was read, kept and lost, by data set."""
+    """What was read, kept and lost, by dataset."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
@@ -387,7 +387,7 @@ class Counts:
                 lost[stage, reason] += count
 
     def tallies(self, config: Config) -> tuple[Tally, ...]:
-        """Of every data set, in plan order."""
+        """Of every dataset, in plan order."""
         return tuple(Tally.of(one.name, self._counts[k], self._lost[k]) for k, one in enumerate(config.sources))
 
 

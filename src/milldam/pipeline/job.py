@@ -2,7 +2,7 @@
 
 prepare      tokenizer, input listing, text columns, encoder: everything that can be wrong is found here
 plan         units from the input, workers from the budget
-count        only for slices of data sets: how many documents each unit has
+count        only for slices of datasets: how many documents each unit has
 fingerprint  only with dedup, the first pass: hashes and signatures of every unit
 group        only with dedup: drop sets
 near, shingle, verify, decide   only with near-dedup: pairs, their shingles, how alike they are, which of them to drop
@@ -124,7 +124,7 @@ class TokenJob:
 
     def require_shareable(self) -> None:
         if self._config.limit is not None:
-            said = ": counts documents in one process, not in arrays. Use max_documents of the data sets."
+            said = ": counts documents in one process, not in arrays. Use max_documents of the datasets."
             raise ConfigError(Setting("limit"), said)
         paths = (path for one in self._config.sources for path in one.paths)
         alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
@@ -274,7 +274,7 @@ class TokenJob:
     def _count(
         self, folder: RunFolder, prepared: Prepared, readers: Workers
     ) -> Generator[Stage, None, dict[int, tuple[int, int]]]:
-        """Unit -> the rows wanted of it, for the units of data sets of which not all documents are wanted."""
+        """Unit -> the rows wanted of it, for the units of datasets of which not all documents are wanted."""
         if not any(source.counted for source in prepared.sources):
             return {}
         counts = RowCounts(folder, prepared.sources)
@@ -456,4 +456,6 @@ def _state_of(config: Config, prepared: Prepared) -> str:
         return "there is something already: it will be replaced"
     if begin == FINISHED:
         return "up to date"
-    return "input changed: only what changed is made again" if state == FINISHED else "unfinished: the job resumes"
+    return (
+        "input changed: only the units that changed are redone" if state == FINISHED else "unfinished: the job resumes"
+    )

@@ -40,7 +40,7 @@ def no_drops() -> dict[str, Counter[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is done to the documents of every data set between reading and writing."""
+    """What is done to the documents of every dataset between reading and writing."""
 
     clean: CleanRules | None = None
     drops: Path | None = None
@@ -75,7 +75,7 @@ class Judge:
     def __init__(self, selection: Selection, rules: SetRules, splits: tuple[str, ...], unit: Unit) -> None:
         """`splits`: their names by number."""
         self._whole_split = None if rules.split is None or selection.staged else splits.index(rules.split)
-        # A data set that is a split of its own is used whole.
+        # A dataset that is a split of its own is used whole.
         self._rules = selection.filters if rules.split is None else FilterRules()
         self._filters = Filters(self._rules)
         self._drops: DropSet | None = None

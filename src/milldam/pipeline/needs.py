@@ -272,7 +272,7 @@ class Fitting:
     budget: Budget
     pool: Pool
     dearest: tuple[int, Slice] | None = None
-    """The slice that takes most memory to unpack, and the number of its data set; None: not looked for yet."""
+    """The slice that takes most memory to unpack, and the number of its dataset; None: not looked for yet."""
 
     def with_dearest(self, dearest: tuple[int, Slice] | None) -> Fitting:
         return replace(self, dearest=dearest)

@@ -53,7 +53,7 @@ _FILES_SAMPLED = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A data set, looked up."""
+    """A dataset, looked up."""
 
     rules: SetRules
     rows: Any
@@ -183,11 +183,11 @@ class Preparation:
         return [_resolve(one) for one in self._config.sources]
 
     def _heads(self, number: int) -> Iterator[InputFile]:
-        """Files of a data set whose heads can be looked at."""
+        """Files of a dataset whose heads can be looked at."""
         return listed_files(self._folder, number)
 
     def look_up_sources(self) -> tuple[Source, ...]:
-        """The data sets of the configuration, with what was found of them; the input must be listed."""
+        """The datasets of the configuration, with what was found of them; the input must be listed."""
         return tuple(self._source(number) for number in range(len(self._config.sources)))
 
     def _files(self) -> Iterator[tuple[int, InputFile]]:
@@ -296,7 +296,7 @@ class Preparation:
         return settings
 
     def _samples(self, source: Source) -> list[str]:
-        """The first documents of a data set, up to some tens of kilobytes."""
+        """The first documents of a dataset, up to some tens of kilobytes."""
         if STDIN in self._config.sources[-1].paths:
             return []
         texts: list[str] = []
@@ -333,7 +333,7 @@ def _chat_settings(sources: tuple[Source, ...]) -> dict[str, Any]:
     kinds = {(one.sides, one.form.labelled) for one in recipes}
     if len(kinds) > 1:
         names = ", ".join(dict.fromkeys(str(one.form) for one in recipes))
-        raise InputError(f"Data sets of pairs, with labels and without go into stores of their own; here are {names}.")
+        raise InputError(f"Datasets of pairs, with labels and without go into stores of their own; here are {names}.")
     template = recipes[0].template
     texts = [template.text] if template.tool_text is None else [template.text, template.tool_text]
     forms = [{"name": one.form.name, "columns": dict(one.form.columns), "label": one.form.labelled} for one in recipes]
@@ -346,7 +346,7 @@ def _chat_settings(sources: tuple[Source, ...]) -> dict[str, Any]:
 
 
 def wanted_rows(source: Source, total: int) -> tuple[int, int]:
-    """(first, behind the last) of a data set's documents that are wanted, when it has `total`."""
+    """(first, behind the last) of a dataset's documents that are wanted, when it has `total`."""
     first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
     return first, stop if source.max_documents is None else min(stop, first + source.max_documents)
 
@@ -356,7 +356,7 @@ def _resolve(one: DataSet) -> list[Resolved]:
 
 
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
-    """The files of one data set, as just listed."""
+    """The files of one dataset, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
 
 
@@ -366,7 +366,7 @@ def shard_size_of(config: Config) -> int:
 
 
 def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
-    """Every unit in plan order: data set after data set, each repetition on its own."""
+    """Every unit in plan order: dataset after dataset, each repetition on its own."""
     index = 0
     for number, source in enumerate(sources):
         slicer = partial(slice_file, rules=source.rules.text)

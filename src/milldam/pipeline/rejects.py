@@ -97,7 +97,7 @@ def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 value = unseal_line(line)
                 if value is None:
                     raise StoreError(
-                        f"{part}: damaged. Remove it, and run the same command again: what it belongs to is made again."
+                        f"{part}: damaged. Remove it and run the same command again: its unit is then redone."
                     )
                 yield value
 

@@ -76,7 +76,7 @@ class _UnitWork:
     def __init__(self, task: SketchTask, assignment: Assignment, marked: Bools, writer: SketchWriter) -> None:
         self._task, self._assignment, self._marked, self._writer = task, assignment, marked, writer
         self._set = task.sets[assignment.unit.dataset]
-        # A data set that is a split of its own is used whole.
+        # A dataset that is a split of its own is used whole.
         self._filters = Filters(task.filters if self._set.split is None else FilterRules())
         self._sketcher = Sketcher(task.work.rules.ngram)
         self._head, self._characters = b"", 0

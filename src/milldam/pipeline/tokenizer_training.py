@@ -1,4 +1,4 @@
-"""The job of `milldam train-tokenizer`: a seeded sample of the data sets of a configuration -> a tokenizer.
+"""The job of `milldam train-tokenizer`: a seeded sample of the datasets of a configuration -> a tokenizer.
 
 Reads about eight times the sample at most, from units spread over the input; which of their documents are taken is
 decided by the hash of their text. So the tokenizer depends on the input and the configuration alone.

@@ -124,13 +124,13 @@ def answers(
     max_answer_length: int = 30,
     null_threshold: float | None = 0.0,
 ) -> Predictions:
-    """The answers that logits stand for, example by example in the order of the store; nothing is computed before.
+    """The answers for some logits, example by example in the order of the store; computed as you iterate.
 
     start_logits       (windows, L), or an iterable of such chunks in the order of the store
     end_logits         the same; None: the chunks are pairs of start and end
-    windows            the numbers of the windows that the rows are of; None: all of the store
+    windows            the numbers of the rows' windows; None: all of the store
     max_answer_length  in tokens
-    null_threshold     the answer is empty when no answer scores more than this above the best; None: never (SQuAD v1.1)
+    null_threshold     the answer is empty if "no answer" scores more than this above the best; None: never (SQuAD v1.1)
 
     >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
     >>> start, end = np.zeros((2, len(features), 384))          # of a model that has learned nothing

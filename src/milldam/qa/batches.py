@@ -343,7 +343,7 @@ def to_tensors(
 
 
 def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
-    """The same batch with tensors for arrays, on a device when one is named; a list of steps stays a list.
+    """The same batch with tensors instead of arrays, on a device if one is named; a list of steps stays a list.
 
     On the CPU they share the arrays' memory, without a copy. For all batches of a loader: `milldam.torch.tensors`.
 

@@ -196,16 +196,16 @@ def evaluate(
 ) -> Scores:
     """Score predictions as the official scripts do.
 
-    references   a SQuAD JSON file, flat records (jsonl, parquet, a data set; or a list of dicts), or a feature store
+    references   a SQuAD JSON file, flat records (jsonl, parquet, a dataset; or a list of dicts), or a feature store
     predictions  {id: text}, a JSON file of that, or what `answers` gives
     null_odds    {id: number} or a JSON file of that: the higher, the more the model thinks that there is no answer
-    threshold    with null odds, take a prediction for empty when its odds are above this: 1.0, as v2's script does
-                 unless told otherwise; None: as the predictions have it
-    version      whose rules; None: v2 when a question has no answer, else v1.1 (they differ on empty texts alone)
-    split        which part of a folder or data set the references are
+    threshold    with null odds, count a prediction as empty if its odds are above this: 1.0 as in v2's script;
+                 None: keep all as predicted
+    version      whose rules; None: v2 if a question has no answer, else v1.1 (they differ only for empty texts)
+    split        split of the references, if they are a folder or dataset
 
-    A question that comes twice counts once, its last answers. A feature store has the examples with windows alone:
-    `left_out` says how many others there were. Score against the file that it was made from to count them.
+    A question that comes twice counts once, with its last answers. A feature store has only examples with windows:
+    `left_out` says how many others there were. To count them, score against the original file.
 
     >>> milldam.qa.evaluate("dev-v2.0.json", "predictions.json", "null_odds.json").f1
     100.0

@@ -1,4 +1,4 @@
-"""The job of `milldam qa` in the frame of run/job.py: examples to a store of features.
+"""The job of `milldam qa` in the frame of run/job.py: examples to a feature store.
 
 prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
 plan        read: files once, in order, into chunks of examples in the run folder; then units and workers follow
@@ -98,11 +98,11 @@ def prepare(
     overwrite: bool = False,
     strict: bool = False,
 ) -> FeatureStore:
-    """Turn examples of question answering into a store of features and open it; what `milldam qa` does.
+    """Turn question-answering examples into a feature store and open it; what `milldam qa` does.
 
     `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
-    overlap. Resumes unfinished work; of an input that changed, what changed is made again; a store that is up to date
-    is opened as it is. `memory` limits what the job takes on top of what the program holds already.
+    overlap. Resumes unfinished work; if the input has changed, only what changed is redone; a store that is up to date
+    is opened as it is. `memory` limits what the job uses beyond what your program already holds.
 
     >>> milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/", overlap=128)
     FeatureStore('squad.milldam': 36 windows of 384, 12 examples, 159 KB)

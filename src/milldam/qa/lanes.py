@@ -327,7 +327,5 @@ def _checked_state(state: State, own: State) -> _State:
         raise MismatchError(f"A state of lanes of version {found['version']}; this milldam reads {STATE_VERSION}.")
     changed = differences(found["settings"], own)
     if changed:
-        raise MismatchError(
-            f"This state is that of other lanes: {changed}. Make the lanes as they were, or start over."
-        )
+        raise MismatchError(f"This state belongs to other lanes: {changed}. Create the same lanes, or start over.")
     return found

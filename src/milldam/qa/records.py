@@ -57,7 +57,7 @@ class Record:
 def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFile]:
     """The files behind each input, in the order given. Reads the head of each at most.
 
-    A file is taken as it is named. Of a folder, of what `save_to_disk` wrote and of a data set on the Hub, the files of
+    A file is taken as it is named. Of a folder, of what `save_to_disk` wrote and of a dataset on the Hub, the files of
     the split are taken.
     """
     if parse_split(split).rows is not None:

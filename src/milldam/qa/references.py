@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from milldam.stores.features import FeatureStore
 
 References: TypeAlias = "str | Path | FeatureStore | Mapping[str, Any] | Iterable[Mapping[str, Any] | Example]"
-"""A file, folder or data set; a feature store or its path; SQuAD's object; flat records."""
+"""A file, folder or dataset; a feature store or its path; SQuAD's object; flat records."""
 Predicted: TypeAlias = "Mapping[str, str] | str | Path | Predictions"
 """{id: text}, the path of such a JSON file, or what `answers` gives."""
 NullOdds: TypeAlias = "Mapping[str, float] | str | Path"

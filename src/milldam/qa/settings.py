@@ -72,7 +72,7 @@ class QASettings(QARules):
     max_examples: AtLeastOne | None = None
     """Stop after so many examples, exactly."""
     split: str = "train"
-    """Names the shards, and says which files of a folder, of a saved data set or of one on the Hub are read."""
+    """Names the shards, and says which files of a folder, of a saved dataset or of one on the Hub are read."""
     memory: Size | None = None
     """Limit for the whole process tree, such as 600MB. [default: half of what is free]"""
     workers: AtLeastOne | None = None

@@ -117,7 +117,7 @@ def examples_of(
     strict: bool = False,
     on_reject: OnReject | None = None,
 ) -> Iterator[Example]:
-    """The examples of files, folders, globs, addresses, `save_to_disk` folders and data sets on the Hub, in order.
+    """The examples of files, folders, globs, addresses, `save_to_disk` folders and datasets on the Hub, in order.
 
     `max_examples` counts those that can be used, over all inputs. `strict`: a record that can't be ends it.
 

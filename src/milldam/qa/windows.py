@@ -85,8 +85,8 @@ class Windower:
         if self.rules.step(most) < 1:
             overlap = most - self.rules.step(most)
             raise ConfigError(
-                f"qa: overlap: {overlap}; a window of {length} tokens holds at most {most} of a context: no window "
-                f"would go on from the one before. Use an overlap well below {most}."
+                f"qa: overlap: {overlap}; a window of {length} tokens holds at most {most} of a context, so the "
+                f"next window would not advance. Use an overlap well below {most}."
             )
 
     def __call__(self, examples: Sequence[Example]) -> Prepared:

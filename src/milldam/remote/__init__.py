@@ -28,14 +28,14 @@ def place_at(
 ) -> Place:
     """A store's place: a folder of this machine, or an address with its cache.
 
-    cache             bytes of shards that may lie here; default 50 GB, or half of what is free when that is less
+    cache             bytes of shards to keep on this machine; default 50 GB, or half of the free disk if that is less
     cache_dir         default MILLDAM_CACHE, else ~/.cache/milldam
-    storage_options   what fsspec's file system takes, where the environment does not say it
+    storage_options   options of fsspec's file system that the environment does not set
     """
     if not is_address(given):
         for name, value in (("cache", cache), ("cache_dir", cache_dir), ("storage_options", storage_options)):
             if value is not None:
-                raise ConfigError(f"{name}: {given} lies on this machine; leave it out.")
+                raise ConfigError(f"{name}: {given} is on this machine; leave it out.")
         return Folder(Path(given))
     from milldam.remote.place import RemotePlace
 

@@ -119,7 +119,7 @@ class RemotePlace:
         for other in KINDS:
             if other is not TOKENS and self._remote.size(other.manifest) is not None:
                 return (
-                    f"{self.name}: {other.phrase}, and only stores of tokens are read at an address. "
+                    f"{self.name}: {other.phrase}, and only token stores are read at an address. "
                     "`milldam pull` or copy it here first."
                 )
         missing = self._remote.missing_bucket()

@@ -109,7 +109,7 @@ def flow(facts: Facts) -> Section:
 
 
 def sources(facts: Facts) -> Section | None:
-    """What each data set brought; None where there is but one."""
+    """What each dataset brought; None where there is but one."""
     found = facts.manifest.sources
     if len(found) < 2:
         return None
@@ -122,7 +122,7 @@ def sources(facts: Facts) -> Section | None:
         )
         for one in found
     )
-    about = paragraphs("What became of the records of each data set.", "Rejected: not readable.")
+    about = paragraphs("What became of the records of each dataset.", "Rejected: not readable.")
     return Section("sources", "By source", about, table(heads, rows, numbers=range(1, 7)))
 
 

@@ -27,12 +27,12 @@ class InputList:
     def __init__(self, folder: Path, own: Path) -> None:
         self._planned, self._now = folder / "inputs.jsonl", own / "inputs.new.jsonl"
         self._listed_at: dict[int, int] = {}
-        """Where the files of each data set begin in what was just listed."""
+        """Where the files of each dataset begin in what was just listed."""
 
     def write(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
-        """List the input (number of the data set, file) as it is now; its number, size and fingerprint.
+        """List the input (number of the dataset, file) as it is now; its number, size and fingerprint.
 
-        The files of a data set come one after the other.
+        The files of a dataset come one after the other.
         """
         state, at = InputState(), 0
         self._listed_at.clear()
@@ -56,7 +56,7 @@ class InputList:
                 yield json.loads(line)
 
     def listed(self, dataset: int = 0) -> Iterator[dict[str, Any]]:
-        """The files of a data set, as `write` has just listed them; those of others are not read."""
+        """The files of a dataset, as `write` has just listed them; those of others are not read."""
         if dataset not in self._listed_at:
             return
         with self._now.open("rb") as listing:

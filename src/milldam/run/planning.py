@@ -50,7 +50,7 @@ class WorkPlan:
     conversations: str = ""
     """The form of the records, and how they become texts; empty: they are none."""
     text_columns: dict[str, str | None] = field(default_factory=dict)
-    """The field that is read, by data set; None: plain text."""
+    """The field that is read, by dataset; None: plain text."""
     changes: tuple[str, ...] = ()
     """Input files that are new, changed or gone since an earlier run."""
 

@@ -46,7 +46,7 @@ class Presence:
                 self._lock.acquire(timeout=0.2, poll_interval=0.01)
             except Timeout:
                 if self._task is not None:
-                    raise TaskHeldError(f"{name}: another task is at work on {self._task.label}.") from None
+                    raise TaskHeldError(f"{name}: another task is running {self._task.label}.") from None
                 raise _held(name) from None
         if any(map(_is_held, self._rivals())):
             self.leave()
@@ -96,7 +96,7 @@ class Presence:
 
 
 def _held(name: Path) -> RunHeldError:
-    return RunHeldError(f"{name}: another run is at work on it. `milldam status {name}` shows it.")
+    return RunHeldError(f"{name}: another run is using it. `milldam status {name}` shows it.")
 
 
 def _read(folder: Path) -> dict[str, Any]:

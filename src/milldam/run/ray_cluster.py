@@ -434,7 +434,7 @@ def _complaint(name: str, folder: Path, found: tuple[bool, bool, str]) -> str | 
         return None
     what = "can't write to" if sees else "does not see"
     return (
-        f"The node {name} {what} {folder}.\nOn a Ray cluster the output lies on a file system that all "
+        f"The node {name} {what} {folder}.\nOn a Ray cluster the output must be on a file system that all "
         "nodes share, under the same path."
     )
 

@@ -1,6 +1,6 @@
 """Input -> units -> texts, or rows.
 
-data_sets     an HF data set, or a split of one -> paths to list, rows to take
+data_sets     an HF dataset, or a split of one -> paths to list, rows to take
 splits        how a split is asked for, and which files belong to it
 listing       paths, folders, globs and addresses -> input files
 units         input files -> units of a fixed size in bytes, from the input alone

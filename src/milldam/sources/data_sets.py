@@ -1,11 +1,11 @@
-"""What the user calls a data set -> inputs to list, and which of its documents to take.
+"""What the user calls a dataset -> inputs to list, and which of its documents to take.
 
 An ordinary path or address; one with a split, whose files are told by HF's conventions; a folder that HF `save_to_disk`
 wrote, here or at an address; or a name on the Hub, whose files are read where they lie, never downloaded whole (this
 alone needs the package `datasets`). Reads no data. A split is held as a list of paths: 17 MB for 100,000 files, 40 MB
 while it is made.
 
-The splits of a data set, by the conventions of HF `datasets`: how they are asked for, and which files belong to one.
+The splits of a dataset, by the conventions of HF `datasets`: how they are asked for, and which files belong to one.
 
 `train[10%:20%]` -> the split's name and the slice of its documents; files and folders -> splits by the words in their
 names. Nothing is read here.
@@ -48,7 +48,7 @@ _EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], trai
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """A slice of a data set's documents, as Python slices a list; None: from its begin, to its end.
+    """A slice of a dataset's documents, as Python slices a list; None: from its begin, to its end.
 
     >>> RowSlice(10, 20, percent=True).bounds(1000)
     (100, 200)
@@ -134,14 +134,14 @@ def splits_in(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file lies in its data set."""
+    """Where a file lies in its dataset."""
 
     path: str
     folders: tuple[str, ...]
-    """Below the data set's folder."""
+    """Below the dataset's folder."""
     name: str
     in_data: bool
-    """Directly in the folder "data" of the data set."""
+    """Directly in the folder "data" of the dataset."""
 
 
 def group_by_split(places: Sequence[Place]) -> dict[str, list[str]]:
@@ -190,9 +190,9 @@ class Resolved:
 
 
 def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_format: str | None = None) -> Resolved:
-    """Look up a data set.
+    """Look up a dataset.
 
-    Raises ConfigError for a split or subset that can't be meant, InputError for a data set or split that is not there.
+    Raises ConfigError for a split or subset that can't be meant, InputError for a dataset or split that is not there.
     """
     asked = None if split is None else parse_split(split)
     rows = None if asked is None else asked.rows
@@ -203,9 +203,7 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
             _require_known(path, files)
         return Resolved(files, input_format, rows)
     if subset is not None:
-        raise ConfigError(
-            f"{path}: subset is for data sets on the Hub; this one is not there. Name its folder in path."
-        )
+        raise ConfigError(f"{path}: subset is for datasets on the Hub; this one is not there. Name its folder in path.")
     saved = _saved_splits(path)
     if saved is not None:
         chosen = choose_splits(asked, saved, path)
@@ -219,7 +217,7 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
 
 
 def split_names(path: str, subset: str | None) -> list[str]:
-    """The splits of a folder that `save_to_disk` wrote, or of a data set on the Hub; none of anything else."""
+    """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
     if _may_be_on_hub(path):
         return list(_hub_splits(path, subset))
     return list(_saved_splits(path) or ())
@@ -292,7 +290,7 @@ def _saved_splits(path: str) -> dict[str, str] | None:
 
 
 def _saved_files(folder: str) -> list[str]:
-    """The Arrow files of a saved data set, in its order."""
+    """The Arrow files of a saved dataset, in its order."""
     state = _read_json(folder, "state.json")
     if any(state.get(key) for key in _INDICES):
         raise InputError(
@@ -301,7 +299,7 @@ def _saved_files(folder: str) -> list[str]:
         )
     files = state.get("_data_files")
     if not isinstance(files, list) or not all(isinstance(file, dict) and "filename" in file for file in files):
-        raise InputError(f"{folder}: no data set in it: its state.json lists no files. Save it again.")
+        raise InputError(f"{folder}: no dataset in it: its state.json lists no files. Save it again.")
     return [_join(folder, str(file["filename"])) for file in files]
 
 
@@ -324,7 +322,7 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{folder}: can't be read ({error}). Try again, or check the address.") from None
     except ValueError as error:
-        raise InputError(f"{folder}/{name}: not JSON ({error}). Save the data set again.") from None
+        raise InputError(f"{folder}/{name}: not JSON ({error}). Save the dataset again.") from None
     return value if isinstance(value, dict) else {}
 
 
@@ -332,7 +330,7 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
 
 
 def _may_be_on_hub(path: str) -> bool:
-    """Whether a path that does not exist may be the name of a data set: `name` or `user/name`, without an ending."""
+    """Whether a path that does not exist may be the name of a dataset: `name` or `user/name`, without an ending."""
     here = path == STDIN or is_address(path) or glob.has_magic(path) or os.path.lexists(path)
     return not here and _HUB_NAME.fullmatch(path) is not None and _ENDING.search(path) is None
 
@@ -342,20 +340,18 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
     try:
         from datasets import load_dataset_builder
     except ImportError:
-        raise InputError(
-            f'{missing}\nTo read a data set of that name from the Hub: pip install "milldam[hf]"'
-        ) from None
+        raise InputError(f'{missing}\nTo read a dataset of that name from the Hub: pip install "milldam[hf]"') from None
     silence = why_no_hub(path, "README.md", repo_type="dataset")
     if silence is not None:
-        raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {silence}.")
+        raise InputError(f"{missing}\nNor can a dataset of that name be opened on the Hub: {silence}.")
     try:
         data_files = load_dataset_builder(path, name=subset).config.data_files
-    except Exception as error:  # the network, the Hub and data sets have error types of their own
+    except Exception as error:  # the network, the Hub and datasets have error types of their own
         reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-        raise InputError(f"{missing}\nNor can a data set of that name be opened on the Hub: {reason}") from None
+        raise InputError(f"{missing}\nNor can a dataset of that name be opened on the Hub: {reason}") from None
     if not data_files:
         raise InputError(
-            f"{path}: this data set has no data files on the Hub.\nSave it with datasets: save_to_disk(...)"
+            f"{path}: this dataset has no data files on the Hub.\nSave it with datasets: save_to_disk(...)"
         )
     return {str(split): [str(file) for file in files] for split, files in data_files.items()}
 

@@ -72,9 +72,9 @@ class Unit:
     index: int
     slices: tuple[Slice, ...]
     dataset: int = 0
-    """Number of its data set in the configuration."""
+    """Number of its dataset in the configuration."""
     copy: int = 0
-    """Which repetition of the data set it belongs to, for a weight above 1."""
+    """Which repetition of the dataset it belongs to, for a weight above 1."""
     original: int | None = None
     """The unit that it repeats; None: it is none of the repetitions."""
 
@@ -130,7 +130,7 @@ def plan_units(
     dataset: int = 0,
     copy: int = 0,
 ) -> Iterator[Unit]:
-    """Cut the files of a data set into slices and gather slices into units of about `shard_size`."""
+    """Cut the files of a dataset into slices and gather slices into units of about `shard_size`."""
     slices = (slice.of_state(file.state) for file in files for slice in slice_file(file, shard_size))
     for index, group in enumerate(gather(slices, shard_size, lambda one: one), start=first_index):
         yield Unit(index, tuple(group), dataset, copy)

@@ -1,4 +1,4 @@
-"""What milldam makes: stores of tokens, tables, stores of features.
+"""What milldam makes: token stores, tables, feature stores.
 
 kinds        the registry: how a folder tells its kind, how it is opened and verified; what all manifests share
 place        where a store lies: a folder, or an address

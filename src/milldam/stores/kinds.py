@@ -166,7 +166,7 @@ TOKENS = Kind(
     "tokens",
     "milldam.json",
     "milldam store",
-    "a store of tokens",
+    "a token store",
     "`milldam.open` opens it.",
     "milldam.loader.stores:Store",
 )

@@ -91,7 +91,7 @@ class Place(Protocol):
         """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
 
     def not_a_store(self) -> str:
-        """Why there is no store of tokens here, when there is no manifest of one."""
+        """Why there is no token store here, when there is no manifest of one."""
 
 
 class Folder:

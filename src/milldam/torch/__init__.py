@@ -1,10 +1,10 @@
-"""Samples -> tensors: batches straight to a device, and data sets for torch's DataLoader. Needs torch.
+"""Samples -> tensors: batches straight to a device, and datasets for torch's DataLoader. Needs torch.
 
     for x, y in tensors(store.windows(1024).batches(16), device="cuda"): ...         no DataLoader; the quickest
     DataLoader(BatchDataset(store.windows(1024), 16), batch_size=None, num_workers=2)   whole batches, made by workers
     DataLoader(MapDataset(store.windows(1024)), batch_size=16, shuffle=True)         for those who bring a sampler
 
-Tokens come as int64, whatever they are stored as. Data sets pickle as what they were made from, so a worker that is
+Tokens come as int64, whatever they are stored as. Datasets pickle as what they were made from, so a worker that is
 started copies nothing. Reading is so cheap that worker processes make it slower: a batch that crosses a process border
 costs more than to make it. They are here for loops that ask for a DataLoader.
 """

@@ -1,4 +1,4 @@
-"""Data sets for torch's DataLoader: samples one by one, and whole batches whose workers take turns."""
+"""Datasets for torch's DataLoader: samples one by one, and whole batches whose workers take turns."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _START_BYTES = 16 * 1024
 
 
 class MapDataset(torch.utils.data.Dataset[Any]):
-    """Samples by number, for whoever brings a sampler: DataLoader, DistributedSampler, HF Trainer, Lightning.
+    """Samples by number, for tools with their own sampler: DataLoader, DistributedSampler, HF Trainer, Lightning.
 
-    A sample is what the view says: (x, y) or a dict. Packed rows come without `cu_seqlens` and `max_seqlen`, which are
-    of a whole batch and of varying length; `position_ids` and `document_ids` say the same of a row.
+    A sample is (x, y) or a dict, as set by `form`. Packed rows have no `cu_seqlens` and `max_seqlen`, which belong to a
+    whole batch and vary in length; `position_ids` and `document_ids` say the same for a row.
 
     >>> from torch.utils.data import DataLoader
     >>> dataset = milldam.torch.MapDataset(store.windows(128))
@@ -85,13 +85,13 @@ def _require_samples(name: str, samples: Any) -> None:
 class BatchDataset(torch.utils.data.IterableDataset[Any]):
     """Whole batches, for `DataLoader(dataset, batch_size=None, num_workers=N)`.
 
-    Of N workers, worker w makes the batches w, w + N, ...; the DataLoader hands them out in turn. So what the training
-    loop gets is the same for any number of workers: what `samples.batches(...)` gives in one process.
+    Of N workers, worker w makes the batches w, w + N, ...; the DataLoader hands them out in turn. So the training loop
+    gets the same batches for any number of workers: those of `samples.batches(...)` in one process.
 
-    Every loop begins at the same place until it is told otherwise: call `set_epoch(e)` before each loop, as with
-    torch's DistributedSampler (it reaches workers that persist, too), or go over all `epochs` in one loop.
+    Every loop gives the same epoch unless you call `set_epoch(e)` before it, as with torch's DistributedSampler (this
+    also reaches persistent workers), or go over all `epochs` in one loop.
 
-    rank, world_size   None: those of torch.distributed when it is initialised, else 0 of 1
+    rank, world_size   None: those of torch.distributed if it is initialised, else 0 of 1
 
     >>> from torch.utils.data import DataLoader
     >>> dataset = milldam.torch.BatchDataset(store.windows(128), 16)
@@ -157,7 +157,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The number of the loop that begins next: after `load_state_dict`, where to go on with `set_epoch`."""
+        """The number of the next loop: after `load_state_dict`, the first epoch for `set_epoch`."""
         return self._loop_at()[0]
 
     def _loop_at(self) -> tuple[int, bool]:
@@ -174,9 +174,9 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return batches
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop brings epoch `epoch`, counted in loops when one goes over several epochs.
+        """The next loop gives epoch `epoch`, counted in loops if a loop goes over several epochs.
 
-        From its begin; or, when a state was loaded that stands inside it, from there.
+        It starts at the beginning of the epoch, or at the position of a loaded state inside it.
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch: {epoch}; use 0 or more.")
@@ -193,13 +193,14 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self._loop = self._before_load = None
 
     def state_after(self, batches: int) -> State:
-        """Where it stands after so many batches of a loop were taken; goes on with any number of workers and ranks."""
+        """The state after a number of batches of a loop were taken; fits any number of workers and ranks."""
         return _state_after(self._at_start(), batches)
 
     def state_dict(self) -> State:
-        """Where it stands in this process, in the form of `Batches.state_dict`.
+        """The position of this process, in the form of `Batches.state_dict`.
 
-        What workers made, this process does not see: then ask `state_after`, or use torchdata's StatefulDataLoader.
+        This process does not see the progress of workers: with workers use `state_after`, or torchdata's
+        StatefulDataLoader.
         """
         if torch.utils.data.get_worker_info() is not None:
             # StatefulDataLoader asks; the state of the loop says it all.
@@ -212,7 +213,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return self.state_after(0) if self._loop is None else self._loop.stands()
 
     def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
-        """The next loop goes on from a state, to the end of its epoch; see `Batches.load_state_dict`."""
+        """The next loop continues from a state, to the end of its epoch; see `Batches.load_state_dict`."""
         if torch.utils.data.get_worker_info() is not None:
             return
         before, batches = self._start.read(), self._at_start()
@@ -222,7 +223,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self._before_load = before
 
     def _undo_load(self) -> None:
-        """StatefulDataLoader loads the data set, then the loop over it: where other loops begin is not its business."""
+        """StatefulDataLoader loads the dataset, then the loop over it: where other loops begin is not its business."""
         if self._before_load is not None:
             self._begin_at(self._before_load)
 

@@ -39,7 +39,7 @@ class PackedTensors(LabelledTensors):
 
 
 class TensorBatches(Generic[TensorsT]):
-    """Batches as tensors, as `tensors` makes them; where it stands is where the batches under it stand.
+    """Batches as tensors, made by `tensors`; its position is that of the batches under it.
 
     >>> batches = milldam.torch.tensors(store.windows(128).batches(16, seed=0))
     >>> len(batches), next(batches)[0].shape
@@ -87,20 +87,20 @@ class TensorBatches(Generic[TensorsT]):
 
     @property
     def epoch(self) -> int:
-        """How many epochs are through."""
+        """Number of finished epochs."""
         return self._batches.epoch
 
     @property
     def samples_seen(self) -> int:
-        """Samples that all ranks together were given, from the very first epoch on."""
+        """Samples delivered to all ranks together since the very first epoch."""
         return self._batches.samples_seen
 
     def state_dict(self) -> State:
-        """Where it stands: behind the last batch that was handed out."""
+        """The position: after the last batch that was handed out."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
-        """Go on from a state; see `Batches.load_state_dict`."""
+        """Continue from a state; see `Batches.load_state_dict`."""
         self._batches.load_state_dict(state, new_weights=new_weights)
 
 
@@ -142,11 +142,11 @@ def tensors(
 def tensors(
     batches: Batches[Any], device: torch.device | str | None = None, pin_memory: bool = False
 ) -> TensorBatches[Any]:
-    """The same batches as tensors, on a device when one is named.
+    """The same batches as tensors, on a device if one is named.
 
-    On the CPU they share the arrays' memory, without a copy. To a CUDA device they go through pinned memory, while
-    the loop goes on: no need to wait, what is computed there next waits by itself. `pin_memory` alone: in pinned
-    memory, for those who copy themselves. The batches belong to it from then on: ask it, not them.
+    On the CPU they share the arrays' memory, without a copy. To a CUDA device they are copied through pinned memory
+    while the loop continues; computations on the device wait for the copy automatically. With `pin_memory` alone they
+    stay in pinned memory, for code that copies itself. Afterwards use only the result, not `batches`.
 
     >>> batches = milldam.torch.tensors(store.windows(128).batches(16, epochs=None), device="cpu")
     >>> x, y = next(batches)

@@ -11,7 +11,7 @@ tokenizers. There is one way to work, streamed and lazy, so `use_streaming`, `us
 `streaming_chunk_size` change nothing. `max_memory_gb` bounds what preparing takes.
 
 tokenizers    tokenizers of transformers and of HF tokenizers, on disk
-caching       data sets -> cached features
+caching       datasets -> cached features
 loading       cached features -> batches
 """
 

@@ -1,4 +1,4 @@
-"""Data sets -> features in a cache folder that is named by everything that decides them."""
+"""Datasets -> features in a cache folder that is named by everything that decides them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def process_and_cache_dataset(
     max_memory_gb: float = 8.0,
     workers: int | None = None,
 ) -> int:
-    """Make the windows of a data set, unless they are there; how many there are.
+    """Make the windows of a dataset, unless they are there; how many there are.
 
-    dataset_name   a file, folder, glob or address (SQuAD's JSON; HF's flat form as jsonl, parquet, a data set on disk),
+    dataset_name   a file, folder, glob or address (SQuAD's JSON; HF's flat form as jsonl, parquet, a dataset on disk),
                    or a name on the Hub
     tokenizer      a fast tokenizer of transformers, a tokenizers.Tokenizer, or the path of one
 
@@ -95,7 +95,7 @@ def _folder(cache: Path, dataset: str, split: str, tokenizer: CachedTokenizer, s
 
 
 def _identity(dataset: str, split: str) -> str:
-    """Changes when the data does; a data set on the Hub is known by its name."""
+    """Changes when the data does; a dataset on the Hub is known by its name."""
     from milldam.input_files import InputState, is_address
     from milldam.qa.records import list_files
 
@@ -174,7 +174,7 @@ class StreamingSquadProcessor:
         cache_manager: Any = None,
         max_n_segs: int | None = None,
     ) -> int:
-        """Make the windows of a data set, unless they are there; how many there are.
+        """Make the windows of a dataset, unless they are there; how many there are.
 
         `cache_manager`: anything with a `cache_dir`; None: ./.cache
         """
@@ -218,7 +218,7 @@ def _processed(
                 break
         content = new.commit()["xxh3"]
     if left_out:
-        log.warning("%s: %d records are no examples and were left out", dataset, len(left_out))
+        log.warning("%s: %d records are not examples and were left out", dataset, len(left_out))
     path = new.path.with_name(f"{name}-{content[:16]}.jsonl")
     if path.exists():
         # The older one has the date that the features know it by.

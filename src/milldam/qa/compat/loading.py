@@ -72,7 +72,7 @@ def create_dataloader(
     rank: int = 0,
     world_size: int = 1,
 ) -> FeatureLoader:
-    """Batches of a cached data set: a list over time steps, each a dict; or, not time-step-major, a dict of windows.
+    """Batches of a cached dataset: a list over time steps, each a dict; or, not time-step-major, a dict of windows.
 
     max_segments   at most so many segments of a document, chosen by segment_selection_strategy: answer_centered,
                    random_continuous or first_n; None: all

@@ -138,7 +138,7 @@ def _shard_problems(shard: FeatureShard, form: FeatureForm) -> Iterator[str]:
         if shard.size(file) != size:
             yield f"{name}.{file} has {shard.size(file):,} bytes where its rows take {size:,}."
     if shard.size(CONTEXTS_INDEX) < 8 or shard.size(CONTEXTS_INDEX) % 8:
-        yield f"{name}.{CONTEXTS_INDEX} has {shard.size(CONTEXTS_INDEX):,} bytes, which is no index."
+        yield f"{name}.{CONTEXTS_INDEX} has {shard.size(CONTEXTS_INDEX):,} bytes, which is not an index."
 
 
 def _memory_problems(memory: MemoryIds, template: dict[str, Any]) -> Iterator[str]:

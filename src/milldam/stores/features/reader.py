@@ -108,7 +108,7 @@ class _Texts:
         data = self._bytes(TEXTS, TEXTS_INDEX, shard, example + shard)
         value = self._decoded(json.loads, data, f"example {example}")
         if not isinstance(value, dict) or not isinstance(value.get("id"), str):
-            raise self._files.damaged(f"example {example} is no example")
+            raise self._files.damaged(f"example {example} is not an example")
         return value
 
     def context(self, example: int, number: int) -> str:

@@ -271,7 +271,7 @@ class Table:
     # ---- other tools ----
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """All rows as one `pa.Table`, mapped: it takes next to no memory."""
+        """All rows as one `pa.Table`, mapped: this takes next to no memory."""
         import pyarrow as pa
 
         names = _known(self.columns, columns)

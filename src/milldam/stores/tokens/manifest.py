@@ -6,7 +6,7 @@ this machine but those of the input. So equal input and settings give equal byte
 Shards are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
 store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
 
-What became of the records of a data set: read = rejected + dropped + kept.
+What became of the records of a dataset: read = rejected + dropped + kept.
 
 Counted once, from the records of a run, and kept in the manifest; summary, `milldam stats` and report take every such
 figure from there. A document that a weight repeats counts each time. Size: a number a reason.
@@ -38,7 +38,7 @@ STAGES = (READ, "clean", "dedup", "decontaminate", "sample", "filter", "encode",
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The records of one data set, or of several together."""
+    """The records of one dataset, or of several together."""
 
     name: str = ""
     read: int = 0
@@ -88,7 +88,7 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Those of several data sets together."""
+    """Those of several datasets together."""
     several = tuple(tallies)
     return Tally(
         read=sum(one.read for one in several),
@@ -170,7 +170,7 @@ class Manifest:
     """Number, size and fingerprint of the input files."""
     shards: tuple[Shard, ...]
     sources: tuple[Tally, ...] = ()
-    """What became of the records of each data set, in plan order; none: it was not made from records."""
+    """What became of the records of each dataset, in plan order; none: it was not made from records."""
     inexact_cuts: int = 0
     """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     damaged_files: int = 0

@@ -186,7 +186,7 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """Its folder on this machine; an error when it lies at an address."""
+        """Its folder on this machine; an error if it is at an address."""
         if self.place.folder is None:
             raise ConfigError(
                 f"{self.name}: is at an address, and this needs its files here. `milldam pull` brings them."
@@ -207,7 +207,7 @@ class Store:
         return shard.document(within)
 
     def spans(self, number: int) -> Int64s:
-        """The trained stretches of a document: (n, 2), half-open token positions within it."""
+        """The trained spans of a document: (n, 2), half-open token positions within it."""
         shard, within = self._mapped.at(number)
         if shard.spans is None:
             raise StoreError(
@@ -218,7 +218,7 @@ class Store:
         return shard.spans.document(within, end - begin)
 
     def label(self, number: int) -> int:
-        """The label of a document, such as 1 for an answer that is wanted and 0 for one that is not."""
+        """The label of a document, such as 1 for a desirable answer and 0 for an undesirable one."""
         shard, within = self._mapped.at(number)
         if shard.labels is None:
             raise StoreError(f"{self.name}: its documents have no labels. Records with a field `label` give some.")
@@ -236,7 +236,7 @@ class Store:
             yield self._mapped.map_in_turn(k).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Tokens per document, an array a shard."""
+        """Tokens per document, one array per shard."""
         for shard in self.shards:
             index = self.open_index(shard)
             if len(index.lengths):
@@ -247,7 +247,7 @@ class Store:
         return self._mapped.open_index(shard)
 
     def decode(self, tokens: npt.ArrayLike) -> str:
-        """Text of token ids, special tokens included, by the tokenizer that lies in the store."""
+        """Text of token ids, special tokens included, by the store's tokenizer."""
         try:
             return str(self.tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False))
         except (OverflowError, TypeError):

@@ -154,7 +154,7 @@ class SimulatedJob:
         preparation = SimulatedPreparation(config_of(self.out), session.folder, self.units)
         identity = Identity(config_of(self.out).settings(), preparation.list_input())
         self.clock("list")
-        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, added=("<|endoftext|>",))
+        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, ())
         question = Question(
             TokenizerText("simulated", "{}", NamedTokens(), ""), "huggingface", "none", "auto", False, []
         )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from milldam.decontamination.index import Index, build_index
+from milldam.decontamination.index import SEED_LETTERS, Index, build_index
 from milldam.decontamination.letters import LONGEST_WORD, words_of
 from milldam.decontamination.matches import Matches, MatchFinder, joined
 from milldam.decontamination.passages import Passage, Passages
@@ -150,6 +150,45 @@ def test_what_is_found_is_what_a_comparison_of_ngrams_finds(
         held = set(grams(document.split(), size))
         wanted = {k for k, gram in enumerate(grams(text.split(), size)) if gram in held}
         assert there.get(passage, set()) == wanted
+
+
+@given(st.integers(0, 10**6), st.integers(3, 13))
+@settings(deadline=None, max_examples=60)
+def test_pieces_of_passages_are_found_however_they_are_written(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int
+) -> None:
+    """Documents of pieces of passages in other case, punctuation and white space, beside letters and marks of any
+    script: no n-gram is missed that a plain comparison of words finds."""
+    rng = random.Random(seed)
+    others = ["größe", "Ærø", "слово", "日本", "été", "ﬁne", "“so”", "—", "x" * 70]
+
+    def written(count: int) -> str:
+        words = make_text(rng, count).split()
+        return " ".join(word if rng.random() < 0.9 else rng.choice(others) for word in words)
+
+    texts = [written(rng.randrange(6, 40)) + " sufficient letters" for _ in range(20)]
+    documents = []
+    for _ in range(30):
+        pieces = [written(rng.randrange(30))]
+        for text in rng.choices(texts, k=rng.randrange(4)):
+            words = text.split()
+            low = rng.randrange(len(words))
+            pieces += [rewritten(" ".join(words[low : low + rng.randrange(1, 40)]), rng), written(rng.randrange(4))]
+        documents.append(rng.choice(["", "\n", "“"]).join([" ".join(pieces), rng.choice(["", "."])]))
+    index = index_of(tmp_path_factory.mktemp("pieces"), texts, EvaluationSet(path="x", ngram=ngram, max_items=1000))
+    there: dict[tuple[int, int], set[int]] = {}
+    for match in Scanner(index).whole(strings(documents)):
+        base = int(index.gram_bounds[match.passage])
+        there.setdefault((match.document, match.passage), set()).update(range(match.first - base, match.stop - base))
+    for number, document in enumerate(documents):
+        for passage, text in enumerate(texts):
+            words = plain_words(text)
+            size = min(ngram, len(words))
+            held = set(grams(plain_words(document), size))
+            wanted = {k: len("".join(gram).encode()) for k, gram in enumerate(grams(words, size)) if gram in held}
+            # One of fewer letters than a seed is found where what follows is the same.
+            sure = {k for k, letters in wanted.items() if letters >= SEED_LETTERS}
+            assert sure <= there.get((number, passage), set())
 
 
 def test_words_that_go_on_are_other_words(tmp_path: Path) -> None:

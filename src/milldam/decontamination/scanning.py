@@ -55,6 +55,7 @@ class Scanner:
         self._index = index
         if index.passages:
             _keep_freed_memory()
+            words_of("é".encode(), np.array([0, 2]))  # its tables are there before workers are forked
             self._tables = index.tables()
 
     def whole(self, texts: pa.LargeStringArray) -> Iterator[Match]:

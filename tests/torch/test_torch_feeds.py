@@ -74,7 +74,7 @@ def test_set_epoch_brings_an_epoch_of_a_finished_store(finished: Feed, late: Fee
     assert (dataset.epoch, rows(dataset)) == (1, second)
     dataset.set_epoch(0)
     assert rows(dataset) == first
-    with pytest.raises(ConfigError, match="known once all of it is made"):
+    with pytest.raises(ConfigError, match="unknown until all units are tokenized"):
         BatchDataset(late.windows(SEQ_LEN), 7).set_epoch(2)
 
 

@@ -25,7 +25,7 @@ os.fsync = lambda descriptor: None
 PROJECT = Path(__file__).parents[1]
 
 # `make test` looks at fewer examples of each property than `make test-all` does.
-for profile, examples in {"quick": 30, "all": 100}.items():
+for profile, examples in {"quick": 20, "all": 100}.items():
     settings.register_profile(
         profile,
         deadline=None,

@@ -229,6 +229,7 @@ def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
     [
         ({"dedup": "exact"}, "which documents are duplicates can't be known before all of the input is read"),
         ({"dedup": "near"}, "which documents are duplicates"),
+        ({"decontaminate": "corpus.jsonl"}, "which n-grams are too common to count can't be known"),
         ({"limit": 10}, "limit: which documents come first"),
         ({"splits": {"val_tokens": 1000}}, "splits and limits in tokens"),
         ({"datasets": {"path": "corpus.jsonl", "max_documents": 5}}, "which of its documents are meant"),

@@ -30,9 +30,10 @@ class NearRules:
 class DedupRules:
     """Which documents are dropped because another one is like them. The first in the order of the input is kept."""
 
-    method: Literal["exact", "bloom", "off"] = "exact"
+    method: Literal["exact", "bloom", "index", "off"] = "exact"
     """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
-    of false positives. off: only near, where given."""
+    of false positives. index: only what the index holds, in one pass; documents are not compared with each other, and
+    none enters. off: only near, where given."""
     normalize: bool = False
     """Compare without regard to case, white space and punctuation."""
     index: str | None = None

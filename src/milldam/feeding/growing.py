@@ -43,11 +43,11 @@ class GrowingParts:
     def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
         self._order, self._planned = order, planned
         run_folder = order.out / RUN_FOLDER
-        # As `TokenJob` has them where nothing is sliced or deduplicated.
         units = UnitList(run_folder, "units")
-        keys = units.keys().mixed(np.zeros(planned.units, np.uint64)) if len(units) == planned.units else None
-        if keys is None:
+        if len(units) != planned.units:
             raise MismatchError(f"{order.out}: is being made anew. Open the data again.")
+        # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
+        keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)

@@ -71,8 +71,11 @@ class FeedJob(TokenJob):
 def refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
+    if config.evaluation_sets:
+        said = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
+        raise ConfigError(Setting("decontaminate"), said)
     if config.dedup_rules is not None:
-        said = f": which documents are duplicates {whole} Use "
+        said = f": which documents are duplicates {whole} Compare with an index alone (dedup.method: index), use "
         raise ConfigError(Setting("dedup"), said, Setting("dedup", "off"), ", or open what `milldam preprocess` made.")
     if config.limit is not None:
         raise ConfigError(Setting("limit"), f": which documents come first {whole} Leave it out.")

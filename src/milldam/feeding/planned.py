@@ -30,6 +30,8 @@ class Planned:
     identity: str = ""
     """Of the store that is being made; empty: nothing is planned yet."""
     units: int = 0
+    index_key: int = 0
+    """What the keys of units take in of a dedup index."""
     splits: tuple[str, ...] = ()
     vocab_size: int = 0
     tokenizer: str = ""
@@ -50,6 +52,7 @@ class Planned:
             self,
             identity=prepared.identity.run_id,
             units=plan.units,
+            index_key=prepared.index_key,
             splits=splits_asked(prepared.identity.settings, ()),
             vocab_size=prepared.vocab_size,
             tokenizer=prepared.tokenizer_hash,

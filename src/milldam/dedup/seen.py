@@ -55,26 +55,25 @@ class SeenHashes:
         hi, lo = hashes[order].T
         for number, run in enumerate(self._runs):
             left = np.flatnonzero(found[order] == _NOWHERE)
-            held = _holds(run, np.ascontiguousarray(hi[left]), lo[left])
+            held = places_in(run, np.ascontiguousarray(hi[left]), lo[left]) != _NOWHERE
             found[order[left[held]]] = number
         return found
 
 
-def _holds(run: Hashes, hi: npt.NDArray[np.uint64], lo: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    held = np.zeros(len(hi), bool)
-    if not run.shape[1]:
-        return held
+def places_in(run: Hashes, hi: npt.NDArray[np.uint64], lo: npt.NDArray[np.uint64]) -> Numbers:
+    """Where each of some hashes is in a sorted run, (2 or more, hashes); -1: nowhere."""
+    found = np.full(len(hi), _NOWHERE, np.int64)
     place = np.searchsorted(run[0], hi)
     open_ = np.arange(len(hi))
-    # Two of them may share their high half: then the low ones are in order.
+    # Several may share their high half.
     while len(open_):
         open_ = open_[place[open_] < run.shape[1]]
         open_ = open_[run[0, place[open_]] == hi[open_]]
         equal = run[1, place[open_]] == lo[open_]
-        held[open_[equal]] = True
+        found[open_[equal]] = place[open_[equal]]
         open_ = open_[~equal]
         place[open_] += 1
-    return held
+    return found
 
 
 @dataclass(frozen=True, slots=True)

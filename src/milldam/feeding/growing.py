@@ -18,7 +18,7 @@ from milldam.errors import MismatchError, StoreError
 from milldam.feeding.demand import Demand
 from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
-from milldam.feeding.planned import Planned
+from milldam.feeding.planned import Planned, known_keys
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
 from milldam.loader.stores import Store, token_file
@@ -48,6 +48,8 @@ class GrowingParts:
             raise MismatchError(f"{order.out}: is being made anew. Open the data again.")
         # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
         keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
+        if planned.in_order:
+            keys = known_keys(run_folder, planned.identity, planned.units)
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)
@@ -71,6 +73,7 @@ class GrowingParts:
             rows=self._order.out / "rows",
             pad_id=planned.pad_id,
             tokenizer=planned.tokenizer,
+            in_order=planned.in_order,
             chat=planned.chat,
             pairs=planned.pairs,
         )

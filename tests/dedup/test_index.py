@@ -26,6 +26,7 @@ from tests.kit.jobs import wait_until
 from milldam.dedup.exact import MIN_MEMORY_BYTES
 from milldam.dedup.index import DedupIndex, IndexedRun, Sorting
 from milldam.errors import ConfigError, StoreError
+from milldam.sealed import record_of
 
 
 def sorting(index_files: list[Path] | None = None, partitions: int = 1, exempt_below: int = 0) -> Sorting:
@@ -236,5 +237,6 @@ def test_a_run_says_what_it_is(index: DedupIndex) -> None:
     """For the list that a user sees."""
     do_run(index, "a", [[1, 1, 2]])
     (run,) = index.runs()
-    assert run == IndexedRun("a", "/stores/a", 3, 2, (index.folder / "a.parquet").stat().st_size, run.created)
+    file = record_of(index.folder / "a.parquet")
+    assert run == IndexedRun("a", "/stores/a", 3, 2, file["bytes"], file["xxh3"], run.created)
     assert run.created > 1.7e9

@@ -227,8 +227,10 @@ def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dedup": "exact"}, "which documents are duplicates can't be known before all of the input is read"),
-        ({"dedup": "near"}, "which documents are duplicates"),
+        ({"dedup": "near"}, "which documents are alike can't be known before all of the input is read"),
+        ({"dedup": "bloom"}, "which documents are alike"),
+        ({"dedup": {"index": "seen"}}, r"dedup\.index: a feed compares with an index alone"),
+        ({"decontaminate": "corpus.jsonl"}, "which n-grams are too common to count can't be known"),
         ({"limit": 10}, "limit: which documents come first"),
         ({"splits": {"val_tokens": 1000}}, "splits and limits in tokens"),
         ({"datasets": {"path": "corpus.jsonl", "max_documents": 5}}, "which of its documents are meant"),

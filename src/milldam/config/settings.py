@@ -220,11 +220,16 @@ class Config:
         """None: there is no first pass. Decontamination needs one that may drop no duplicates."""
         nothing = DedupRules(method="off") if self.evaluation_sets else None
         if isinstance(self.dedup, DedupRules):
-            return self.dedup if self.dedup.method != "off" or self.dedup.near else nothing
+            return self.dedup if self.dedup.method not in ("off", "index") or self.dedup.near else nothing
         if self.dedup == "off":
             return nothing
         near = NearRules() if self.dedup == "near" else None
         return DedupRules(method="bloom" if self.dedup == "bloom" else "exact", near=near)
+
+    @property
+    def index_rules(self) -> DedupRules | None:
+        """Where documents are compared with an index alone, in the pass that tokenizes them."""
+        return self.dedup if isinstance(self.dedup, DedupRules) and self.dedup.method == "index" else None
 
     @property
     def packing_rules(self) -> PackingRules | None:
@@ -257,7 +262,7 @@ class Config:
 
         Packing is not in it: rows are made from a store, whenever they are wanted.
         """
-        tokenizer = self.tokenizer_rules
+        tokenizer, dedup = self.tokenizer_rules, self.index_rules or self.dedup_rules
         # Not the path: what moves is still the same.
         evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.evaluation_sets]
         return {
@@ -266,7 +271,7 @@ class Config:
             "validation": [_set_settings(one) for one in self.validation_sets],
             "clean": self.clean_rules and asdict(self.clean_rules),
             "invalid_utf8": self.invalid_utf8,
-            "dedup": self.dedup_rules and asdict(self.dedup_rules) | {"index": self.dedup_rules.index is not None},
+            "dedup": dedup and asdict(dedup) | {"index": dedup.index is not None},
             "filters": {name: value for name, value in asdict(self.filters).items() if value is not None},
             "write_dropped": self.write_dropped,
             "splits": self.splits,
@@ -356,7 +361,21 @@ def _check_limit(config: Config) -> None:
         raise ConfigError(Setting("limit"), said)
 
 
+def _check_index(config: Config, rules: DedupRules) -> None:
+    """It is asked while documents are tokenized: what needs a pass before that needs another method."""
+    if rules.index is None:
+        raise ConfigError(Setting("dedup.method"), ": index: name the folder of the index as dedup.index.")
+    if rules.near is not None:
+        said = ": which documents are alike is found in a pass of its own, and dedup.method: index has none. Use exact."
+        raise ConfigError(Setting("dedup.near"), said)
+    if config.evaluation_sets:
+        said = ": is decided in a pass of its own, and dedup.method: index has none. Use exact, with the same index."
+        raise ConfigError(Setting("decontaminate"), said)
+
+
 def _check_rules(config: Config) -> None:
+    if config.index_rules is not None:
+        _check_index(config, config.index_rules)
     near = config.dedup_rules.near if config.dedup_rules is not None else None
     if near is not None and near.bands * near.rows > MOST_VALUES:
         said = f": {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values."

@@ -59,6 +59,11 @@ def drop_file_name(way: str, partition: int) -> str:
     return f"drops-{way}-{partition:05d}.parquet"
 
 
+def unit_folder(folder: Path, unit: int) -> Path:
+    """Where the drops of one unit are, when units are decided on one by one."""
+    return folder / f"{unit:07d}"
+
+
 class DropWriter:
     """Writes one drop file; use it as a context manager. Holds 32,768 drops and what one call adds.
 
@@ -142,8 +147,12 @@ class DropSet:
 
     @classmethod
     def load(cls, folder: Path, unit: int) -> DropSet:
-        """The drops of a unit by all ways; an exact one is named before a near one."""
-        paths = sorted(folder.glob("drops-*.parquet"))
+        """The drops of a unit by all ways; an exact one is named before a near one.
+
+        They are in files for all units, or in a folder for each that has any (`unit_folder`).
+        """
+        own = unit_folder(folder, unit)
+        paths = sorted((own if own.is_dir() else folder).glob("drops-*.parquet"))
         return cls([file for file in (_UnitFile(path, unit) for path in paths) if file.has_any])
 
     def apply(self, first_row: int, verdicts: Verdicts) -> None:

@@ -98,7 +98,7 @@ def resolve_exact(
     if prints.are_few and partitions == 1:
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
             for position, first in _sorted_by_position(clusters.add(batch) for batch in _sorted_in_memory(prints)):
-                _write_drops(writer, position, first, len(index_files))
+                write_drops(writer, position, first, len(index_files))
             writer.commit()
         return clusters.finish()
     with Database.open(folder / f".{name}", memory_bytes, threads) as database:
@@ -107,7 +107,7 @@ def resolve_exact(
                 unsorted.add(*clusters.add(batch))
         with DropWriter(folder / drop_file_name(EXACT, partition)) as writer:
             for position, first in database.sorted_drops(unsorted.path):
-                _write_drops(writer, position, first, len(index_files))
+                write_drops(writer, position, first, len(index_files))
             writer.commit()
     return clusters.finish()
 
@@ -126,7 +126,8 @@ def _sorted_by_position(drops: Iterator[tuple[Positions, Positions]]) -> Iterato
         yield position[order], first[order]
 
 
-def _write_drops(writer: DropWriter, position: Positions, first: Positions, index_files: int) -> None:
+def write_drops(writer: DropWriter, position: Positions, first: Positions, index_files: int = 0) -> None:
+    """Of documents, and the first equal ones; below 0 in one of so many files of the index."""
     low = (1 << ROW_BITS) - 1
     seen = first < 0
     of_unit = np.where(seen, -1 - (first + index_files), first >> ROW_BITS)

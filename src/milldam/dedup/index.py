@@ -4,6 +4,7 @@
     <run id>.signatures   only with near-dedup: the signature of each document that was kept, `bands` x `rows` bytes
     <run id>.sketches     and its shingles, to verify on: 4 bytes a distinct one, `SHINGLES_KEPT` of a document at most
     <run id>.rows         where these end: 16 bytes a document
+    <run id>.hashes       the hashes once more, to be looked up one by one; made when first asked for: 16 bytes each
     <run id>.json         what the run is; written last, without it the other files do not exist
     lock                  held by who changes something
 
@@ -38,9 +39,10 @@ from milldam.dedup.fingerprints import Hashes, NewTable
 from milldam.dedup.keys import mapped
 from milldam.dedup.minhash import SignatureWriter, signature_file_name, signature_files, unit_name
 from milldam.dedup.rules import NearRules
+from milldam.dedup.seen import HASH_BYTES, lookup_name, write_lookup
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
-from milldam.files import explain_os_errors, remove_temporaries, write_json
+from milldam.files import explain_os_errors, hash_bytes, remove_temporaries, write_json
 from milldam.sealed import has_size, read_sealed, write_sealed
 from milldam.text.verdicts import Mask, Verdicts
 
@@ -51,6 +53,7 @@ _ENDINGS = _HASHES, _SIGNATURES, _SKETCHES, _ROWS = ".parquet", ".signatures", "
 SHINGLES_KEPT = 4096
 """Of a document, those with the smallest hashes: above, similarity is estimated, 0.006 off (one standard deviation)."""
 _KEPT_AT_ONCE = 1024
+_LOOKUP = ".hashes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class IndexedRun:
     hashes: int
     """Distinct ones that no earlier run of the index had."""
     bytes: int
+    xxh3: str
+    """Of the file of its hashes."""
     created: float
     """Seconds since 1970."""
     normalize: bool = False
@@ -102,8 +107,8 @@ class DedupIndex:
         found = (_read_run(path) for path in self.folder.glob("*.json"))
         return sorted((run for run in found if run is not None), key=lambda run: (run.created, run.id))
 
-    def files(self, excluding_id: str, excluding_out: str) -> list[tuple[str, Path]]:
-        """(run id, hash file) of all runs but one, and but the one that wrote to the same folder before."""
+    def others(self, excluding_id: str, excluding_out: str) -> list[IndexedRun]:
+        """All runs but one, and but the one that wrote to the same folder before."""
         others = [run for run in self.runs() if run.id != excluding_id and run.out != excluding_out]
         for run in others:
             if run.normalize != self._normalize:
@@ -116,7 +121,35 @@ class DedupIndex:
                     f"{self.folder}: the run {run.id} in this index has dedup.near: {_rules_of(run.near)}; "
                     "its signatures can't be compared with others. Use another index, or the same settings."
                 )
-        return [(run.id, self._checked(run)) for run in others]
+        return others
+
+    def files(self, excluding_id: str, excluding_out: str) -> list[tuple[str, Path]]:
+        """The same: run id, hash file."""
+        return [(run.id, self._checked(run)) for run in self.others(excluding_id, excluding_out)]
+
+    def state(self, out: str) -> str:
+        """Names what the index holds, but for the run that wrote to a folder; an index of nothing is refused."""
+        runs = self.others("", out)
+        if not runs:
+            raise ConfigError(
+                f"dedup.index: {self.folder} holds no runs to compare with. A finished run with "
+                f"dedup: {{index: {self.folder}}} enters it."
+            )
+        return _state_of(runs)
+
+    def pin_lookups(self, folder: Path, *, out: str, state: str) -> list[str]:
+        """Link what is looked up of each run into a run's own folder; their ids. Refused unless it is of that state."""
+        with self._locked(), explain_os_errors(folder):
+            runs = self.others("", out)
+            if _state_of(runs) != state:
+                said = f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
+                raise StoreError(said, Setting("overwrite", True), ".")
+            for number, run in enumerate(runs):
+                path = self.folder / f"{run.id}{_LOOKUP}"
+                if not has_size(path, run.hashes * HASH_BYTES):
+                    write_lookup(self._checked(run), path)
+                _link(path, folder / lookup_name(number))
+        return [run.id for run in runs]
 
     def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
         """The same files under names of a run's own folder, taken once: what the index gains or loses while the run is
@@ -163,9 +196,12 @@ class DedupIndex:
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
+                (self.folder / f"{run_id}{_LOOKUP}").unlink(missing_ok=True)
                 near = self._write_near(run_id, fingerprints)
-                size = table.commit()["bytes"]
-            run = IndexedRun(run_id, out, documents, hashes, size, time.time(), self._normalize, near)
+                file = table.commit()
+            run = IndexedRun(
+                run_id, out, documents, hashes, file["bytes"], file["xxh3"], time.time(), self._normalize, near
+            )
             write_json(self._record(run_id), asdict(run))
             self._remove_orphans()
         return run
@@ -208,7 +244,7 @@ class DedupIndex:
 
     def _remove_orphans(self) -> None:
         """Files without a record: of runs that were replaced or removed, or killed while they committed."""
-        for path in (path for ending in _ENDINGS for path in self.folder.glob(f"*{ending}")):
+        for path in (path for ending in (*_ENDINGS, _LOOKUP) for path in self.folder.glob(f"*{ending}")):
             if not self._record(path.stem).exists():
                 path.unlink()
 
@@ -292,6 +328,10 @@ def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) ->
                 sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
                 signatures.add(table[rows])
         return sum(int(file["bytes"]) for file in (signatures.commit(), *sketches.commit().values()))
+
+
+def _state_of(runs: Sequence[IndexedRun]) -> str:
+    return hash_bytes(json.dumps([(run.id, run.hashes, run.xxh3) for run in runs]).encode())
 
 
 def _kept(folder: Path, unit: int, documents: int) -> Mask:

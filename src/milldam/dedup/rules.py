@@ -30,9 +30,10 @@ class NearRules:
 class DedupRules:
     """Which duplicates to drop. The first one in the order of the input stays."""
 
-    method: Literal["exact", "bloom", "off"] = "exact"
+    method: Literal["exact", "bloom", "index", "off"] = "exact"
     """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
-    of false positives. off: only near, if set."""
+    of false positives. index: only what the index holds, in one pass; documents are not compared with each other, and
+    none enters. off: only near, if set."""
     normalize: bool = False
     """Ignore case, white space and punctuation."""
     index: str | None = None

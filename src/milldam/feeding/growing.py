@@ -18,7 +18,7 @@ from milldam.errors import MismatchError, StoreError
 from milldam.feeding.demand import Demand
 from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
-from milldam.feeding.planned import Planned
+from milldam.feeding.planned import Planned, known_keys
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
 from milldam.loader.stores import Store, token_file
@@ -43,11 +43,13 @@ class GrowingParts:
     def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
         self._order, self._planned = order, planned
         run_folder = order.out / RUN_FOLDER
-        # As `TokenJob` has them where nothing is sliced or deduplicated.
         units = UnitList(run_folder, "units")
-        keys = units.keys().mixed(np.zeros(planned.units, np.uint64)) if len(units) == planned.units else None
-        if keys is None:
+        if len(units) != planned.units:
             raise MismatchError(f"{order.out}: is being redone. Open the data again.")
+        # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
+        keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
+        if planned.in_order:
+            keys = known_keys(run_folder, planned.identity, planned.units)
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)
@@ -71,6 +73,7 @@ class GrowingParts:
             rows=self._order.out / "rows",
             pad_id=planned.pad_id,
             tokenizer=planned.tokenizer,
+            in_order=planned.in_order,
             chat=planned.chat,
             pairs=planned.pairs,
         )

@@ -11,16 +11,19 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from milldam.config.settings import Config
+from milldam.dedup.rules import DedupRules
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import demanded, forget_all
-from milldam.feeding.planned import Planned
+from milldam.feeding.planned import DECIDED, Planned, known_keys
+from milldam.files import remove_matching
 from milldam.memory import format_size
+from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import WORKER_MODULES, TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.run.folder import RunFolder
-from milldam.run.records import Record, Records, UnitSet
+from milldam.run.records import RECORDS, Record, Records, UnitSet
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
@@ -53,12 +56,22 @@ class FeedJob(TokenJob):
             log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
+        if self._config.dedup_rules is not None:
+            yield self._stage_in_order(session, prepared, plan, self._config.dedup_rules)
+            forget_all(session.folder.folder)
+            # All of it is made: what follows looks at all units together, and finds that there is nothing to do.
+            return (yield from super().stages(session, prepared, plan))
         stages = super().stages(session, prepared, plan)
         stage, folder, records = next(stages), session.folder, plan.records
         assert records is not None
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
         units = DemandedUnits(folder, records)
-        yield replace(stage, units=units, keep=lambda record: _keep(folder, records, record))
+
+        def keep(record: Record) -> None:
+            _require_input(folder, records.keys.number_of(record.key))
+            records.add(record)
+
+        yield replace(stage, units=units, keep=keep)
         forget_all(folder.folder)
         try:
             next(stages)
@@ -67,13 +80,45 @@ class FeedJob(TokenJob):
             return made
         raise AssertionError("what needs more stages was refused")
 
+    def _stage_in_order(self, session: Session, prepared: Prepared, plan: TokenPlan, rules: DedupRules) -> Stage:
+        """Units are fingerprinted, decided on and tokenized one after the other."""
+        from milldam.feeding.in_order import InOrder, InOrderTask, UnitsInOrder
+        from milldam.pipeline.deduplicating import RECORDS as PRINTED
+        from milldam.pipeline.deduplicating import Deduplication
+
+        folder = session.folder
+        base = folder.units.keys().mixed(self._selected(folder, prepared, {}))
+        dedup = Deduplication(self._config, rules, session, prepared, base, plan.fitting.cores)
+        remove_matching(folder.folder, f"{DECIDED}*")
+        keys = known_keys(folder.folder, prepared.identity.run_id, plan.units)
+        work = InOrder.of(folder, dedup, keys, (PRINTED, RECORDS))
+        Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
+        stage = self._tokenize(session, prepared, plan, work.records, dedup, {})
+        tokenize = self._tokenize_task(folder, prepared, plan, dedup)
+
+        def assign(number: int) -> Assignment:
+            to_print = number - plan.units
+            return stage.assign(number) if to_print < 0 else Assignment(_unit(folder, to_print), base[to_print])
+
+        def keep(record: Record) -> None:
+            _require_input(folder, work.number_of(record))
+            work.keep(record)
+
+        return replace(
+            stage,
+            task=InOrderTask.of(dedup.fingerprint_task(plan.threads), tokenize, work.deciding.drops),
+            units=UnitsInOrder(folder, work.deciding, work.prints, work.records),
+            assign=assign,
+            keep=keep,
+            total=2 * plan.units,
+            done=work.prints.complete + work.records.complete,
+        )
+
 
 def refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
-    if config.dedup_rules is not None:
-        said = f": which documents are duplicates {whole} Use "
-        raise ConfigError(Setting("dedup"), said, Setting("dedup", "off"), ", or open what `milldam preprocess` made.")
+    _refuse_first_pass(config, whole)
     if config.limit is not None:
         raise ConfigError(Setting("limit"), f": which documents come first {whole} Leave it out.")
     if config.counts_tokens:
@@ -89,6 +134,22 @@ def refuse_unknowable(config: Config) -> None:
         raise ConfigError(Setting("overwrite"), said)
     if config.executor != "local":
         raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
+
+
+def _refuse_first_pass(config: Config, whole: str) -> None:
+    """Of what looks at all documents together, exact dedup goes: by what came before in the order of the input."""
+    rules = config.dedup_rules
+    if config.evaluation_sets:
+        said = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
+        raise ConfigError(Setting("decontaminate"), said)
+    if rules is not None and (rules.method != "exact" or rules.near is not None):
+        said = f": which documents are alike {whole} Use exact, or open what `milldam preprocess` made."
+        raise ConfigError(Setting("dedup"), said)
+    if rules is not None and rules.index is not None:
+        said = (
+            "dedup.index: a feed compares with an index alone (dedup.method: index), or with what came before (exact)."
+        )
+        raise ConfigError(said)
 
 
 class DemandedUnits:
@@ -115,9 +176,8 @@ class DemandedUnits:
         raise NothingYetError
 
 
-def _keep(folder: RunFolder, records: Records, record: Record) -> None:
-    """Record what was made, unless its input is no longer what was planned."""
-    number = records.keys.number_of(record.key)
+def _require_input(folder: RunFolder, number: int | None) -> None:
+    """Before what was made of a unit is recorded: refuse it if its input is no longer what was planned."""
     assert number is not None
     for slice in _unit(folder, number).slices:
         if not is_as_listed(slice.path, slice.state):
@@ -125,7 +185,6 @@ def _keep(folder: RunFolder, records: Records, record: Record) -> None:
                 f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
                 "Open the data again to train on the input as it is now."
             )
-    records.add(record)
 
 
 def _unit(folder: RunFolder, number: int) -> Unit:

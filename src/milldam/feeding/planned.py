@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.feeding.demand import is_alive
 from milldam.loader.parts import splits_asked
+from milldam.run.units import KnownKeys
 from milldam.sealed import read_sealed, seal_file
 
 if TYPE_CHECKING:
     from milldam.pipeline.job import TokenPlan
     from milldam.pipeline.preparing import Prepared
 
-NAME = "feed.json"
+NAME, DECIDED = "feed.json", "decided-"
+
+
+def known_keys(run_folder: Path, identity: str, units: int) -> KnownKeys:
+    """The keys of units that are decided on one after the other."""
+    return KnownKeys(run_folder / f"{DECIDED}{identity}.keys", units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,10 @@ class Planned:
     identity: str = ""
     """Of the store that is being made; empty: nothing is planned yet."""
     units: int = 0
+    index_key: int = 0
+    """What the keys of units take in of a dedup index."""
+    in_order: bool = False
+    """Units are made in plan order alone, and their keys are known one after the other."""
     splits: tuple[str, ...] = ()
     vocab_size: int = 0
     tokenizer: str = ""
@@ -50,6 +60,8 @@ class Planned:
             self,
             identity=prepared.identity.run_id,
             units=plan.units,
+            index_key=prepared.index_key,
+            in_order=bool(prepared.identity.settings["dedup"]) and not prepared.index_key,
             splits=splits_asked(prepared.identity.settings, ()),
             vocab_size=prepared.vocab_size,
             tokenizer=prepared.tokenizer_hash,

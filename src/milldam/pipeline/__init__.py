@@ -7,6 +7,7 @@ estimating, needs   what it will take: documents, tokens, disk, time
 counting            which documents a slice of a dataset is
 deduplicating       the stages of dedup
 resolving           fingerprints of all units -> what to drop; hashes of a finished run -> the index
+index_lookup        the index that documents are compared with in one pass
 arranging           splits and limits that are exact in tokens
 rejects             unreadable records of all units -> rejects.jsonl
 receipt             the same request again, answered without a look at all this

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
@@ -76,8 +77,7 @@ class Deduplication:
         self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
     ) -> Generator[Stage, None, None]:
         """All stages: `readers` read the units, as `assign` gives them; `judges` do too, and ask filters."""
-        for place in (self.folder, self._session.folder.folder / PRINTS):
-            place.mkdir(exist_ok=True)
+        self.provide_folders()
         # Settled once, for now and for when it resumes.
         self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
         if self._prepared.evaluation is not None:
@@ -101,6 +101,10 @@ class Deduplication:
             small = task.is_small(STAGE)
             workers = Workers(1, task.threads, apart=not small, here=small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
+
+    def provide_folders(self) -> None:
+        for place in (self.folder, self._session.folder.folder / PRINTS):
+            place.mkdir(exist_ok=True)
 
     def _resolve(self, name: str, steps: list[int], task: ResolveTask) -> Stage:
         """Steps of a stage: where there is little to do here, else those of near-dedup by all workers that fit."""
@@ -141,20 +145,22 @@ class Deduplication:
     def _fingerprint(
         self, todo: Int64s, records: Records, readers: Workers, assign: Callable[[int], Assignment]
     ) -> Stage:
-        folder = self._session.folder
-        task = FingerprintTask(
-            out=folder.out,
+        task = self.fingerprint_task(readers.threads)
+        size = int(self._session.folder.units.sizes()[todo].sum())
+        return Stage(
+            "fingerprint", task, iter(todo.tolist()), assign, readers, records.add, total=len(todo), input_bytes=size
+        )
+
+    def fingerprint_task(self, threads: int) -> FingerprintTask:
+        return FingerprintTask(
+            out=self._session.folder.out,
             sets=self._prepared.sets,
             clean=self._config.clean_rules,
             rules=self._rules,
-            threads=readers.threads,
+            threads=threads,
             seed=self._config.seed,
             keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked_bytes),
             evaluation=None if self.decontamination is None else self.decontamination.index,
-        )
-        size = int(folder.units.sizes()[todo].sum())
-        return Stage(
-            "fingerprint", task, iter(todo.tolist()), assign, readers, records.add, total=len(todo), input_bytes=size
         )
 
     def _put_under_numbers(self, originals: Int64s) -> None:
@@ -174,17 +180,22 @@ class Deduplication:
                     (self.folder / name).symlink_to(target)
 
     def _resolve_task(self) -> ResolveTask:
-        validation = len(self._config.validation_sets)
         return ResolveTask(
             folder=self.folder,
             rules=self._rules,
             partitions=self._prepared.partitions,
-            exempt_below=sum(1 for unit in self._units() if unit.dataset < validation),
+            exempt_below=self.exempt_below,
             index_files=tuple(self.index.values()),
             units=len(self._session.folder.units),
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,
         )
+
+    @property
+    def exempt_below(self) -> int:
+        """Documents of the units before this one are never dropped."""
+        validation = len(self._config.validation_sets)
+        return sum(1 for unit in self._units() if unit.dataset < validation)
 
     @property
     def shown(self) -> tuple[Place, ...]:
@@ -197,22 +208,25 @@ class Deduplication:
         documents are written out, of all that is said of them."""
         origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
         found = np.zeros(len(origins), np.uint64)
-        told = ("row", "of_unit", "of_row", "similarity") if self._config.write_dropped else ("row",)
+        told = ("row", "of_unit", "of_row", "similarity") if self.tells_all else ("row",)
         for path in sorted(self.folder.glob("drops-*.parquet")):
-            salt = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
+            way = path.name.split("-")[1]
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(1 << 16, columns=["unit", *told]):
-                    digests = np.full(len(batch), salt)
-                    for name in told:
-                        digests = mixed(digests ^ batch[name].to_numpy().astype(np.int64).view(np.uint64))
+                    digests = drop_digests(way, [batch[name].to_numpy() for name in told])
                     np.add.at(found, batch["unit"].to_numpy(), digests)
         if self.removals is not None:
             found += removal_digests(self.removals, len(found))
         verdicts = found[origins]
-        if self._config.write_dropped:
+        if self.tells_all:
             # What is written of dropped documents names units by number.
             verdicts += np.arange(len(origins)).astype(np.uint64)
         return verdicts
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether what is said of dropped documents is part of the store."""
+        return self._config.write_dropped
 
     @property
     def removals(self) -> Path | None:
@@ -225,6 +239,14 @@ class Deduplication:
             resolve = self._resolve_task()
             task = IndexTask(self._prepared.identity.run_id, self._out, resolve)
             yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
+
+
+def drop_digests(way: str, told: Sequence[npt.NDArray[Any]]) -> KeyArray:
+    """A number for each dropped document; those of a unit, added up, say what a way of dedup drops of it."""
+    digests = np.full(len(told[0]), np.uint64(int(xxh3_64_hexdigest(way.encode()), 16)))
+    for values in told:
+        digests = mixed(digests ^ values.astype(np.int64).view(np.uint64))
+    return digests
 
 
 def remove_drop_sets(folder: RunFolder) -> None:

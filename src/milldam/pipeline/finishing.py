@@ -273,6 +273,10 @@ def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
 
 
 def _remove_drop_sets(config: Config, folder: RunFolder) -> None:
+    if config.index_rules is not None:
+        from milldam.pipeline.index_lookup import remove_lookups
+
+        remove_lookups(folder)
     if config.dedup_rules is not None:
         from milldam.pipeline.deduplicating import remove_drop_sets
 

@@ -77,6 +77,8 @@ class Giants:
         if self._giant is None:
             self._giant = _Giant(documents.first_row)
         giant = self._giant
+        if self._judge.seen is not None:
+            self._judge.seen.feed(documents.bytes)
         giant.add(self._without_removed(documents.texts, giant))
         if not giant.judged and (len(giant.head) >= HEAD_BYTES or documents.last):
             self._judge_head(giant)
@@ -120,10 +122,16 @@ class Giants:
         return reason
 
     def _end(self, giant: _Giant, verdicts: Verdicts) -> None:
+        seen = self._judge.seen is not None and self._judge.seen.finish(giant.row)
         if verdicts.reason(0) is not None or giant.text_bytes == 0:
             giant.reason = verdicts.reason(0) or EMPTY
             self._judge.dropped = giant.dropped_before
             self._judge.drop("clean", giant.reason)
+        elif seen:
+            from milldam.dedup.drops import SEEN_BEFORE
+
+            giant.reason, self._judge.dropped = SEEN_BEFORE, giant.dropped_before
+            self._judge.drop("dedup", SEEN_BEFORE)
         elif giant.reason is None:
             giant.reason = self._judge.judge_characters(giant.characters)
         if giant.reason is None:
@@ -144,5 +152,7 @@ class Giants:
         if self._giant is not None:
             if self._giant.judged:
                 self._judge.dropped = self._giant.dropped_before
+            if self._judge.seen is not None:
+                self._judge.seen.cancel()
             self._giant = None
             self._take_back()

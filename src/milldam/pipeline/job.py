@@ -62,6 +62,7 @@ from milldam.stores.verify import has_every_file
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:
+    from milldam.dedup.seen import PinnedIndex
     from milldam.pipeline.deduplicating import Deduplication
 
 OUTPUTS = (
@@ -102,6 +103,8 @@ class TokenPlan(WorkPlan):
     """How many workers fit, also for stages that need less memory."""
     records: Records | None = None
     """What is done already, where that is known before the first stage."""
+    seen: PinnedIndex | None = None
+    """The index whose documents are dropped in one pass."""
 
 
 WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
@@ -166,12 +169,13 @@ class TokenJob:
                 folder.provide(files)
             fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
         units = len(folder.units)
+        seen = None if prepared.index is None else prepared.index.pin(folder, prepared.identity.input["index"])
         if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
-            return self._plan_work(prepared, fitting, choice, units)
+            return replace(self._plan_work(prepared, fitting, choice, units), seen=seen)
         keys = folder.units.keys().mixed(self._selected(folder, prepared, {}))
         records = Records(folder.journal, RECORDS, folder.out, keys)
         plan = self._plan_work(prepared, fitting, choice, units, done=records.complete)
-        return replace(plan, records=records)
+        return replace(plan, records=records, seen=seen)
 
     def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
         choice = pick_encoder(prepared)
@@ -292,11 +296,11 @@ class TokenJob:
 
     def _selected(self, folder: RunFolder, prepared: Prepared, ranges: dict[int, tuple[int, int]]) -> KeyArray:
         """What a unit's tokens depend on besides its slices: a number each."""
-        mixed = np.zeros(len(folder.units), np.uint64)
+        mixed = np.full(len(folder.units), prepared.index_key, np.uint64)
         if ranges:
             for unit in folder.units.all(Unit.from_json):
                 if unit.origin in ranges:
-                    mixed[unit.index] = xxh3_64_intdigest(repr(ranges[unit.origin]).encode())
+                    mixed[unit.index] ^= np.uint64(xxh3_64_intdigest(repr(ranges[unit.origin]).encode()))
         if self._config.limit is not None:
             # How much of a unit is taken depends on all before it.
             mixed += np.uint64(int(prepared.identity.input["fingerprint"][:16], 16))
@@ -344,7 +348,8 @@ class TokenJob:
                 clean=config.clean_rules,
                 drops=dedup.folder if dedup is not None else None,
                 removals=dedup.removals if dedup is not None else None,
-                seen_by=tuple(dedup.index) if dedup is not None else (),
+                seen=plan.seen,
+                seen_by=plan.seen.runs if plan.seen is not None else tuple(dedup.index) if dedup is not None else (),
                 shown=dedup.shown if dedup is not None else (),
                 filters=config.filters,
                 shares=config.split_shares,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
-from milldam.pipeline.documents import HEAD_BYTES, SetRules
+from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules
 from milldam.pipeline.shelf import Facts
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.sources.units import Unit
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from milldam.decontamination.removing import Removals
     from milldam.dedup.drops import DropSet
     from milldam.dedup.near_summary import Place
+    from milldam.dedup.seen import PinnedIndex, SeenBefore
 
 NOT_SAMPLED = "not_sampled"
 
@@ -47,8 +48,10 @@ class Selection:
     """Folder of the drop sets; None: no dedup."""
     removals: Path | None = None
     """What decontamination removes; None: nothing is looked for."""
+    seen: PinnedIndex | None = None
+    """The index whose documents are dropped without a first pass; None: there is none."""
     seen_by: tuple[str, ...] = ()
-    """Ids of the runs of the index, in the order in which drop sets number them."""
+    """Ids of the runs of the index, in the order in which they are numbered."""
     shown: tuple[Place, ...] = ()
     """Documents whose texts are set aside beside the drop sets, to be looked at."""
     filters: FilterRules = field(default_factory=FilterRules)
@@ -77,12 +80,16 @@ class Judge:
         self._whole_split = None if rules.split is None or selection.staged else splits.index(rules.split)
         # A dataset that is a split of its own is used whole.
         self._rules = selection.filters if rules.split is None else FilterRules()
-        self._filters = Filters(self._rules)
+        self._filters, self._set = Filters(self._rules), rules
         self._drops: DropSet | None = None
         if selection.drops is not None:
             from milldam.dedup.drops import DropSet
 
             self._drops = DropSet.load(selection.drops, unit.origin)
+        self.seen: SeenBefore | None = None
+        # A data set that is a split of its own is not deduplicated.
+        if selection.seen is not None and rules.split is None:
+            self.seen = selection.seen.open()
         self.removals: Removals | None = None
         if selection.removals is not None:
             from milldam.decontamination.removing import Removals
@@ -94,20 +101,26 @@ class Judge:
         self._seen_by = selection.seen_by
         self.dropped = no_drops()
 
-    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int) -> pa.LargeStringArray:
+    def judge(self, documents: Documents) -> pa.LargeStringArray:
         """The texts to go on with: without what is cut out of them."""
+        texts, verdicts, first_row = documents.texts, documents.verdicts, documents.first_row
+        self._book("clean", verdicts, Counter())
+        if self.seen is not None:
+            before = verdicts.counts()
+            self.seen.apply(self._set.compared(documents), first_row, verdicts)
+            self._book("dedup", verdicts, before)
         return self._judge(texts, verdicts, first_row, None)
 
     def judge_head(self, head: pa.LargeStringArray, verdicts: Verdicts, row: int) -> None:
         """By the beginning of a document whose length is not known yet."""
         # A number of characters that no rule minds.
         any_length = np.array([self._rules.min_characters or self._rules.max_characters or 0])
+        self._book("clean", verdicts, Counter())
         self._judge(head, verdicts, row, any_length)
 
     def _judge(
         self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any
     ) -> pa.LargeStringArray:
-        self._book("clean", verdicts, Counter())
         before = verdicts.counts()
         if self._drops is not None:
             self._drops.apply(first_row, verdicts)
@@ -169,11 +182,12 @@ class Judge:
 
     def explain(self, row: int, reason: str) -> dict[str, Any]:
         """What a dropped document duplicates, where that is why."""
-        if self._drops is None:
+        drops = self.seen or self._drops
+        if drops is None:
             return {}
         from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
 
-        of = self._drops.of(row) if reason in DUPLICATES else None
+        of = drops.of(row) if reason in DUPLICATES else None
         if of is None:
             return {}
         like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
     from milldam.chat.rules import ChatRules
     from milldam.pipeline.evaluation_sets import Evaluation
+    from milldam.pipeline.index_lookup import IndexLookup
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
@@ -84,6 +85,8 @@ class Prepared:
     preparation: Preparation
     evaluation: Evaluation | None = None
     """The evaluation sets that are kept out."""
+    index: IndexLookup | None = None
+    """The index whose documents are dropped in one pass."""
     tokenizer_state: str | None = None
     """Of its files, before they were read."""
 
@@ -114,6 +117,11 @@ class Prepared:
         from milldam.dedup.fingerprints import partition_count
 
         return partition_count(self.identity.input["bytes"])
+
+    @property
+    def index_key(self) -> int:
+        """What the keys of units take in of the index that they are compared with; 0: there is none."""
+        return int(self.identity.input.get("index", "0")[:16], 16)
 
     @property
     def conversations(self) -> str:
@@ -152,6 +160,11 @@ class Preparation:
             from milldam.pipeline.evaluation_sets import Evaluation
 
             self._evaluation = Evaluation(config.evaluation_sets, str(folder.folder))
+        self._index: IndexLookup | None = None
+        if config.index_rules is not None:
+            from milldam.pipeline.index_lookup import IndexLookup
+
+            self._index = IndexLookup(config, config.index_rules)
 
     def prepare(self) -> Prepared:
         self._try_rules()
@@ -177,6 +190,8 @@ class Preparation:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
         state = self._folder.inputs.write(self._files())
+        if self._index is not None:
+            return self._index.with_state(state)
         return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
 
     def _resolve_all(self) -> list[list[Resolved]]:
@@ -279,6 +294,7 @@ class Preparation:
             left_out=str(self.left_out),
             preparation=self,
             evaluation=self._evaluation,
+            index=self._index,
         )
 
     def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:

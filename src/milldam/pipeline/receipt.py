@@ -136,7 +136,8 @@ def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prep
         "tokenizer": config.tokenizer_rules.path,
         "tokenizer_state": prepared.tokenizer_state,
         "data_sets": places,
-        "input": prepared.identity.input,
+        # Not what an index held: its store stays up to date whatever it gains or loses.
+        "input": {name: value for name, value in prepared.identity.input.items() if name != "index"},
         "summary": asdict(summary),
     }
     # Not synced: what a power failure tears is not believed. In ASCII: a path need not be UTF-8.

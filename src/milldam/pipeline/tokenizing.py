@@ -99,6 +99,8 @@ class UnitTokenizer:
         # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
         self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
         preload_rules(task.selection.filters, task.selection.clean)
+        if task.selection.seen is not None:
+            task.selection.seen.open()  # what it imports is there before workers are forked
         self._finder: TokenSpans | None = None
         if any(one.chat is not None for one in task.sets):
             self._finder = _load_chat(tokenizer_json)
@@ -250,7 +252,7 @@ class _UnitWork:
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
         self._chat_counts += Counter(special_tokens_in_content=documents.with_special_tokens)
-        texts = self._judge.judge(texts, verdicts, documents.first_row)
+        texts = self._judge.judge(documents)
         keep = verdicts.keep
         if not keep.all():
             self._output.set_aside(texts, verdicts, documents.first_row + np.arange(len(texts)))

@@ -1,0 +1,122 @@
+"""A feed that drops what a dedup index holds: the batches and the store of `milldam preprocess`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.kit.feed_training import sample_digests
+from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
+from tests.kit.preprocess_jobs import fresh_texts
+
+import milldam
+from milldam import Feed, MilldamError
+
+OLD = fresh_texts(300, 0, words=(40, 80))
+NEW = fresh_texts(3000, 1, words=(40, 80))
+
+
+def index_run(folder: Path, name: str, texts: list[str]) -> None:
+    """A finished run in the index of the folder."""
+    data = write_lines(folder / f"{name}.jsonl", texts)
+    settings = {"datasets": str(data), "tokenizer": str(TOKENIZER), "out": str(folder / name), "workers": 1}
+    milldam.preprocess(settings | {"dedup": {"index": str(folder / "seen")}})
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """A corpus of some units of which a part is in an index."""
+    index_run(tmp_path, "old", OLD)
+    texts = [text for number, text in enumerate(NEW) for text in (text, *OLD[number : number + 1])]
+    return {
+        "datasets": str(write_lines(tmp_path / "corpus.jsonl", texts)),
+        "tokenizer": str(TOKENIZER),
+        "out": str(tmp_path / "fed"),
+        "dedup": {"method": "index", "index": str(tmp_path / "seen")},
+        "filters": {"min_characters": 200},
+        "splits": {"val": 0.1},
+        "shard_size": "100KB",
+        "memory": "1GB",
+        "workers": 1,
+    }
+
+
+def digests(feed: Feed, batches: int | None = None, **options: Any) -> list[str]:
+    found: list[str] = []
+    for number, batch in enumerate(feed.windows(32, split="train").batches(8, seed=3, **options), start=1):
+        found += sample_digests(batch)
+        if number == batches:
+            break
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_path: Path, workers: int) -> None:
+    """Not begun, half made and finished; what the index holds is in none of them, and is counted."""
+    made = milldam.preprocess(config, out=tmp_path / "made")
+    tally = made.manifest.tally
+    assert tally.dropped["dedup"] == {"seen_before": len(OLD)} and len(made.manifest.shards) > 8
+    expected = digests(milldam.open(tmp_path / "made", units=True), epochs=2)
+    with milldam.open(config, kind="feed", workers=workers) as feed:
+        assert digests(feed, 20, epochs=2) == expected[: 20 * 8]
+    with milldam.open(config, kind="feed", workers=workers) as feed:
+        assert digests(feed, epochs=2) == expected
+        wait_until(lambda: feed.finished)
+    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
+    with milldam.open(config, kind="feed") as feed:
+        assert feed.finished and digests(feed, shuffle=False)
+
+
+def test_each_continues_the_other_whatever_the_index_gained(config: dict[str, Any], tmp_path: Path) -> None:
+    """Feed, `preprocess` that is cut off, feed: the index as it was at the first, and a state that still fits."""
+    reference = store_bytes(milldam.preprocess(config, out=tmp_path / "made").path)
+    expected = digests(milldam.open(tmp_path / "made", units=True))
+    with milldam.open(config, kind="feed") as feed:
+        batches = feed.windows(32, split="train").batches(8, seed=3)
+        first = sample_digests(next(iter(batches)))
+        state = batches.state_dict()
+    index_run(tmp_path, "late", NEW[:1000])
+    records = tmp_path / "fed/run/records.jsonl"
+    begun = records.read_bytes()
+    milldam.preprocess(config)
+    assert begun and records.read_bytes().startswith(begun)
+    assert store_bytes(tmp_path / "fed") == reference
+    (tmp_path / "fed/milldam.json").unlink()
+    kept = b"".join(records.read_bytes().splitlines(keepends=True)[:4])
+    records.write_bytes(kept)
+    with pytest.raises(MilldamError, match="no longer as it was when the run was planned"):
+        milldam.open(config, kind="feed")
+    runs = milldam.preprocess(config | {"out": str(tmp_path / "new")}).manifest.tally.dropped["dedup"]
+    assert runs == {"seen_before": len(OLD) + 1000}
+    forget(tmp_path, "late")
+    with milldam.open(config, kind="feed") as feed:
+        batches = feed.windows(32, split="train").batches(8, seed=3)
+        batches.load_state_dict(state)
+        assert first + [one for batch in batches for one in sample_digests(batch)] == expected
+        wait_until(lambda: feed.finished)
+    assert records.read_bytes().startswith(kept) and store_bytes(tmp_path / "fed") == reference
+
+
+def forget(folder: Path, name: str) -> None:
+    from milldam.dedup.index import DedupIndex
+
+    index = DedupIndex(folder / "seen")
+    index.remove(next(run.id for run in index.runs() if run.out == str(folder / name)))
+
+
+def test_a_maker_that_is_killed_goes_on_with_the_index_as_it_was(config: dict[str, Any], tmp_path: Path) -> None:
+    """Its successor is another process, and the index another one by then."""
+    expected = digests(milldam.open(milldam.preprocess(config, out=tmp_path / "made").path, units=True))
+    before = set(psutil.Process().children())
+    with milldam.open(config, kind="feed") as feed:
+        batches = iter(feed.windows(32, split="train").batches(8, seed=3))
+        found = sample_digests(next(batches))
+        index_run(tmp_path, "late", NEW[:1000])
+        (maker,) = set(psutil.Process().children()) - before
+        maker.kill()
+        found += [one for batch in batches for one in sample_digests(batch)]
+        wait_until(lambda: feed.finished)
+    assert found == expected
+    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")

@@ -1,0 +1,211 @@
+"""`dedup: {method: index}`: what an index holds is dropped in one pass; documents are not compared with each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kit.jobs import TOKENIZER, invoke, kill_group, recorded, run_milldam, started, wait_until, write_lines
+from tests.kit.preprocess_jobs import (
+    assert_flow,
+    assert_holds,
+    config_of,
+    dropped_documents,
+    fresh_texts,
+    giant_text,
+    preprocess,
+    texts_in,
+    tree_bytes,
+    write_config,
+)
+
+import milldam
+from milldam import ConfigError, StoreError
+
+OLD, NEW = fresh_texts(60), fresh_texts(60, 1)
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Path:
+    """An index of two runs."""
+    for name, texts in {"first": OLD[:40], "second": OLD[30:]}.items():
+        data = write_lines(tmp_path / f"{name}.jsonl", texts)
+        preprocess(tmp_path / name, data, dedup={"index": tmp_path / "seen"})
+    return tmp_path / "seen"
+
+
+def compared(out: Path, texts: list[str] | Path, index: Path, **settings: Any) -> milldam.Store:
+    data = texts if isinstance(texts, Path) else write_lines(out.with_suffix(".jsonl"), texts)
+    dedup = {"method": "index", "index": index, **settings.pop("dedup", {})}
+    return preprocess(out, data, dedup=dedup, **settings)
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".parquet")}
+
+
+def test_only_what_the_index_holds_is_dropped(tmp_path: Path, seen: Path) -> None:
+    """Copies within the corpus stay; each drop is counted and names the run that has it; the index is only read."""
+    before = state(seen)
+    texts = [NEW[0], OLD[3], NEW[1], NEW[0], OLD[55], OLD[3], "", NEW[2]]
+    store = compared(tmp_path / "out", texts, seen, write_dropped=True)
+    assert_holds(store, [NEW[0], NEW[1], NEW[0], NEW[2]])
+    assert_flow(store.path, {"clean": {"empty": 1}, "dedup": {"seen_before": 3}})
+    runs = {run["out"]: run["id"] for run in json.loads(invoke("dedup-index", seen, "--json").stdout)}
+    named = {one["text"]: one["duplicate_of"]["run"] for one in dropped_documents(store.path) if one["text"]}
+    assert named == {OLD[3]: runs[str(tmp_path / "first")], OLD[55]: runs[str(tmp_path / "second")]}
+    assert state(seen) == before
+    assert not (store.path / "run/prints").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_store_is_that_of_the_texts_that_are_left(tmp_path: Path, seen: Path, workers: int) -> None:
+    """Its shards have the bytes that the new texts alone give, with splits, for any number of workers."""
+    texts = [text for pair in zip(NEW, OLD, strict=True) for text in pair] * 40
+    settings = {"splits": {"val": 0.2}, "shard_size": "100KB"}
+    store = compared(tmp_path / "out", texts, seen, workers=workers, **settings)
+    assert len(store.manifest.shards) > 2
+    left = NEW * 40
+    assert sorted(texts_in(store, "train") + texts_in(store, "val")) == sorted(left)
+    plain = preprocess(tmp_path / "plain", write_lines(tmp_path / "left.jsonl", left), dedup="off", **settings)
+    assert texts_in(store, "val") == texts_in(plain, "val")
+    assert tree_bytes(compared(tmp_path / "again", tmp_path / "out.jsonl", seen, **settings).path) == tree_bytes(
+        store.path
+    )
+
+
+def test_texts_are_compared_as_the_index_was_made(tmp_path: Path) -> None:
+    """Normalized where its runs were; where they were not, it is refused, as in any dedup."""
+    data = write_lines(tmp_path / "old.jsonl", ["One, two!", "?!"])
+    preprocess(tmp_path / "old", data, dedup={"index": tmp_path / "seen", "normalize": True})
+    store = compared(tmp_path / "a", ["one TWO", "...", "?!", "three"], tmp_path / "seen", dedup={"normalize": True})
+    assert texts_in(store) == ["...", "three"]
+    with pytest.raises(ConfigError, match=r"dedup\.normalize: true"):
+        compared(tmp_path / "b", ["one"], tmp_path / "seen")
+
+
+def test_a_giant_document_is_known_by_all_of_it(tmp_path: Path) -> None:
+    """One that differs in its last character stays; one that a filter would drop by its head is counted as seen."""
+    giant = giant_text(20_000_000)
+    data = write_lines(tmp_path / "old.jsonl", [giant, "small"])
+    preprocess(tmp_path / "old", data, dedup={"index": tmp_path / "seen"})
+    texts = ["first", giant, f"{giant}.", "small", "last"]
+    store = compared(tmp_path / "out", texts, tmp_path / "seen", write_dropped=True)
+    assert_holds(store, ["first", f"{giant}.", "last"])
+    assert_flow(store.path, {"dedup": {"seen_before": 2}})
+    assert all(one["duplicate_of"]["run"] for one in dropped_documents(store.path))
+    (tmp_path / "short.py").write_text("def judge(text):\n    return 'long' if len(text) > 100 else True\n")
+    filters = {"function": f"{tmp_path}/short.py:judge"}
+    filtered = compared(tmp_path / "filtered", tmp_path / "out.jsonl", tmp_path / "seen", filters=filters)
+    assert_flow(filtered.path, {"dedup": {"seen_before": 2}, "filter": {"long": 1}})
+
+
+def test_validation_sets_stay_whole_and_prompts_can_be_compared(tmp_path: Path, seen: Path) -> None:
+    """As with every other dedup."""
+    held_out = write_lines(tmp_path / "val.jsonl", OLD[:5])
+    store = compared(tmp_path / "out", [*OLD[:10], *NEW[:10]], seen, validation=held_out)
+    assert (texts_in(store, "val"), texts_in(store, "train")) == (OLD[:5], NEW[:10])
+
+
+def test_weights_slices_and_limits_go_with_it(tmp_path: Path, seen: Path) -> None:
+    """Repetitions, numbers of documents and standard input need no first pass of dedup."""
+    texts = [*OLD[:5], *NEW[:10], *OLD[5:10]]
+    data = write_lines(tmp_path / "corpus.jsonl", texts)
+    twice = preprocess(tmp_path / "a", {"path": data, "weight": 2}, dedup={"method": "index", "index": seen})
+    assert texts_in(twice) == NEW[:10] * 2
+    some = preprocess(tmp_path / "b", {"path": data, "max_documents": 8}, dedup={"method": "index", "index": seen})
+    assert texts_in(some) == NEW[:3]
+    assert texts_in(compared(tmp_path / "c", data, seen, limit=4)) == NEW[:4]
+    config = config_of(tmp_path / "d", "-", dedup={"method": "index", "index": seen})
+    with data.open("rb") as lines:
+        run_milldam("preprocess", write_config(tmp_path / "config.json", config), stdin=lines)
+    assert texts_in(tmp_path / "d") == NEW[:10]
+
+
+# ---- an index that changes ----
+
+
+def grow(tmp_path: Path, index: Path) -> None:
+    preprocess(tmp_path / "late", write_lines(tmp_path / "late.jsonl", NEW[:30]), dedup={"index": index})
+
+
+def test_a_killed_run_goes_on_with_the_index_as_it_was(tmp_path: Path, seen: Path) -> None:
+    """What the index gained meanwhile is never seen, nor does a finished store go out of date by it."""
+    texts = [text for pair in zip(NEW, OLD, strict=True) for text in pair] * 100
+    data, index = write_lines(tmp_path / "corpus.jsonl", texts), {"method": "index", "index": seen}
+    # The slow encoder leaves time to be killed in.
+    slow = {"path": TOKENIZER, "encoder": "huggingface"}
+    options: dict[str, Any] = {"dedup": index, "shard_size": "100KB", "workers": 2, "tokenizer": slow}
+    reference = tree_bytes(preprocess(tmp_path / "reference", data, **options).path)
+    config = write_config(tmp_path / "config.json", config_of(tmp_path / "out", data, **options))
+    with started("preprocess", config) as process:
+        wait_until(lambda: recorded(tmp_path / "out") > 0, process)
+        kill_group(process)
+    grow(tmp_path, seen)
+    run_milldam("preprocess", config)
+    assert tree_bytes(tmp_path / "out") == reference
+    assert "up to date" in run_milldam("preprocess", config).stdout
+    assert not list((tmp_path / "out/run/index").glob("*.hashes"))
+
+
+def test_changed_input_and_overwrite_take_the_index_as_it_is_now(tmp_path: Path, seen: Path) -> None:
+    """All units are then made against it; input that did not change is not."""
+    data = tmp_path / "data"
+    data.mkdir()
+    write_lines(data / "a.jsonl", [*NEW[:20], *OLD[:5]])
+    assert texts_in(compared(tmp_path / "out", data, seen)) == NEW[:20]
+    grow(tmp_path, seen)
+    assert texts_in(compared(tmp_path / "out", data, seen)) == NEW[:20]
+    write_lines(data / "b.jsonl", NEW[25:40])
+    assert texts_in(compared(tmp_path / "out", data, seen)) == NEW[30:40]
+    invoke("dedup-index", seen, "--remove", json.loads((tmp_path / "out/run/index/pinned.json").read_text())["runs"][0])
+    assert OLD[0] in texts_in(compared(tmp_path / "out", data, seen, overwrite=True))
+
+
+def test_a_lost_shard_can_not_be_made_again_from_another_index(tmp_path: Path, seen: Path) -> None:
+    """Rather an error than a store of two minds; with the index as it was, it is mended."""
+    store = compared(tmp_path / "out", [*NEW[:20], *OLD[:5]], seen)
+    whole = tree_bytes(store.path)
+    shard = next(store.path.glob("*.bin"))
+    shard.unlink()
+    assert tree_bytes(compared(tmp_path / "out", tmp_path / "out.jsonl", seen).path) == whole
+    shard.unlink()
+    grow(tmp_path, seen)
+    with pytest.raises(StoreError, match="no longer as it was when the run was planned"):
+        compared(tmp_path / "out", tmp_path / "out.jsonl", seen)
+
+
+def test_another_index_is_not_taken_for_the_one_that_was_planned(tmp_path: Path, seen: Path) -> None:
+    """Where it lies is no setting: a copy gives the same store, another one another."""
+    store = compared(tmp_path / "out", [*NEW[:20], *OLD], seen)
+    before = tree_bytes(store.path)
+    shutil.copytree(seen, tmp_path / "copy")
+    assert tree_bytes(compared(tmp_path / "out", tmp_path / "out.jsonl", tmp_path / "copy").path) == before
+    preprocess(tmp_path / "x", write_lines(tmp_path / "x.jsonl", NEW[:5]), dedup={"index": tmp_path / "other"})
+    assert texts_in(compared(tmp_path / "out", tmp_path / "out.jsonl", tmp_path / "other")) == [*NEW[5:20], *OLD]
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dedup": {"method": "index"}}, r"dedup\.method: index: name the folder of the index as dedup\.index"),
+        ({"dedup": {"method": "index", "index": "nothing"}}, "holds no runs to compare with"),
+        ({"dedup": {"method": "index", "index": "seen", "near": {}}}, "which documents are alike is found in a pass"),
+        ({"decontaminate": "corpus.jsonl"}, "decontaminate: is decided in a pass of its own"),
+    ],
+)
+def test_what_one_pass_can_not_do_is_refused(
+    tmp_path: Path, seen: Path, settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason, and no index is made by asking for one."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "corpus.jsonl", ["one"])
+    with pytest.raises(ConfigError, match=said):
+        preprocess(tmp_path / "out", "corpus.jsonl", **{"dedup": {"method": "index", "index": "seen"}} | settings)
+    assert not (tmp_path / "nothing").exists()

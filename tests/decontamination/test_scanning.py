@@ -191,6 +191,15 @@ def test_pieces_of_passages_are_found_however_they_are_written(
             assert sure <= there.get((number, passage), set())
 
 
+@pytest.mark.parametrize("ngram", [3, 5, 13])
+def test_a_document_may_be_the_evaluation_set_itself(tmp_path: Path, ngram: int) -> None:
+    """Items that end in words of a letter or two, one after the other as in their file: each is found."""
+    rng = random.Random(ngram)
+    texts = [make_text(rng, 9) + " sufficient a b c d e" for _ in range(50)]
+    index = index_of(tmp_path, texts, EvaluationSet(path="x", ngram=ngram, max_items=1000))
+    assert set(found(index, "\n".join(texts))) == set(range(50))
+
+
 def test_words_that_go_on_are_other_words(tmp_path: Path) -> None:
     """The beginning or the end of a longer word is no match."""
     index = index_of(tmp_path, ["happy people of the president"])

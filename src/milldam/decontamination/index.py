@@ -10,7 +10,7 @@ looked for; nor is one of fewer than `SHORT_WORDS` words that comes after anothe
 answer such as "the Cape of Good Hope" is no evidence.
 
 Building it takes `BUILDING_FACTOR` times the text of the sets. The file: letters, words and texts of the passages, 16
-bytes a seed: about 4 times the text. It is mapped; a process holds two tables of at most 8 MB beside it.
+bytes a seed: about 4 times the text. It is mapped; a process holds three tables of at most 4 MB beside it.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ class Scanner:
         letters = index.seed_letters[seeds]
         passages = np.searchsorted(index.bounds, letters, side="right") - 1
         known = blocks_at(index.letters)
-        behind = np.minimum(index.bounds[passages + 1] - letters - SEED_LETTERS, BLOCK)
+        # A seed in the last few letters of a passage runs on into the next one.
+        behind = (index.bounds[passages + 1] - letters - SEED_LETTERS).clip(0, BLOCK)
         right = (_letters_from(words, at, SEED_LETTERS + BLOCK)[-1] ^ known[letters + SEED_LETTERS]) & MASKS[behind]
         # The last letters of the word before, as many as the passage has too.
         previous = np.maximum(at - 1, 0)
@@ -148,8 +149,8 @@ class Scanner:
 
 
 def _keep_freed_memory() -> None:
-    """Let this process keep what a slice takes, for the next one: giving it back and taking it anew costs more than the
-    rest of a scan. glibc keeps twice the largest array that was freed."""
+    """Let this process keep what a slice takes, for the next one: giving it back and taking it anew costs nearly as
+    much as the rest of a scan. glibc keeps twice the largest array that was freed."""
     np.empty(20 * SLICE_BYTES // 2, np.uint8)
 
 

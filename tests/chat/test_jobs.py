@@ -69,7 +69,7 @@ def test_units_are_a_quarter_of_those_of_plain_text(tmp_path: Path) -> None:
     assert [store.manifest.settings["shard_size"] for store in made] == [16 * 10**6, 30 * 10**6, 64 * 10**6]
 
 
-@pytest.mark.parametrize("family", first_quick(FAMILIES, 2))
+@pytest.mark.parametrize("family", first_quick(FAMILIES))
 def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
     shared_data: Path, tmp_path: Path, family: str
 ) -> None:

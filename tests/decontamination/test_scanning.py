@@ -153,7 +153,7 @@ def test_what_is_found_is_what_a_comparison_of_ngrams_finds(
 
 
 @given(st.integers(0, 10**6), st.integers(3, 13))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 def test_pieces_of_passages_are_found_however_they_are_written(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int
 ) -> None:

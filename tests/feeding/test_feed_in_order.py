@@ -11,6 +11,7 @@ import pytest
 from tests.kit.feed_training import sample_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import dropped_documents, fresh_texts
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam import ConfigError, Feed
@@ -51,7 +52,7 @@ def records_of(store: Path) -> bytes:
     return (store / "run/records.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_quick([2, 1]))
 def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_path: Path, workers: int) -> None:
     """Not begun, half made and finished; once it is finished, in any order. Nothing is made twice."""
     config |= {"splits": {"val": 0.1}, "write_dropped": True}
@@ -75,7 +76,7 @@ def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_p
         assert feed.finished
 
 
-@pytest.mark.parametrize("datasets", ["weights", "validation"])
+@pytest.mark.parametrize("datasets", first_quick(["validation", "weights"]))
 def test_repetitions_and_validation_sets_are_those_of_preprocess(
     config: dict[str, Any], tmp_path: Path, datasets: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.kit.feed_training import sample_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import fresh_texts
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam import Feed, MilldamError
@@ -52,7 +53,7 @@ def digests(feed: Feed, batches: int | None = None, **options: Any) -> list[str]
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_quick([2, 1]))
 def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_path: Path, workers: int) -> None:
     """Not begun, half made and finished; what the index holds is in none of them, and is counted."""
     made = milldam.preprocess(config, out=tmp_path / "made")
@@ -106,6 +107,7 @@ def forget(folder: Path, name: str) -> None:
     index.remove(next(run.id for run in index.runs() if run.out == str(folder / name)))
 
 
+@pytest.mark.slow
 def test_a_maker_that_is_killed_goes_on_with_the_index_as_it_was(config: dict[str, Any], tmp_path: Path) -> None:
     """Its successor is another process, and the index another one by then."""
     expected = digests(milldam.open(milldam.preprocess(config, out=tmp_path / "made").path, units=True))

@@ -87,6 +87,7 @@ def test_texts_are_compared_as_the_index_was_made(tmp_path: Path) -> None:
         compared(tmp_path / "b", ["one"], tmp_path / "seen")
 
 
+@pytest.mark.slow
 def test_a_giant_document_is_known_by_all_of_it(tmp_path: Path) -> None:
     """One that differs in its last character stays; one that a filter would drop by its head is counted as seen."""
     giant = giant_text(20_000_000)

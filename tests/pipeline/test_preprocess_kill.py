@@ -303,7 +303,6 @@ POINTS = [
 QUICK = {
     ("fingerprints", "before", 2),
     ("pairs", "before", 3),
-    ("record", "before", 2),
     ("manifest", "before", 1),
 }
 

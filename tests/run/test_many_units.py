@@ -85,6 +85,7 @@ def _step(step: str, out: Path, units: int = UNITS) -> int:
 # ---- a whole job ----
 
 
+@pytest.mark.slow
 def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(finished: Path) -> None:
     """None is missing, none is there twice; split after split."""
     shards = Manifest.read(finished).shards

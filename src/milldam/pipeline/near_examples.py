@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,11 @@ def _shown_path(folder: Path, place: Place) -> Path:
 
 
 def _texts(places: set[Place], folder: Path, reading_of: Callable[[int], Reading]) -> dict[Place, str]:
-    there = {place: path for place in places if (path := _shown_path(folder, place)).exists()}
-    found = {place: path.read_text(encoding="utf-8") for place, path in there.items()}
+    found = dict[Place, str]()
+    for place in places:
+        # What is lost or damaged is read from the input again.
+        with suppress(OSError, UnicodeDecodeError):
+            found[place] = _shown_path(folder, place).read_text(encoding="utf-8")
     return found | read_texts(places - found.keys(), reading_of)
 
 

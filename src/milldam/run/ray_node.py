@@ -67,7 +67,8 @@ class Hand:
         try:
             self._started()(assignment, lambda kind, value: told.put((kind, value)))
         except MilldamError as error:
-            told.put((ERROR, error))
+            gone = error.__cause__
+            told.put((ERROR, _unseen(gone) if isinstance(gone, FileNotFoundError) else error))
         except FileNotFoundError as error:
             told.put((ERROR, _unseen(error)))
         except BaseException as error:

@@ -100,11 +100,11 @@ def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | No
     """All documents of a unit. `spool`: a folder for what must go through the disk."""
     try:
         yield from _read_slices(unit, Reading(rules, on_reject, spool))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
         if not gone:
             raise
-        raise InputError(f"{without_secrets(gone[0])}: gone since the input was listed.") from None
+        raise InputError(f"{without_secrets(gone[0])}: gone since the input was listed.") from error
 
 
 def _read_slices(unit: Unit, reading: Reading) -> Iterator[Batch]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.kit.feed_training import sample_digests
+from tests.kit.feed_training import feed_digests, sample_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import dropped_documents, fresh_texts
 from tests.kit.quick import first_quick
 
 import milldam
-from milldam import ConfigError, Feed
+from milldam import ConfigError
 
 
 def with_copies(count: int) -> list[str]:
@@ -39,13 +40,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def digests(feed: Feed, batches: int | None = None, **options: Any) -> list[str]:
-    found: list[str] = []
-    for number, batch in enumerate(feed.windows(32, split="train").batches(8, **{"shuffle": False} | options), start=1):
-        found += sample_digests(batch)
-        if number == batches:
-            break
-    return found
+digests = partial(feed_digests, split="train", shuffle=False)
 
 
 def records_of(store: Path) -> bytes:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.kit.feed_training import sample_digests
+from tests.kit.feed_training import feed_digests, sample_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import fresh_texts
 from tests.kit.quick import first_quick
 
 import milldam
-from milldam import Feed, MilldamError
+from milldam import MilldamError
 
 OLD = fresh_texts(300, 0, words=(40, 80))
 NEW = fresh_texts(3000, 1, words=(40, 80))
@@ -44,13 +45,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def digests(feed: Feed, batches: int | None = None, **options: Any) -> list[str]:
-    found: list[str] = []
-    for number, batch in enumerate(feed.windows(32, split="train").batches(8, seed=3, **options), start=1):
-        found += sample_digests(batch)
-        if number == batches:
-            break
-    return found
+digests = partial(feed_digests, split="train")
 
 
 @pytest.mark.parametrize("workers", first_quick([2, 1]))

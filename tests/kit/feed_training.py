@@ -23,6 +23,18 @@ def sample_digests(batch: Any) -> list[str]:
     return [xxhash.xxh3_64_hexdigest(np.concatenate(pair).tobytes()) for pair in zip(*batch, strict=True)]
 
 
+def feed_digests(
+    feed: milldam.Feed, batches: int | None = None, *, split: str | None = None, **options: Any
+) -> list[str]:
+    """Of the samples of some batches, or of all."""
+    found: list[str] = []
+    for number, batch in enumerate(feed.windows(32, split=split).batches(8, **{"seed": 3} | options), start=1):
+        found += sample_digests(batch)
+        if number == batches:
+            break
+    return found
+
+
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
     steps, state = Path(settings["steps"]), Path(settings["state"])

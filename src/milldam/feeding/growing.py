@@ -25,7 +25,7 @@ from milldam.loader.stores import Store, token_file
 from milldam.run.identity import Identity
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
-from milldam.run.units import UnitList
+from milldam.run.units import Keys, UnitList
 from milldam.sealed import has_size
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
@@ -46,10 +46,12 @@ class GrowingParts:
         units = UnitList(run_folder, "units")
         if len(units) != planned.units:
             raise MismatchError(f"{order.out}: is being redone. Open the data again.")
-        # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
-        keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
+        keys: Keys
         if planned.in_order:
             keys = known_keys(run_folder, planned.identity, planned.units)
+        else:
+            # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
+            keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)

@@ -84,7 +84,7 @@ class Deciding:
         """Decide on the units whose turn it is."""
         while self.keys.known < len(self.keys):
             number = self.keys.known
-            unit: Unit = self._folder.units.at(number, Unit.from_json)
+            unit = self._folder.units.at(number, Unit.from_json)
             if unit.origin not in self._prints:
                 return
             if not unit.copy:
@@ -142,7 +142,7 @@ class UnitsInOrder:
         raise NothingYetError
 
     def _is_to_print(self, number: int) -> bool:
-        unit: Unit = self._folder.units.at(number, Unit.from_json)
+        unit = self._folder.units.at(number, Unit.from_json)
         return not unit.copy and number not in self._prints
 
 

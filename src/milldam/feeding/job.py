@@ -85,6 +85,7 @@ class FeedJob(TokenJob):
         from milldam.feeding.in_order import InOrder, InOrderTask, UnitsInOrder
         from milldam.pipeline.deduplicating import RECORDS as PRINTED
         from milldam.pipeline.deduplicating import Deduplication
+        from milldam.pipeline.tokenizing import TokenizeTask
 
         folder = session.folder
         base = folder.units.keys().mixed(self._selected(folder, prepared, {}))
@@ -94,11 +95,14 @@ class FeedJob(TokenJob):
         work = InOrder.of(folder, dedup, keys, (PRINTED, RECORDS))
         Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
         stage = self._tokenize(session, prepared, plan, work.records, dedup, {})
-        tokenize = self._tokenize_task(folder, prepared, plan, dedup)
+        assert isinstance(stage.task, TokenizeTask)
 
         def assign(number: int) -> Assignment:
             to_print = number - plan.units
-            return stage.assign(number) if to_print < 0 else Assignment(_unit(folder, to_print), base[to_print])
+            if to_print >= 0:
+                return Assignment(folder.units.at(to_print, Unit.from_json), base[to_print])
+            to_tokenize: Assignment = stage.assign(number)
+            return to_tokenize
 
         def keep(record: Record) -> None:
             _require_input(folder, work.number_of(record))
@@ -106,7 +110,7 @@ class FeedJob(TokenJob):
 
         return replace(
             stage,
-            task=InOrderTask.of(dedup.fingerprint_task(plan.threads), tokenize, work.deciding.drops),
+            task=InOrderTask.of(dedup.fingerprint_task(plan.threads), stage.task, work.deciding.drops),
             units=UnitsInOrder(folder, work.deciding, work.prints, work.records),
             assign=assign,
             keep=keep,
@@ -179,14 +183,9 @@ class DemandedUnits:
 def _require_input(folder: RunFolder, number: int | None) -> None:
     """Before what was made of a unit is recorded: refuse it if its input is no longer what was planned."""
     assert number is not None
-    for slice in _unit(folder, number).slices:
+    for slice in folder.units.at(number, Unit.from_json).slices:
         if not is_as_listed(slice.path, slice.state):
             raise InputError(
                 f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
                 "Open the data again to train on the input as it is now."
             )
-
-
-def _unit(folder: RunFolder, number: int) -> Unit:
-    unit: Unit = folder.units.at(number, Unit.from_json)
-    return unit

@@ -221,7 +221,7 @@ class ExportJob:
         made: dict[str, list[dict[str, Any]]] = {split: [] for split in split_parts(self._export.store)}
         for number, record in records.in_plan_order():
             if record.last:
-                file: OutputFile = folder.units.at(number, lambda value: OutputFile(**value))
+                file = folder.units.at(number, lambda value: OutputFile(**value))
                 facts = {"file": Path(file.name).name, "rows": file.rows, "tokens": file.tokens}
                 made[file.split].append(facts | record.facts["durable"])
         return made

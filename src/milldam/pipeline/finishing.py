@@ -250,7 +250,7 @@ class Finish:
         from milldam.pipeline.near_examples import near_examples
 
         def reading_of(number: int) -> Reading:
-            unit: Unit = self.folder.units.at(number, Unit.from_json)
+            unit = self.folder.units.at(number, Unit.from_json)
             spool = str(self.folder.folder)
             return Reading(unit, self.prepared.sets[unit.dataset], self.config.clean_rules, spool=spool)
 

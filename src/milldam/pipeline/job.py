@@ -260,7 +260,7 @@ class TokenJob:
             dedup = Deduplication(config, config.dedup_rules, session, prepared, first, plan.fitting.cores)
 
             def assign(number: int) -> Assignment:
-                unit = _unit(folder, number)
+                unit = folder.units.at(number, Unit.from_json)
                 return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
 
             yield from dedup.find_drops(readers, plan.fitting.readers(plan.units, judging=True), assign)
@@ -287,7 +287,7 @@ class TokenJob:
             "count",
             task,
             counts.missing(),
-            lambda number: Assignment(_unit(folder, number), counts.keys[number]),
+            lambda number: Assignment(folder.units.at(number, Unit.from_json), counts.keys[number]),
             readers,
             counts.add,
             total=counts.units,
@@ -320,7 +320,7 @@ class TokenJob:
         def assign(number: int) -> Assignment:
             begun = records.begun(number)
             left = None if config.limit is None else config.limit - records.counts["documents"]
-            unit = _unit(folder, number)
+            unit = folder.units.at(number, Unit.from_json)
             parts, batches = (0, 0) if begun is None else (begun.part + 1, begun.facts["batches"])
             prints = None if dedup is None else dedup.keys[unit.origin]
             return Assignment(unit, records.keys[number], parts, batches, left, ranges.get(unit.origin), prints)
@@ -391,11 +391,6 @@ class TokenJob:
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
         return summary
-
-
-def _unit(folder: RunFolder, number: int) -> Unit:
-    unit: Unit = folder.units.at(number, Unit.from_json)
-    return unit
 
 
 # ---- looking ahead ----

@@ -87,7 +87,7 @@ class Judge:
 
             self._drops = DropSet.load(selection.drops, unit.origin)
         self.seen: SeenBefore | None = None
-        # A data set that is a split of its own is not deduplicated.
+        # A dataset that is a split of its own is not deduplicated.
         if selection.seen is not None and rules.split is None:
             self.seen = selection.seen.open()
         self.removals: Removals | None = None

@@ -378,8 +378,7 @@ def _clean_up(folder: RunFolder) -> None:
 
 
 def _unit(folder: RunFolder, number: int) -> WindowUnit:
-    unit: WindowUnit = folder.units.at(number, lambda value: WindowUnit(**value))
-    return unit
+    return folder.units.at(number, lambda value: WindowUnit(**value))
 
 
 def _gather(out: Path, name: str, records: list[Record]) -> None:

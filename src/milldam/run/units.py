@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16
 
 KeyArray = npt.NDArray[np.uint64]
+UnitT = TypeVar("UnitT")
 
 
 class PlannedUnit(Protocol):
@@ -241,7 +242,7 @@ class UnitList:
             for line in lines:
                 yield parse(json.loads(line))
 
-    def at(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
+    def at(self, number: int, parse: Callable[[dict[str, Any]], UnitT]) -> UnitT:
         """One unit, by two reads, which for units in order are mostly from buffers."""
         if self._opened is None:
             self._opened = self._entries.open("rb"), self._lines.open("rb", buffering=_BUFFER_BYTES)

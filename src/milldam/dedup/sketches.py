@@ -28,6 +28,7 @@ from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import Hashes, Int64s, OpenText, is_giant, pieces, shingle, slices
 from milldam.errors import StoreError
 from milldam.files import NewFile
+from milldam.native import kernel
 
 MOST = 1 << 14
 Values = npt.NDArray[np.uint32]
@@ -213,6 +214,9 @@ def _runs(starts: Int64s, counts: Int64s) -> Int64s:
     return places
 
 
+_COMPARED = (np.uint32, np.int64, np.int64, np.int64, np.int64, np.uint32, int, np.int64, np.int64)
+
+
 class Sets:
     """The sketches of some documents, end to end."""
 
@@ -223,6 +227,10 @@ class Sets:
     def compare(self, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
         """(hashes in both, hashes in one or both) of pairs of documents, below the bound that both are complete to."""
         bounds = np.minimum(self._complete_to(first), self._complete_to(second))
+        if compare := kernel("compare_sets", *_COMPARED):
+            common, either = np.empty((2, len(first)), np.int64)
+            compare(self._values, self._starts, self._counts, first, second, bounds, len(first), common, either)
+            return common, either
         one, other = self._keys(first, bounds), self._keys(second, bounds)
         both = np.concatenate((one, other))
         both.sort(kind="stable")  # two runs in order are merged, at a tenth of the time of sorting

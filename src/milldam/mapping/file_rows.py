@@ -130,7 +130,11 @@ class FilePlan:
         self.needs_spooling = self._inputs.has_stdin
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         self.left_out = ""
-        self.columns = self._columns()
+        file, wanted = next(self._inputs.files(), None), self._options.columns
+        there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
+        if file is not None and (there or file.format not in ("jsonl", "json")):
+            require_columns(wanted, there, without_secrets(file.path))
+        self.columns = list(wanted) if wanted is not None else there or None
         self._counted: list[int] = []
 
     # ---- what it reads ----
@@ -159,14 +163,6 @@ class FilePlan:
         file = next(self.files(), None)
         is_table = file is not None and file.format in ("parquet", "arrow")
         return open_schema(whole(file), str(self.spool_folder)) if file is not None and is_table else None
-
-    def _columns(self) -> list[str] | None:
-        """The columns of the first file. Raises InputError when one that is wanted is not there."""
-        file, wanted = next(self._inputs.files(), None), self._options.columns
-        there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
-        if file is not None and (there or file.format not in ("jsonl", "json")):
-            require_columns(wanted, there, without_secrets(file.path))
-        return list(wanted) if wanted is not None else there or None
 
     def _made_spool_folder(self) -> str:
         """Tables are unpacked into it."""
@@ -255,7 +251,10 @@ class FilePlan:
             start, stop = max(0, first - position), min(count, last - position)
             if known or start < stop:
                 part = None if known or (start, stop) == (0, count) else (int(start), int(stop))
-                yield self._cut(unit, index, part, int(position + start - first))
+                place = unit.place if part is None else unit.place | {"rows": list(part)}
+                numbered = int(position + start - first) if self._options.numbered else None
+                key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
+                yield RowUnit(index, key, unit.size, place, numbered)
                 index += 1
             position += count
 
@@ -272,12 +271,6 @@ class FilePlan:
         if number == len(self._counted):
             self._counted.append(self._files.count(_slices_of(unit), self._options.room))
         return self._counted[number]
-
-    def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:
-        place = unit.place if part is None else unit.place | {"rows": list(part)}
-        numbered = first_row if self._options.numbered else None
-        key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
-        return RowUnit(index, key, unit.size, place, numbered)
 
 
 def _hash(value: Any) -> str:

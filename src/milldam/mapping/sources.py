@@ -223,7 +223,11 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
             "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
         )
     if isinstance(source, pa.Table | pa.RecordBatch):
-        stream = _held_stream("the table", lambda: [source], _hash_table(source), options)
+        # A hash of the content as Arrow writes it; equal tables in other chunks have another one.
+        digest = xxhash.xxh3_128(source.schema.serialize())
+        for batch in source.to_batches() if isinstance(source, pa.Table) else [source]:
+            digest.update(batch.serialize())
+        stream = _held_stream("the table", lambda: [source], digest.hexdigest(), options)
         return replace(stream, columns=tuple(source.schema.names), schema=source.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
         return _held_stream("the list", lambda: source, _hash_rows(source), options)
@@ -265,14 +269,6 @@ def _hash_rows(rows: Sequence[dict[str, Any]]) -> str | None:
             digest.update(pickle.dumps(row, protocol=5))
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
-    return digest.hexdigest()
-
-
-def _hash_table(table: pa.Table | pa.RecordBatch) -> str:
-    """A hash of the content as Arrow writes it; equal tables in other chunks have another one."""
-    digest = xxhash.xxh3_128(table.schema.serialize())
-    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        digest.update(batch.serialize())
     return digest.hexdigest()
 
 

@@ -135,7 +135,10 @@ def _write_frames(folder: Path, stream: Stream) -> None:
         for batch in frames_of(stream.rows(), stream.name):
             if not row_count(batch):
                 continue
-            frame = _frame(batch)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            frame = memoryview(sink.getvalue())
             digest = xxhash.xxh3_128_hexdigest(frame)
             data.write(frame)
             lines.write(json.dumps([len(frame), batch.num_rows, digest]).encode() + b"\n")
@@ -144,13 +147,6 @@ def _write_frames(folder: Path, stream: Stream) -> None:
         facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": stream.fingerprint}
         files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
     write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})
-
-
-def _frame(batch: pa.RecordBatch) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
 
 
 # ---- disk to rows ----

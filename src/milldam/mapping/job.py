@@ -164,7 +164,7 @@ class MapJob:
         folder, changed = session.folder, _changes(session.folder, prepared)
         if prepared.source.needs_spooling:
             session.enter("read")
-            prepared.source.spool(None)
+            prepared.source.spool()
         if folder.task is None:
             folder.stage(prepared.source.units())
         is_new = folder.is_new()

@@ -116,11 +116,8 @@ class TokenJob:
 
     kind = TOKENS
 
-    def __init__(
-        self, config: Config, *, report: bool = True, request: str | None = None, compares: bool = False
-    ) -> None:
-        """`compares`: the folder has the manifest alone, and the tokens lie elsewhere."""
-        self._config, self._report, self._request, self._compares = config, report, request, compares
+    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
+        self._config, self._report, self._request = config, report, request
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
 
     # ---- in job arrays ----
@@ -386,7 +383,7 @@ class TokenJob:
         return summary
 
     def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary | None:
-        if not self._compares and not has_every_file(session.folder.out, TOKENS):
+        if not has_every_file(session.folder.out, TOKENS):
             return None
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)

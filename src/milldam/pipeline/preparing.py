@@ -150,7 +150,7 @@ class Preparation:
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config, self._folder = config, folder
-        self._resolved = self._resolve_all()
+        self._resolved = [_resolve(one) for one in self._config.sources]
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
         self._evaluation: Evaluation | None = None
@@ -165,7 +165,12 @@ class Preparation:
             self._index = IndexLookup(config, config.index_rules)
 
     def prepare(self) -> Prepared:
-        self._try_rules()
+        # What rules name must be there: functions, the language model.
+        preload_rules(self._config.filters, self._config.clean_rules)
+        if self._config.filters.language is not None:
+            from milldam.filters.language import unload_model
+
+            unload_model()
         input_identity = self.list_input()
         shard_size = shard_size_of(self._config)
         sources = self.look_up_sources()
@@ -176,14 +181,6 @@ class Preparation:
         release()
         return dataclasses.replace(prepared, tokenizer_state=state)
 
-    def _try_rules(self) -> None:
-        """What rules name must be there: functions, the language model."""
-        preload_rules(self._config.filters, self._config.clean_rules)
-        if self._config.filters.language is not None:
-            from milldam.filters.language import unload_model
-
-            unload_model()
-
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
@@ -191,9 +188,6 @@ class Preparation:
         if self._index is not None:
             return self._index.with_state(state)
         return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
-
-    def _resolve_all(self) -> list[list[Resolved]]:
-        return [_resolve(one) for one in self._config.sources]
 
     def _heads(self, number: int) -> Iterator[InputFile]:
         """Files of a dataset whose heads can be looked at."""

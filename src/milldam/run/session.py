@@ -138,7 +138,14 @@ class Session:
             on_part(event.value)
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
-            self._snapshot.workers[event.worker] = _worker_status(event)
+            told = event.value
+            self._snapshot.workers[event.worker] = {
+                "pid": event.pid,
+                "unit": event.unit,
+                "time": time.time(),
+                "anonymous_bytes": told["anonymous_bytes"],
+                **told["counts"],
+            }
         elif event.kind == MEMORY:
             self.monitor.note(event.host, event.pid, event.value)
         elif event.kind == DONE:
@@ -187,17 +194,6 @@ class Session:
             anonymous_bytes=self.monitor.now.anonymous,
             elapsed=time.monotonic() - self._stage_started,
         )
-
-
-def _worker_status(event: Event) -> dict[str, Any]:
-    told = event.value
-    return {
-        "pid": event.pid,
-        "unit": event.unit,
-        "time": time.time(),
-        "anonymous_bytes": told["anonymous_bytes"],
-        **told["counts"],
-    }
 
 
 @contextlib.contextmanager

@@ -20,9 +20,8 @@ from milldam.errors import ConfigError, MismatchError, ResourceError
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.reading import Way, open_reader
 from milldam.packing import row_shards
-from milldam.packing.best_fit import best_fit_rows
+from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.boundaries import read_boundaries
-from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
 from milldam.packing.rules import PackingRules
 from milldam.stores.tokens import ShardWriter, Store, open_store

@@ -25,11 +25,11 @@ from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, TimeSteps, WindowSamples
-from milldam.qa.features import Features
 from milldam.qa.lanes import Lanes
 from milldam.qa.selection import CELL, Selection
 from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen
+from milldam.qa.windows import Features
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest
 from milldam.stores.features.reader import FeatureStore

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.feeding.demand import is_alive
-from milldam.loader.parts import splits_asked
+from milldam.loader.unit_order import splits_asked
 from milldam.run.units import KnownKeys
 from milldam.sealed import read_sealed, seal_file
 

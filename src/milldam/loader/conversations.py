@@ -26,15 +26,23 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import Documents, require_documents
-from milldam.loader.length_groups import LengthGrouped
-from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.boundaries import (
+    NO_LOSS,
+    Documents,
+    Labels,
+    Losses,
+    TrainedTokens,
+    Wanted,
+    all_trained,
+    mask_labels,
+    require_documents,
+)
+from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.row_index import TooLongDocuments
 from milldam.loader.samples import NoSamplesError, StreamSamples, at_least
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import NO_LOSS, Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
 from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
 
 if TYPE_CHECKING:

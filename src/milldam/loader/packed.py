@@ -33,14 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import document_lengths, require_documents
+from milldam.loader.boundaries import NO_LOSS, document_lengths, mark, mask_labels, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, Way
 from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
-from milldam.loader.trained import NO_LOSS, mark, mask_labels
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 
 if TYPE_CHECKING:

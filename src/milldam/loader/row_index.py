@@ -29,8 +29,7 @@ from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Pieces, Rows
+from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows
 from milldam.packing.row_shards import IndexColumns
 from milldam.stores.tokens.format import Index
 

@@ -19,7 +19,7 @@ import numpy as np
 from milldam.files import NewFile, explain_os_errors
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.loader.stream import TokenStream
-from milldam.packing.pieces import Pieces, Rows
+from milldam.packing.best_fit import Pieces, Rows
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, VERSION, Int64s
 from milldam.stores.tokens.manifest import Shard
 from milldam.stores.tokens.writer import commit_shard

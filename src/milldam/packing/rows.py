@@ -19,8 +19,7 @@ from milldam.files import explain_os_errors, remove_temporaries, sync_folder, wr
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Rows, wrapped_rows
+from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.row_shards import RowForm, write_shards
 from milldam.packing.rules import PackingRules
 from milldam.stores.tokens.format import MAX_SEQUENCE

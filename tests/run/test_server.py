@@ -20,7 +20,7 @@ from tests.run.test_executors import run, values, workers_left
 from milldam.errors import WorkerError
 from milldam.memory import Inherited, shared_bytes, usage
 from milldam.run.local import LocalExecutor
-from milldam.run.process_tree import ProcessTree
+from milldam.run.monitor import ProcessTree
 from milldam.run.tasks import CRASH, DONE, Event
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")

@@ -4,16 +4,13 @@ npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is ope
 foreign      a file as training sees it where it lies
 flat         what npy, nanogpt and megatron have in common: one large file of tokens
 rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
-columns      what hf and parquet have in common: a column of Arrow
-masks        the columns that say what is trained on
+columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
 samples      what mds and litdata have in common: a file of samples
-reading      a file to import, and what is said of it
 documents    blocks of tokens -> documents -> shards
 writing      a file to export, and what writing it needs to know
 finding      what the user names -> the files to import
-jobs         what import and export have in common as jobs
 importing, import_units      the job of import, and the work on its units
-exporting, export_place      the job of export, and where its files go
+exporting                    the job of export, and where its files go
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
 makes the same bytes. What was made from something else or with other options is never mixed in.

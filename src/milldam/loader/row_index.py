@@ -30,7 +30,7 @@ from milldam.loader.boundaries import document_lengths
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows
-from milldam.packing.row_shards import IndexColumns
+from milldam.packing.rows import IndexColumns
 from milldam.stores.tokens.format import Index
 
 ALGORITHM = 1

@@ -2,7 +2,6 @@
 
 rules        the settings
 best_fit     document lengths -> pieces -> rows: by best fit decreasing, padded; or end to end (wrapped)
-rows         what comes of it: the figures alone, or the rows on disk
-row_shards   rows of pieces -> shards of a store
+rows         what comes of it: the figures alone, or the rows on disk as shards of a store
 boundaries   position ids and cu_seqlens of written rows
 """

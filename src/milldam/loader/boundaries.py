@@ -256,9 +256,6 @@ class TrainedTokens:
         # begins_at: where the begins of each file's documents lie; pairs_at: and its pairs
         self._begins_at = begins // _WIDTH
         self._pairs_at = self._begins_at + np.diff(self._firsts) + 1
-        self._check_files(files)
-
-    def _check_files(self, files: list[TokenFile]) -> None:
         sizes = np.array([file.tokens for file in files]) // _WIDTH - np.diff(self._firsts) - 1
         # What lies behind a file that is too short is that of the next one.
         if (sizes < 0).any() or (sizes % 2).any() or (self._numbers[self._pairs_at - 1] * 2 != sizes).any():

@@ -3,21 +3,6 @@
 Every order is a function of seed, epoch and place, so it can be entered anywhere and holds next to nothing. In every
 epoch each sample comes exactly once.
 
-Samples of like length together: batches that are padded to their longest sample waste little.
-
-An order is cut into windows of `_GROUPS` groups; the samples of a window are sorted by length, cut into groups, and
-the groups are shuffled. So batches differ in length at random, and what comes at a place follows from seed, epoch and
-place alone: not from batch size or ranks. Holds the numbers of four windows.
-
-Shuffled so that whole shards are read one window after another: for data that comes through a cache.
-
-A window is `WINDOW_SHARDS` shards that lie side by side; windows come in random order, and the samples of a window in
-any order. Where windows begin differs from epoch to epoch. The few samples that go over the end of a window's last
-shard come last in it, so that one more shard is touched once, and not all the while: an epoch fetches about
-1 + 1 / WINDOW_SHARDS times the data, whatever the cache holds beyond one window.
-
-The order follows from the data, the seed and the epoch alone: the same for a store here and at an address, and for any
-cache. Holds two numbers for each shard; about 0.2 ms for each when it is made.
 """
 
 from __future__ import annotations
@@ -192,15 +177,12 @@ class BlockShuffled(Stateless):
         stop = first + self._window_size(window)
         begins = np.arange(first, stop, self._block)
         counts = np.minimum(begins + self._block, stop) - begins
-        return epoch * self._samples + stop, _unwrap(self._sample(epoch, begins), counts, self._samples)
-
-
-def _unwrap(firsts: Int64s, counts: Int64s, samples: int) -> Stretches:
-    """Cut the stretch that goes over the last sample to the first."""
-    over = np.maximum(firsts + counts - samples, 0)
-    wrapped = over > 0
-    firsts = np.concatenate((firsts, np.zeros(int(wrapped.sum()), np.int64)))
-    return Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
+        # Cut the stretch that goes over the last sample to the first.
+        firsts = self._sample(epoch, begins)
+        over = np.maximum(firsts + counts - self._samples, 0)
+        wrapped = over > 0
+        firsts = np.concatenate((firsts, np.zeros(int(wrapped.sum()), np.int64)))
+        return epoch * self._samples + stop, Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
 
 
 def _kept(make: Callable[[int], Permutation]) -> Callable[[int], Permutation]:
@@ -231,9 +213,17 @@ _GROUP_SEED = 5
 
 
 class LengthGrouped(Stateless):
-    """An order with samples of like length in groups of `group`."""
+    """An order with samples of like length together, so that batches padded to their longest sample waste little.
 
-    def __init__(self, order: Order, samples: int, seed: int, group: int, lengths: Callable[[Int64s], Int64s]) -> None:
+    The samples of every `_GROUPS` groups of places are sorted by length and cut into groups of `group`, which come in
+    random order (`seed`; None: from short to long). Groups begin at multiples of `group` of all places, over the
+    epochs' borders too, so a step of all ranks that divides or is a multiple of a group takes groups whole. What fills
+    no group, at an epoch's begin and end, stays as it is. Holds the numbers of four windows.
+    """
+
+    def __init__(
+        self, order: Order, samples: int, seed: int | None, group: int, lengths: Callable[[Int64s], Int64s]
+    ) -> None:
         self._order, self._samples, self._seed, self._group = order, samples, seed, group
         self._lengths = lengths
         self._windows = lru_cache(maxsize=4)(self._sorted)
@@ -242,20 +232,27 @@ class LengthGrouped(Stateless):
         return by_group(places, self._samples, self._in_epoch)
 
     def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
-        return by_group(places, _GROUPS * self._group, lambda window, inside: self._windows(epoch, window)[inside])
+        size = _GROUPS * self._group
 
-    def _sorted(self, epoch: int, window: int) -> Int64s:
-        """The numbers of a window, groups of like length in random order; what fills no group comes last."""
-        first = window * _GROUPS * self._group
-        stop = min(first + _GROUPS * self._group, self._samples)
-        numbers = self._order.numbers(epoch * self._samples + np.arange(first, stop))
-        numbers = numbers[self._lengths(numbers).argsort(kind="stable")]
-        groups = len(numbers) // self._group
-        if groups:
-            order = Permutation(groups, mix(self._seed, epoch, _GROUP_SEED, window))(np.arange(groups))
-            grouped = groups * self._group
-            numbers[:grouped] = numbers[:grouped].reshape(groups, self._group)[order].reshape(-1)
-        return numbers
+        def in_window(window: int, inside: Int64s) -> Int64s:
+            first, numbers = self._windows(epoch, window)
+            return numbers[inside + window * size - first]
+
+        return by_group(places + epoch * self._samples, size, in_window)
+
+    def _sorted(self, epoch: int, window: int) -> tuple[int, Int64s]:
+        """The first place of a window in an epoch, and its numbers."""
+        size, group = _GROUPS * self._group, self._group
+        first = max(epoch * self._samples, window * size)
+        numbers = self._order.numbers(np.arange(first, min((epoch + 1) * self._samples, (window + 1) * size)))
+        lead = min(-first % group, len(numbers))
+        groups = (len(numbers) - lead) // group
+        inside = slice(lead, lead + groups * group)
+        table = numbers[inside][self._lengths(numbers[inside]).argsort(kind="stable")].reshape(groups, group)
+        if self._seed is not None:
+            table = table[Permutation(groups, mix(self._seed, epoch, _GROUP_SEED, window))(np.arange(groups))]
+        numbers[inside] = table.reshape(-1)
+        return first, numbers
 
 
 WINDOW_SHARDS = 4
@@ -301,7 +298,14 @@ class _Epoch:
 
 
 class ShardShuffled(Stateless):
-    """Windows of neighbouring shards in random order; of the samples of a window, any order."""
+    """Windows of neighbouring shards in random order; of the samples of a window, any order: for data that comes
+    through a cache.
+
+    Where windows begin differs from epoch to epoch. The few samples that go over the end of a window's last shard come
+    last in it, so that one more shard is touched once, and not all the while: an epoch fetches about
+    1 + 1 / WINDOW_SHARDS times the data. The order is the same for a store here and at an address, and for any cache.
+    Holds two numbers for each shard; about 0.2 ms for each when it is made.
+    """
 
     def __init__(self, files: Sequence[TokenFile], samples: int, seed: int, extent: Extent) -> None:
         self._samples, self._seed, self._extent = samples, seed, extent

@@ -111,12 +111,11 @@ def export(
     >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").counts["tokens"] == store.tokens
     True
     """
+    given = {name: value for name, value in locals().items() if name != "store"}
     from milldam.config.checking import checked_settings
     from milldam.formats.exporting import ExportSettings, run_export
 
-    given: dict[str, object] = {"to": to, "out": out, "split": split, "seq_len": seq_len, "dtype": dtype}
-    given |= {"shard_size": shard_size, "memory": memory, "workers": workers, "executor": executor, "address": address}
-    return run_export(store, checked_settings(ExportSettings, given | {"overwrite": overwrite}))
+    return run_export(store, checked_settings(ExportSettings, given))
 
 
 def import_tokens(
@@ -165,21 +164,10 @@ def import_tokens(
     >>> milldam.import_tokens("train.bin", "imported.milldam", eos=0, tokenizer="tokenizer/")
     Store('imported.milldam': 91 documents, 23,862 tokens, uint16)
     """
+    given = {**locals()}
     from milldam.config.checking import checked_settings
     from milldam.formats.importing import ImportSettings, run_import
     from milldam.loader.stores import Store
 
-    given: dict[str, object] = {"source": source, "out": out, "format": format}
-    given |= {
-        "tokenizer": tokenizer,
-        "column": column,
-        "masks": masks,
-        "eos": eos,
-        "bos": bos,
-        "dtype": dtype,
-        "split": split,
-    }
-    given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
-    given |= {"executor": executor, "address": address, "overwrite": overwrite}
     run_import(checked_settings(ImportSettings, given))
     return Store(Path(out))

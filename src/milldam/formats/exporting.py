@@ -48,7 +48,7 @@ from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.tasks import PART, Report, Work
-from milldam.sealed import read_sealed, write_sealed
+from milldam.sealed import has_size, read_sealed, write_sealed
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 
@@ -88,7 +88,7 @@ class Place:
         made, folder = self.made(), self.out if self._is_folder else self.out.parent
         if not made.get("sizes") or made.get("settings") != identity.settings:
             return False
-        return all(_size(folder / name) == size for name, size in made["sizes"].items())
+        return all(has_size(folder / name, size) for name, size in made["sizes"].items())
 
     def refuse_existing(self, *, overwrite: bool) -> None:
         """Nothing is replaced unasked, and no folder that is not ours even then."""
@@ -110,7 +110,7 @@ class Place:
         """What was made and waits for its name is no longer all there: then it is not finished."""
         record = read_json(self.work / RECORD_NAME) if (self.work / RECORD_NAME).exists() else {"sizes": {}}
         places = (self.files, self.out if self._is_folder else self.out.parent)
-        if not all(any(_size(one / name) == size for one in places) for name, size in record["sizes"].items()):
+        if not all(any(has_size(one / name, size) for one in places) for name, size in record["sizes"].items()):
             (self.work / RECORD_NAME).unlink()
 
     def publish(self) -> None:
@@ -149,13 +149,6 @@ class Place:
         for path in waiting:
             (self.files / path.name).rename(path)
             sync_folder(self.out.parent)
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def sizes_below(folder: Path) -> dict[str, int]:

@@ -339,16 +339,10 @@ class _Numbering:
             self._left_out = np.concatenate(left_out)
 
     def told_too_long(self) -> str:
-        found, rules = self.too_long, self._rules
-        if not found.documents:
-            return ""
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there"}[rules.too_long]
+        rules = self._rules
         pairs = ", with the pairs that they are of" if self._each > 1 and rules.too_long == "drop" else ""
-        return (
-            f"{found.documents:,} of {found.of_documents:,} documents are longer than max_tokens={rules.max_tokens:,} "
-            f"and are {became}{pairs} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use more "
-            "max_tokens, or another too_long: drop, cut or refuse."
-        )
+        found = self.too_long
+        return found.told("max_tokens", rules.max_tokens, rules.too_long, also=pairs) if found.documents else ""
 
     def __len__(self) -> int:
         return self._count - len(self._left_out)

@@ -134,13 +134,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def told_too_long(self) -> str:
         """How many documents are too long, and what to do about it."""
-        found, rules = self.too_long, self.rules
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[rules.too_long]
-        return (
-            f"{found.documents:,} of {found.of_documents:,} documents are longer than seq_len={rules.seq_len:,} and "
-            f"are {became} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use a longer seq_len, or "
-            "another too_long: drop, cut, split or refuse."
-        )
+        return self.too_long.told("seq_len", self.rules.seq_len, self.rules.too_long)
 
     @property
     def identity(self) -> State:

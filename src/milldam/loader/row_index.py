@@ -103,6 +103,16 @@ class TooLongDocuments:
     of_documents: int = 0
     """How many documents there are."""
 
+    def told(self, limit: str, most: int | None, too_long: str, *, also: str = "") -> str:
+        """What becomes of them, and what to do about it. `limit`: the setting that says how long is too long."""
+        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
+        others = "drop, cut, split or refuse" if limit == "seq_len" else "drop, cut or refuse"
+        return (
+            f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are "
+            f"{became}{also} ({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or "
+            f"another too_long: {others}."
+        )
+
 
 def count_too_long(documents: Iterator[Int64s], most: int) -> TooLongDocuments:
     """Those of more tokens than so many; a look at all lengths, some milliseconds for a million."""

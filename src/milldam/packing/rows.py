@@ -32,6 +32,7 @@ from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.rules import PackingRules
+from milldam.sealed import has_size
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 from milldam.stores.tokens.writer import commit_shard
@@ -322,12 +323,7 @@ def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folde
     same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
     if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
         return False
-    files = {f"{shard.name}.bin": shard.bin for shard in found.shards}
-    files |= {f"{shard.name}.idx": shard.idx for shard in found.shards}
-    return all(
-        (folder / name).is_file() and (folder / name).stat().st_size == record["bytes"]
-        for name, record in files.items()
-    )
+    return all(has_size(folder / name, record["bytes"]) for name, record in found.files())
 
 
 def _from_dict(figures: dict[str, Any]) -> Packed:

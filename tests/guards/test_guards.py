@@ -95,7 +95,7 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 GROUND = {
     "errors": set(), "files": {"errors"}, "checked": {"errors"}, "sealed": {"errors", "files"},
     "input_files": {"checked", "errors", "files", "stores"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "text": {"errors"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
@@ -300,7 +300,7 @@ def test_messages_outside_the_command_line_name_settings_not_options() -> None:
     """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
     option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
     command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
-    scripts = {"run.array_jobs", "loader.opening", "config.loading", "hub.card", "dedup.index"}
+    scripts = {"run.array_jobs", "loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
     found = []
     for name, path in MODULES.items():
         if room(name) == "cli" or name.removeprefix("milldam.") in scripts:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from milldam.errors import ConfigError
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
+from milldam.text.arrays import character_counts
 from milldam.text.user_functions import FAILED, UserFunction
 from milldam.text.verdicts import Verdicts
 
@@ -71,7 +72,7 @@ class Filters:
         """Mark what is dropped. `characters`: the true lengths, where a text is only the head of its document."""
         if self._rules.min_characters is not None or self._rules.max_characters is not None:
             if characters is None:
-                characters = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+                characters = character_counts(texts)
             _mark(verdicts, character_faults(characters, self._rules))
         if self._rule_sets:
             self._judge_by_layout(texts, verdicts)

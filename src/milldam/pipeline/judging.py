@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.filters.judging import Filters, character_faults
 from milldam.filters.rules import FilterRules
@@ -21,7 +20,7 @@ from milldam.pipeline.shelf import Facts
 from milldam.pipeline.splitting import Chooser, below, split_numbers
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import STAGES
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import character_counts, text_offsets
 from milldam.text.rules import CleanRules
 from milldam.text.verdicts import Verdicts
 
@@ -169,7 +168,7 @@ class Judge:
     def facts(self, texts: pa.LargeStringArray, rows: Any, grouped: pa.LargeStringArray | None = None) -> Facts:
         """`grouped`: what decides on splits, where it is not the texts."""
         sizes = np.diff(text_offsets(texts))
-        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        characters = character_counts(texts)
         keyed = self._staged or (self._shares and self._whole_split is None)
         by = texts if grouped is None else grouped
         keys = self._chooser.split_keys(by) if keyed else np.zeros(len(texts), dtype=np.uint64)

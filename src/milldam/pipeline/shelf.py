@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.files import NewFile
 from milldam.run.records import Files
 from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 from milldam.stores.tokens.writer import Tokens
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import character_counts, text_offsets
 
 STAGED = "_staged"
 """No split can have this name."""
@@ -53,7 +52,7 @@ class Facts:
     def of_sides(self, texts: pa.LargeStringArray, count: int) -> Facts:
         """Those of the `count` texts that each text is made of."""
         each = self.at(np.repeat(np.arange(len(self.keys)), count))
-        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        characters = character_counts(texts)
         return replace(each, text_bytes=np.diff(text_offsets(texts)), characters=characters)
 
     def as_table(self) -> npt.NDArray[Any]:
